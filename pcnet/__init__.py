@@ -1,0 +1,30 @@
+"""pcnet: message-passing predictive coding in generalised coordinates of motion."""
+
+from pcnet import flows, graphs, nodes
+from pcnet.functions import Derived
+from pcnet.graph import Graph
+from pcnet.nodes import ParameterNode, PrecisionNode, SensoryNode, StateNode
+from pcnet.record import Record
+from pcnet.result import Result
+from pcnet.schedule import Act, Clock, Schedule, act, generalised_filtering, odem, states_only
+
+__all__ = [
+    "Act",
+    "Clock",
+    "Derived",
+    "Graph",
+    "ParameterNode",
+    "PrecisionNode",
+    "Record",
+    "Result",
+    "Schedule",
+    "SensoryNode",
+    "StateNode",
+    "act",
+    "flows",
+    "generalised_filtering",
+    "graphs",
+    "nodes",
+    "odem",
+    "states_only",
+]

@@ -1,0 +1,77 @@
+"""Generalised coordinates: shifting orders, embedding samples, and the covariance of smooth noise.
+
+A generalised variable is a tensor (..., orders, dim): value, velocity, acceleration, and so on.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from pcnet.errors import SettingError
+from pcnet.kernels import Kernel
+
+
+def shift_matrix(rows: int, orders: int, dim: int) -> Tensor:
+    """D, which moves every order up by one: (Dx̃)_i = x̃_{i+1}, 0 beyond the last; (rows·dim, orders·dim)."""
+    shift = torch.zeros(rows, orders, dtype=torch.float64)
+    for i in range(min(rows, orders - 1)):
+        shift[i, i + 1] = 1.0
+    return torch.kron(shift, torch.eye(dim, dtype=torch.float64))
+
+
+def temporal_covariance(kernel: Kernel, orders: int) -> Tensor:
+    """Covariance among a smooth noise and its derivatives, S[n,m] = (−1)^n κ^(n+m)(0); (..., orders, orders)."""
+    slopes = [kernel.derivative_at_zero(n) for n in range(2 * orders - 1)]
+    rows = [torch.stack([(-1) ** n * slopes[n + m] for m in range(orders)], -1) for n in range(orders)]
+    return torch.stack(rows, -2)
+
+
+def temporal_precision(kernel: Kernel, orders: int, ridge: float = 0.0) -> Tensor:
+    """S⁻¹ of `temporal_covariance`; (..., orders, orders).
+
+    `ridge` times the mean variance is added to the diagonal of S before it is inverted. S is graded over
+    many powers of the kernel width, so it is scaled to unit diagonal while it is inverted.
+    """
+    covariance = temporal_covariance(kernel, orders)
+    if ridge:
+        mean_variance = covariance.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None]
+        covariance = covariance + ridge * mean_variance * torch.eye(orders, dtype=covariance.dtype)
+    scale = covariance.diagonal(dim1=-2, dim2=-1).rsqrt()
+    scaled = covariance * scale[..., :, None] * scale[..., None, :]
+    return torch.linalg.inv(scaled) * scale[..., :, None] * scale[..., None, :]
+
+
+def backward_differences(y: Tensor, previous: Tensor, dt: Tensor) -> Tensor:
+    """ỹ_0 = y, ỹ_i = (ỹ_{i−1} − previous ỹ_{i−1}) / dt; y (..., dim), previous and ỹ (..., orders, dim)."""
+    rows = [y]
+    for i in range(1, previous.shape[-2]):
+        rows.append((rows[-1] - previous[..., i - 1, :]) / dt)
+    return torch.stack(rows, -2)
+
+
+def taylor_embedding(samples: Tensor, orders: int, at: float, dt: float = 1.0) -> Tensor:
+    """Derivatives at time `at` (in samples, from 0) that make a Taylor series pass through `orders` nearby samples.
+
+    The window is centred on `at` and kept inside the data: the estimate looks ahead by about half of it.
+    samples (..., time, dim) → (..., orders, dim).
+    """
+    length = samples.shape[-2]
+    if orders > length:
+        raise SettingError(f"an embedding of {orders} orders needs at least {orders} samples; there are {length}")
+    position = at + 1.0  # the window rule below is stated for samples counted from one
+    first = math.floor(position - (orders + 1) / 2)
+    window = [first + i for i in range(1, orders + 1)]
+    if window[0] < 1:
+        window = list(range(1, orders + 1))
+    elif window[-1] > length:
+        window = list(range(length - orders + 1, length + 1))
+    offset = min(max(position, 1.0), float(length)) if not 1 <= position <= length else position
+    powers = torch.tensor(
+        [[((s - offset) * dt) ** j / math.factorial(j) for j in range(orders)] for s in window],
+        dtype=samples.dtype,
+        device=samples.device,
+    )
+    return torch.linalg.solve(powers, samples[..., [s - 1 for s in window], :])

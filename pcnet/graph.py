@@ -1,0 +1,176 @@
+"""A model: nodes and the links between them, checked as they are composed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import networkx as nx
+import torch
+
+from pcnet.errors import GraphError
+from pcnet.functions import Function, Plain, as_function
+from pcnet.node import Kind, Link, Node
+from pcnet.schedule import Schedule, odem
+
+if TYPE_CHECKING:
+    from pcnet.record import Record
+    from pcnet.result import Result
+    from pcnet.runner import Live
+
+
+class Graph:
+    """Nodes that exchange predictions and errors.
+
+    >>> graph = Graph()
+    >>> graph.predicts(x, y)             # the state x predicts the sensory node y, by the identity unless given
+    >>> graph.parametrises(a, x)         # a holds the parameters of x's flow
+    >>> graph.weighs(noise_x, x)         # noise_x is the precision of x's error
+    """
+
+    def __init__(self) -> None:
+        self.network: nx.MultiDiGraph[str] = nx.MultiDiGraph()
+        """Node names with attribute `node`, edges from parent to child with attribute `link`."""
+
+    # --- composing ---------------------------------------------------------------------------------------------
+    def predicts(self, parent: Node, child: Node, via: Function | Plain | None = None) -> None:
+        """The parent's state predicts the child through a mapping g(x, θ); the identity unless given."""
+        if any(link.child is child for link in self._links(parent, "predicts")):
+            raise GraphError(f"{parent.name!r} already predicts {child.name!r}")
+        self._connect(Link("predicts", parent, child, as_function(via), None))
+
+    def parametrises(self, parent: Node, child: Node, of: Node | None = None) -> None:
+        """The parent holds the parameters of the child's flow or, with `of`, of the mapping by which it predicts `of`.
+
+        Several parameter nodes of one function are joined in the order in which they are attached.
+        """
+        if of is not None and not any(link.child is of for link in self._links(child, "predicts")):
+            raise GraphError(
+                f"{child.name!r} does not predict {of.name!r}, so {parent.name!r} cannot parametrise that mapping; "
+                f"add graph.predicts({child.name}, {of.name}, via=...) first"
+            )
+        if any(link.child is child and link.of is of for link in self._links(parent, "parametrises")):
+            raise GraphError(f"{parent.name!r} already parametrises {child.name!r}")
+        self._connect(Link("parametrises", parent, child, None, of))
+
+    def weighs(self, parent: Node, child: Node) -> None:
+        """The parent is the precision of the child's error."""
+        for link in self.links:
+            if link.kind == "weighs" and link.child is child:
+                raise GraphError(
+                    f"{child.name!r} already has the precision {link.parent.name!r}; an error has exactly one"
+                )
+        self._connect(Link("weighs", parent, child, None, None))
+
+    def _connect(self, link: Link) -> None:
+        for node in (link.parent, link.child):
+            if not isinstance(node, Node):
+                raise GraphError(f"{node!r} is not a node")
+            known = self.network.nodes.get(node.name)
+            if known is not None and known["node"] is not node:
+                raise GraphError(f"two nodes are called {node.name!r}; names must differ")
+        parent, child = link.parent.name, link.child.name
+        cyclic = parent == child or (
+            parent in self.network and child in self.network and nx.has_path(self.network, child, parent)
+        )
+        if cyclic:
+            raise GraphError(f"{parent!r} {link.kind} {child!r} would close a cycle; predictions must go down only")
+        link.child.as_child(link)
+        link.parent.as_parent(link)
+        for node in (link.parent, link.child):
+            self.network.add_node(node.name, node=node)
+        self.network.add_edge(parent, child, link=link)
+
+    # --- looking -----------------------------------------------------------------------------------------------
+    @property
+    def nodes(self) -> Mapping[str, Node]:
+        """The nodes by name, in the order in which they were added."""
+        return {name: data["node"] for name, data in self.network.nodes(data=True)}
+
+    @property
+    def links(self) -> tuple[Link, ...]:
+        return tuple(data["link"] for _, _, data in self.network.edges(data=True))
+
+    def above(self, node: Node) -> tuple[Link, ...]:
+        return tuple(data["link"] for _, _, data in self.network.in_edges(node.name, data=True))
+
+    def below(self, node: Node) -> tuple[Link, ...]:
+        return tuple(data["link"] for _, _, data in self.network.out_edges(node.name, data=True))
+
+    def __getitem__(self, name: str) -> Node:
+        if name not in self.network:
+            raise GraphError(f"there is no node {name!r}; nodes: {', '.join(self.network)}")
+        node: Node = self.network.nodes[name]["node"]
+        return node
+
+    def _links(self, node: Node, kind: Kind) -> list[Link]:
+        if not isinstance(node, Node) or node.name not in self.network:
+            return []
+        return [link for link in self.below(node) if link.kind == kind]
+
+    def check(self) -> None:
+        """Refuse a graph that cannot run, naming the node and the remedy."""
+        if not self.network:
+            raise GraphError("the graph is empty; add nodes by graph.predicts(state, sensory) and graph.weighs(...)")
+        for node in self.nodes.values():
+            node.check(self.above(node), self.below(node))
+        if not any(node.observes for node in self.nodes.values()):
+            raise GraphError("nothing in the graph observes; add graph.predicts(state, SensoryNode(...))")
+        try:
+            _ = self.batch_shape
+        except RuntimeError:
+            shapes = {node.name: tuple(node.batch_shape) for node in self.nodes.values() if node.batch_shape}
+            raise GraphError(f"the batch dimensions of the nodes' settings do not fit together: {shapes}") from None
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        """The batch dimensions of all settings together."""
+        return torch.broadcast_shapes(*(node.batch_shape for node in self.nodes.values()))
+
+    def __str__(self) -> str:
+        lines = [f"Graph of {len(self.nodes)} nodes"]
+        width = max((len(name) for name in self.nodes), default=0)
+        for name in reversed(list(nx.topological_sort(self.network))):
+            node = self.nodes[name]
+            lines.append(f"  {name:<{width}}  {type(node).__name__:<14} {node.describe()}")
+            for link in self.below(node):
+                of = f"'s prediction of {link.of.name}" if link.of is not None else ""
+                via = f" via {link.function!r}" if link.function is not None and link.kind == "predicts" else ""
+                lines.append(f"  {'':<{width}}    {link.kind} {link.child.name}{of}{via}")
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+    # --- running -----------------------------------------------------------------------------------------------
+    def start(
+        self,
+        schedule: Schedule | None = None,
+        *,
+        record: Record | Iterable[str] | None = None,
+        dtype: torch.dtype = torch.float64,
+        device: torch.device | str = "cpu",
+    ) -> Live:
+        """A run that takes one observation at a time: `live.step(y)`."""
+        from pcnet.runner import Live
+
+        return Live(self, schedule or odem(), record=record, dtype=dtype, device=torch.device(device))
+
+    def run(
+        self,
+        observations: Any,
+        schedule: Schedule | None = None,
+        *,
+        record: Record | Iterable[str] | None = None,
+        dtype: torch.dtype = torch.float64,
+        device: torch.device | str = "cpu",
+        progress: bool | None = None,
+    ) -> Result:
+        """Run over all observations and return what was recorded.
+
+        observations: (..., T, dim), or any iterable of (..., dim); a mapping from names to these where there are
+        several sensory nodes. schedule: `odem()` unless given. record: what to keep; see `pcnet.Record`.
+        progress: a bar on standard error; by default if that is a terminal.
+        """
+        live = self.start(schedule, record=record, dtype=dtype, device=device)
+        live.run(observations, progress=progress)
+        return live.result()

@@ -1,0 +1,1 @@
+"""Ready-made graphs, each with its schedule."""

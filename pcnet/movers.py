@@ -1,0 +1,175 @@
+"""How a node moves: swappable rules that turn gradients and curvatures into steps.
+
+A run works with rules that `pcnet.node.Start.lay_out` has laid out for its batch, dtype and device.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pcnet.linalg import exponential_step, log_abs_det
+from pcnet.settings import Fraction, Numbers, Positive, number, settings
+
+
+def column(value: Tensor, trailing: int) -> Tensor:
+    """A laid-out setting, one number or one for each batch element, shaped to multiply (B, *trailing)."""
+    return value if value.dim() == 0 else value.view(-1, *(1,) * trailing)
+
+
+# --- fast: generalised states -------------------------------------------------------------------------------------
+class Evidence(NamedTuple):
+    """What a state moves by: its mean x̃ (B, n), its own motion Dx̃ (B, n) and the matrix D, gradient and curvature."""
+
+    mean: Tensor
+    motion: Tensor
+    shift: Tensor
+    gradient: Tensor
+    curvature: Tensor
+
+
+class StateMover(ABC):
+    """A rule that moves a generalised state."""
+
+    needs_curvature: bool = True
+
+    @abstractmethod
+    def step(self, evidence: Evidence) -> Tensor:
+        """The change of the mean, (B, n)."""
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        return torch.Size()
+
+
+@settings
+class Ozaki(StateMover):
+    """Local linearisation: Δμ̃ = J₀⁻¹(exp(J₀Δs) − I)h with h = Dμ̃ − κ∇ and J₀ = D − κH.
+
+    `time` is Δs. "curvature" takes Δs = exp(ν)/|det J₀|^(1/n), kept within [1e-6, 1]; a number (such as the sampling
+    interval dt) is taken as it is.
+    """
+
+    kappa: Positive = number(1.0)
+    time: Literal["curvature"] | Positive = "curvature"
+    nu: Numbers = number(-4.0)
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        time = torch.Size() if isinstance(self.time, str) else self.time.shape
+        return torch.broadcast_shapes(self.kappa.shape, self.nu.shape, time)
+
+    def step(self, evidence: Evidence) -> Tensor:
+        kappa = column(self.kappa, 1)
+        flow = torch.addcmul(evidence.motion, kappa, evidence.gradient, value=-1)
+        jacobian = torch.addcmul(evidence.shift, column(self.kappa, 2), evidence.curvature, value=-1)
+        if isinstance(self.time, str):
+            time = (self.nu - log_abs_det(jacobian) / flow.shape[-1]).exp().clamp(1e-6, 1.0)
+        else:
+            time = self.time.expand(flow.shape[0])
+        return exponential_step(jacobian, flow, time)
+
+
+@settings
+class GradientFlow(StateMover):
+    """One Euler step of the gradient flow: Δμ̃ = Δs (Dμ̃ − κ∇), with `time` for Δs."""
+
+    time: Positive
+    kappa: Positive = number(1.0)
+    needs_curvature = False
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        return torch.broadcast_shapes(self.kappa.shape, self.time.shape)
+
+    def step(self, evidence: Evidence) -> Tensor:
+        time, kappa = (column(v, 1) for v in (self.time, self.kappa))
+        return time * (evidence.motion - kappa * evidence.gradient)
+
+
+# --- slow: parameters and precisions --------------------------------------------------------------------------------
+class Gathered(NamedTuple):
+    """Accumulated gradient (B, n), how many observations are in it (B,), and how many steps were taken (B,)."""
+
+    gradient: Tensor
+    count: Tensor
+    steps: Tensor
+
+    @classmethod
+    def nothing(cls, like: Tensor) -> Gathered:
+        zero = like.new_zeros(like.shape[0])
+        return cls(torch.zeros_like(like), zero, zero)
+
+
+class Accumulator(ABC):
+    """How the gradients between two slow steps become one."""
+
+    @abstractmethod
+    def add(self, total: Tensor, gradient: Tensor) -> Tensor: ...
+
+    @abstractmethod
+    def read(self, gathered: Gathered) -> Tensor: ...
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        return torch.Size()
+
+
+@settings
+class Exponential(Accumulator):
+    """acc ← β acc + (1 − β)∇: the last few observations. β = 0 is the last one alone."""
+
+    beta: Fraction = number(0.0)
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        return self.beta.shape
+
+    def add(self, total: Tensor, gradient: Tensor) -> Tensor:
+        beta = column(self.beta, 1)
+        return torch.lerp(gradient, total, beta)
+
+    def read(self, gathered: Gathered) -> Tensor:
+        return gathered.gradient
+
+
+@settings
+class WindowMean(Accumulator):
+    """The mean gradient of all observations since the last step."""
+
+    def add(self, total: Tensor, gradient: Tensor) -> Tensor:
+        return total + gradient
+
+    def read(self, gathered: Gathered) -> Tensor:
+        return gathered.gradient / gathered.count.clamp_min(1)[:, None]
+
+
+@settings
+class RobbinsMonro:
+    """μ ← μ − α_j · accumulated ∇F with α_j = α/(j + t₀)^γ, j = 1, 2, … the number of this step."""
+
+    rate: Positive = number(1e-4)
+    t0: Numbers = number(10.0)
+    gamma: Numbers = number(0.3)
+    accumulate: Accumulator = Exponential()
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        return torch.broadcast_shapes(
+            self.rate.shape, self.t0.shape, self.gamma.shape, self.accumulate.batch_shape
+        )
+
+    def gather(self, gathered: Gathered, gradient: Tensor) -> Gathered:
+        total = self.accumulate.add(gathered.gradient, gradient)
+        return Gathered(total, gathered.count + 1, gathered.steps)
+
+    def step(self, gathered: Gathered) -> tuple[Tensor, Gathered]:
+        """The change of the mean (B, n), and the emptied accumulator."""
+        steps = gathered.steps + 1
+        change = -(self.rate / (steps + self.t0) ** self.gamma)[:, None] * self.accumulate.read(gathered)
+        return change, Gathered(torch.zeros_like(gathered.gradient), torch.zeros_like(gathered.count), steps)
+
+

@@ -1,0 +1,278 @@
+"""The contract every node kind implements, and the little world a node sees while it acts.
+
+A node is settings plus pure rules. What changes during a run (belief, memory, messages) lives in its `Local`, which
+holds the node's own links and nothing else: locality is not a habit but all there is to reach.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import operator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from pcnet.errors import GraphError
+from pcnet.functions import Function
+from pcnet.messages import Error, Prediction
+from pcnet.settings import settings
+
+Kind = Literal["predicts", "parametrises", "weighs"]
+P = TypeVar("P")
+R = TypeVar("R")
+
+
+class Link:
+    """An edge of the graph. Predictions go from parent to child, errors from child to parent."""
+
+    __slots__ = ("child", "function", "kind", "of", "parent")
+
+    def __init__(self, kind: Kind, parent: Node, child: Node, function: Function | None, of: Node | None) -> None:
+        self.kind = kind
+        self.parent = parent
+        self.child = child
+        self.function = function
+        """The mapping of a `predicts` link."""
+        self.of = of
+        """For `parametrises`: the node whose prediction is parametrised, or None for the child's own flow."""
+
+    def __repr__(self) -> str:
+        of = f" → {self.of.name}" if self.of is not None else ""
+        return f"{self.parent.name} {self.kind} {self.child.name}{of}"
+
+
+class ErrorShape(NamedTuple):
+    """Rows (orders) and channels of the error that a precision node weighs."""
+
+    rows: int
+    dim: int
+
+
+class Energy(NamedTuple):
+    """A node's share of the free energy, F = complexity − accuracy; (B,) each."""
+
+    accuracy: Tensor
+    complexity: Tensor
+
+
+class Start(NamedTuple):
+    """What a run is begun with."""
+
+    batch: int
+    dtype: torch.dtype
+    device: torch.device
+    batch_shape: torch.Size
+
+    def fill(self, value: Tensor, own: int) -> Tensor:
+        """A setting with `own` trailing dimensions of its own, one copy a batch element: (B, *own)."""
+        value = value.to(dtype=self.dtype, device=self.device)
+        inner = value.shape[value.dim() - own :]
+        return value.expand(self.batch_shape + inner).reshape(self.batch, *inner).contiguous()
+
+    def lay_out(self, part: P) -> P:
+        """A copy of a part (a mover, a kernel) whose settings are single numbers or one for each batch element."""
+        copied = copy.copy(part)
+        for field, value in vars(part).items():
+            if isinstance(value, Tensor):
+                flat = self.fill(value, 0) if value.dim() else value.to(dtype=self.dtype, device=self.device)
+                object.__setattr__(copied, field, flat)
+            elif dataclasses.is_dataclass(value):
+                object.__setattr__(copied, field, self.lay_out(value))
+        return copied
+
+
+class Quantity(NamedTuple):
+    """Something of a node that a run can record: the names of its dimensions and how to read it."""
+
+    dims: tuple[str, ...]
+    read: Callable[[Local], Tensor]
+
+
+class Local:
+    """What one node sees during a run: its belief, its memory, its observation and the messages on its own links.
+
+    Messages depend on beliefs; memory (accumulators, histories) is the node's alone. While `mask` is set, changes
+    reach only those batch elements.
+    """
+
+    __slots__ = ("_belief", "_by_kind", "_inbox", "_memo", "_memory", "_notify", "above", "below", "mask", "observation", "rule")
+
+    def __init__(self) -> None:
+        self.above: tuple[Link, ...] = ()
+        self.below: tuple[Link, ...] = ()
+        self.mask: Tensor | None = None
+        self.observation: Tensor | None = None
+        self.rule: Any = None
+        """How the node moves, laid out for this run."""
+        self._belief: Any = None
+        self._memory: Any = None
+        self._by_kind: dict[tuple[Kind, Node | None], tuple[Link, ...]] = {}
+        self._memo: dict[str, tuple[tuple[Any, ...], Any]] = {}
+        self._inbox: Mapping[Link, Callable[[], Any]] = {}
+        self._notify: Callable[[], None] = lambda: None
+
+    def attach(self, inbox: Mapping[Link, Callable[[], Any]], notify: Callable[[], None]) -> None:
+        """Connect to the neighbours: where their messages come from, and whom to tell when the belief changes."""
+        self._inbox, self._notify = inbox, notify
+
+    @property
+    def belief(self) -> Any:
+        return self._belief
+
+    @belief.setter
+    def belief(self, belief: Any) -> None:
+        self._belief = belief if self.mask is None else merge(self.mask, belief, self._belief)
+        self._notify()
+
+    @property
+    def memory(self) -> Any:
+        return self._memory
+
+    @memory.setter
+    def memory(self, memory: Any) -> None:
+        self._memory = memory if self.mask is None else merge(self.mask, memory, self._memory)
+
+    def prediction(self, link: Link) -> Any:
+        """The value predicted by the node at the other end of a link above."""
+        message: Prediction[Any] = self._inbox[link]()
+        return message.value
+
+    def error(self, link: Link) -> Error[Any]:
+        """The error that came back along a link below."""
+        message: Error[Any] = self._inbox[link]()
+        return message
+
+    def links_above(self, kind: Kind, of: Node | None = None) -> tuple[Link, ...]:
+        """The links above of one kind; for `parametrises`, those of the flow or of the mapping to `of`."""
+        found = self._by_kind.get((kind, of))
+        if found is None:
+            found = self._by_kind[kind, of] = tuple(k for k in self.above if k.kind == kind and k.of is of)
+        return found
+
+    def once(self, name: str, compute: Callable[[], R], *inputs: Any) -> R:
+        """compute(), kept for as long as its inputs are the very same objects."""
+        kept = self._memo.get(name)
+        if kept is not None and len(kept[0]) == len(inputs) and all(map(operator.is_, kept[0], inputs)):
+            return kept[1]  # type: ignore[no-any-return]
+        result = compute()
+        self._memo[name] = (inputs, result)
+        return result
+
+
+def merge(mask: Tensor, new: Any, old: Any) -> Any:
+    """`new` where the mask (B,) holds and `old` elsewhere, field by field of a named tuple of tensors."""
+    fields = []
+    for fresh, kept in zip(new, old, strict=True):
+        if fresh is kept or fresh is None or kept is None:
+            fields.append(fresh)
+        else:
+            fields.append(torch.where(mask.view(-1, *(1,) * (fresh.dim() - 1)), fresh, kept))
+    return type(new)(*fields)
+
+
+@settings
+class Node(ABC):
+    """A belief with a local energy, woken by a clock, that talks to its neighbours only.
+
+    To add a kind of node, subclass this (or a shipped kind) and implement what it does; the machinery needs no change.
+    Within a run every tensor has exactly one leading batch dimension.
+    """
+
+    name: str
+    role: ClassVar[str]
+    """What schedules call nodes of this kind."""
+    observes: ClassVar[bool] = False
+    """Whether a run has to bring observations."""
+
+    def __post_init__(self) -> None:
+        if not self.name or not self.name.isprintable():
+            raise GraphError(f"{type(self).__name__}: a node's name must be printable text, not {self.name!r}")
+
+    # --- composing ---------------------------------------------------------------------------------------------
+    def as_parent(self, link: Link) -> None:
+        """Refuse a link from this node to a child that makes no sense."""
+        raise GraphError(f"{self.title} cannot be the one that {link.kind} {link.child.name!r}")
+
+    def as_child(self, link: Link) -> None:
+        """Refuse a link from a parent to this node that makes no sense."""
+        raise GraphError(f"{self.title} cannot be the one that {link.parent.name!r} {link.kind}")
+
+    def check(self, above: tuple[Link, ...], below: tuple[Link, ...]) -> None:
+        """Refuse to run with these links, in words that say what is missing."""
+
+    @property
+    def title(self) -> str:
+        return f"{type(self).__name__} {self.name!r}"
+
+    @property
+    def error_shape(self) -> ErrorShape | None:
+        """The shape of this node's error, if it has one that can be weighed."""
+        return None
+
+    @property
+    def width(self) -> int:
+        """How many parameters this node brings to a function that it parametrises."""
+        return 0
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        """The batch dimensions of this node's settings."""
+        return torch.Size()
+
+    @property
+    def sampling_interval(self) -> Tensor | None:
+        """The time between two observations, if this node observes."""
+        return None
+
+    def describe(self) -> str:
+        """A few words for the graph's summary."""
+        return ""
+
+    # --- running -----------------------------------------------------------------------------------------------
+    @abstractmethod
+    def begin(self, local: Local, start: Start) -> None:
+        """Set the belief and memory that a run starts with."""
+
+    def predict(self, local: Local, link: Link) -> Prediction[Any]:
+        """The prediction to send down a link, from the belief and what came from above."""
+        raise GraphError(f"{self.title} sends no predictions")
+
+    def err(self, local: Local, link: Link) -> Error[Any]:
+        """The error to send up a link, from the belief and the messages on the node's links."""
+        raise GraphError(f"{self.title} sends no errors")
+
+    @abstractmethod
+    def energy(self, local: Local) -> Energy:
+        """This node's share of the free energy."""
+
+    @property
+    @abstractmethod
+    def quantities(self) -> Mapping[str, Quantity]:
+        """What can be recorded of this node."""
+
+    # --- acting: what a schedule can ask for; a node does nothing unless it says otherwise --------------------------
+    def sense(self, local: Local) -> None:
+        """Take in the observation."""
+
+    def orient(self, local: Local) -> None:
+        """Find a first belief from the first observation."""
+
+    def move(self, local: Local) -> None:
+        """Revise the mean of the belief."""
+
+    def gather(self, local: Local) -> None:
+        """Add what the errors say now to what a later move will use."""
+
+    def settle(self, local: Local) -> None:
+        """Revise the uncertainty of the belief."""
+
+    def carry(self, local: Local) -> None:
+        """Make the posterior the prior of what comes next."""
+
+    def fallbacks(self, local: Local) -> Tensor | None:
+        """How often a named fallback acted; (B,), or None where there is none."""
+        return None

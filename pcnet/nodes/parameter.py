@@ -1,0 +1,158 @@
+"""Parameter nodes: slow Gaussian beliefs that parametrise a flow or a mapping."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import KW_ONLY
+from typing import ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pcnet.errors import GraphError, SettingError
+from pcnet.linalg import Indefinite, posterior
+from pcnet.messages import Prediction
+from pcnet.movers import Gathered, RobbinsMonro
+from pcnet.node import Energy, Link, Local, Node, Quantity, Start
+from pcnet.settings import Numbers, Positive, settings
+
+
+class ParameterBelief(NamedTuple):
+    """Mean (B, p), posterior precision (B, p, p) with log|Σ| (B,), and the same of the prior."""
+
+    mean: Tensor
+    precision: Tensor
+    log_det_covariance: Tensor
+    prior_mean: Tensor
+    prior_precision: Tensor
+    prior_log_det_covariance: Tensor
+
+
+class ParameterMemory(NamedTuple):
+    """Gathered gradients, and how often the posterior had to be mended (B,)."""
+
+    gradient: Tensor
+    count: Tensor
+    steps: Tensor
+    mended: Tensor
+
+
+@settings
+class ParameterNode(Node):
+    """A Gaussian belief over parameters θ with prior N(mean, sd²). Local energy ½(θ − η)ᵀΠ_θ(θ − η).
+
+    mean: (..., p) with leading batch dimensions. sd: one number or (..., p).
+    """
+
+    _: KW_ONLY
+    mean: Numbers
+    sd: Positive
+    mover: RobbinsMonro = RobbinsMonro()
+    curvature: Literal["gauss-newton", "exact"] = "gauss-newton"
+    indefinite: Indefinite = "clamp"
+    role: ClassVar[str] = "parameter"
+
+    def __post_init__(self) -> None:
+        Node.__post_init__(self)
+        if self.mean.dim() == 0:
+            object.__setattr__(self, "mean", self.mean[None])
+        if self.sd.dim() and self.sd.shape[-1] not in (1, self.width):
+            raise SettingError(f"{self.title}: sd has {self.sd.shape[-1]} values in its last dimension, mean has {self.width}")
+
+    @property
+    def width(self) -> int:
+        """How many parameters there are."""
+        return self.mean.shape[-1]
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        return torch.broadcast_shapes(
+            self.mean.shape[:-1], torch.atleast_1d(self.sd).shape[:-1], self.mover.batch_shape
+        )
+
+    def describe(self) -> str:
+        return f"{self.width} parameter{'s' if self.width > 1 else ''}"
+
+    def as_parent(self, link: Link) -> None:
+        if link.kind != "parametrises":
+            Node.as_parent(self, link)
+
+    def check(self, above: tuple[Link, ...], below: tuple[Link, ...]) -> None:
+        if not below:
+            raise GraphError(f"{self.title} parametrises nothing: add graph.parametrises({self.name}, state)")
+
+    def begin(self, local: Local, start: Start) -> None:
+        local.rule = start.lay_out(self.mover)
+        mean = start.fill(self.mean, 1)
+        sd = torch.atleast_1d(self.sd)
+        deviation = start.fill(sd.expand(*sd.shape[:-1], self.width), 1)
+        precision, log_det = (deviation**-2).diag_embed(), 2 * deviation.log().sum(-1)
+        local.belief = ParameterBelief(mean, precision, log_det, mean, precision, log_det)
+        local.memory = ParameterMemory(*Gathered.nothing(mean), torch.zeros_like(log_det))
+
+    def predict(self, local: Local, link: Link) -> Prediction[Tensor]:
+        return Prediction(local.belief.mean)
+
+    def move(self, local: Local) -> None:
+        change, emptied = local.rule.step(Gathered(*local.memory[:3]))
+        local.memory = ParameterMemory(*emptied, local.memory.mended)
+        local.belief = local.belief._replace(mean=local.belief.mean + change)
+
+    def gather(self, local: Local) -> None:
+        belief = local.belief
+        gradient = torch.bmm(belief.prior_precision, (belief.mean - belief.prior_mean)[..., None])[..., 0]
+        for link in local.below:
+            gradient = gradient - local.error(link).weighted
+        gathered = local.rule.gather(Gathered(*local.memory[:3]), gradient)
+        local.memory = ParameterMemory(*gathered, local.memory.mended)
+
+    def settle(self, local: Local) -> None:
+        belief = local.belief
+        curvature = belief.prior_precision
+        for link in local.below:
+            error = local.error(link)
+            curvature = curvature + error.precision
+            if self.curvature == "exact" and error.remainder is not None:
+                curvature = curvature + error.remainder
+        found = posterior(curvature, self.indefinite)
+        if found.mended is not None:
+            local.memory = local.memory._replace(mended=local.memory.mended + found.mended)
+        local.belief = belief._replace(precision=found.precision, log_det_covariance=found.log_det_covariance)
+
+    def carry(self, local: Local) -> None:
+        belief = local.belief
+        local.belief = belief._replace(
+            prior_mean=belief.mean,
+            prior_precision=belief.precision,
+            prior_log_det_covariance=belief.log_det_covariance,
+        )
+
+    def energy(self, local: Local) -> Energy:
+        belief: ParameterBelief = local.belief
+
+        def compute() -> Energy:
+            moved = (belief.mean - belief.prior_mean)[:, None]
+            fit = (moved @ belief.prior_precision @ moved.mT)[:, 0, 0]
+            complexity = 0.5 * (fit + belief.prior_log_det_covariance - belief.log_det_covariance)
+            return Energy(torch.zeros_like(complexity), complexity)
+
+        return local.once("energy", compute, belief)
+
+    def fallbacks(self, local: Local) -> Tensor:
+        mended: Tensor = local.memory.mended
+        return mended
+
+    @property
+    def quantities(self) -> Mapping[str, Quantity]:
+        return {
+            "mean": Quantity(("dimension",), lambda local: local.belief.mean),
+            "sd": Quantity(("dimension",), self._sd),
+            "covariance": Quantity(("dimension", "dimension_"), self._covariance),
+        }
+
+    def _covariance(self, local: Local) -> Tensor:
+        precision: Tensor = local.belief.precision
+        return local.once("covariance", lambda: torch.linalg.inv(precision), precision)
+
+    def _sd(self, local: Local) -> Tensor:
+        return self._covariance(local).diagonal(dim1=-2, dim2=-1).sqrt()

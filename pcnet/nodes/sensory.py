@@ -1,0 +1,126 @@
+"""Sensory nodes: turn observations into generalised observations and hold the sensory error."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import KW_ONLY
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from pcnet.errors import GraphError
+from pcnet.generalised import backward_differences
+from pcnet.linalg import Precision, quadratic
+from pcnet.messages import Error
+from pcnet.node import Energy, ErrorShape, Link, Local, Node, Quantity, Start
+from pcnet.nodes.precision import precision_error
+from pcnet.settings import Positive, number, settings
+
+
+class SensoryBelief(NamedTuple):
+    """The generalised observation ỹ, (B, orders, dim)."""
+
+    observation: Tensor
+
+
+@settings
+class SensoryNode(Node):
+    """Generalised observations ỹ (..., orders, dim), by backward differences over the sampling interval dt.
+
+    Local energy ½ε̃ᵀΠ̃ε̃ − ½log|Π̃| of ε̃ = ỹ − Σ g̃, the sum over the states that predict it.
+
+    start: where differences begin. "first" takes the first observation as standing still, "zeros" as a jump from 0.
+    """
+
+    _: KW_ONLY
+    dim: int = Field(ge=1)
+    orders: int = Field(ge=1)
+    dt: Positive = number(1.0)
+    start: Literal["first", "zeros"] = "first"
+    role: ClassVar[str] = "sensory"
+    observes: ClassVar[bool] = True
+
+    @property
+    def error_shape(self) -> ErrorShape:
+        return ErrorShape(self.orders, self.dim)
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        return self.dt.shape
+
+    @property
+    def sampling_interval(self) -> Tensor:
+        return self.dt
+
+    def describe(self) -> str:
+        dt = f"{self.dt.item():g}" if self.dt.numel() == 1 else "one for each batch element"
+        return f"dim {self.dim}, orders {self.orders}, dt {dt}"
+
+    def as_child(self, link: Link) -> None:
+        if link.kind == "parametrises":
+            Node.as_child(self, link)
+
+    def check(self, above: tuple[Link, ...], below: tuple[Link, ...]) -> None:
+        if not any(link.kind == "predicts" for link in above):
+            raise GraphError(f"{self.title} is predicted by nothing: add graph.predicts(state, {self.name})")
+        if not any(link.kind == "weighs" for link in above):
+            raise GraphError(
+                f"{self.title} has no precision: add graph.weighs(PrecisionNode(...), {self.name}) for its error"
+            )
+
+    def begin(self, local: Local, start: Start) -> None:
+        local.rule = start.fill(self.dt, 0)[:, None]
+        zeros = torch.zeros(start.batch, self.orders, self.dim, dtype=start.dtype, device=start.device)
+        if self.start == "first" and local.observation is not None:
+            zeros[:, 0] = local.observation
+        local.belief = SensoryBelief(zeros)
+
+    def sense(self, local: Local) -> None:
+        assert local.observation is not None
+        previous = local.belief.observation
+        local.belief = SensoryBelief(backward_differences(local.observation, previous, local.rule))
+
+    def err(self, local: Local, link: Link) -> Error[Any]:
+        if link.kind == "weighs":
+            return precision_error(self.weighted(local), self.error(local))
+        return Error(self.weighted(local), self.precision(local))
+
+    def energy(self, local: Local) -> Energy:
+        fit = quadratic(self.weighted(local), self.error(local)).sum(-1)
+        constant = self.orders * self.dim * math.log(2 * math.pi)
+        accuracy = 0.5 * (self.precision(local).log_det - fit - constant)
+        return Energy(accuracy, torch.zeros_like(accuracy))
+
+    @property
+    def quantities(self) -> Mapping[str, Quantity]:
+        shape = ("order", "dimension")
+        return {
+            "observation": Quantity(shape, lambda local: local.belief.observation),
+            "prediction": Quantity(shape, self.prediction),
+            "error": Quantity(shape, self.error),
+            "weighted_error": Quantity(shape, self.weighted),
+        }
+
+    def prediction(self, local: Local) -> Tensor:
+        """g̃ (B, orders, dim), summed over the states above."""
+        parts = [local.prediction(link) for link in local.links_above("predicts")]
+        return parts[0] if len(parts) == 1 else local.once("prediction", lambda: sum(parts[1:], parts[0]), *parts)
+
+    def error(self, local: Local) -> Tensor:
+        """ε̃ = ỹ − g̃."""
+        observation, prediction = local.belief.observation, self.prediction(local)
+        error: Tensor = local.once("error", lambda: observation - prediction, observation, prediction)
+        return error
+
+    def precision(self, local: Local) -> Precision:
+        (link,) = local.links_above("weighs")
+        precision: Precision = local.prediction(link)
+        return precision
+
+    def weighted(self, local: Local) -> Tensor:
+        """ξ = Π̃ε̃."""
+        error, precision = self.error(local), self.precision(local)
+        return local.once("weighted", lambda: precision.weigh(error), error, precision)

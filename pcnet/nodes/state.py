@@ -1,0 +1,359 @@
+"""Generalised hidden states: a belief about value, velocity, acceleration, …, moved by a flow and by errors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import KW_ONLY
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import torch
+from pydantic import Field, SkipValidation
+from torch import Tensor
+
+from pcnet.errors import GraphError, SettingError
+from pcnet.functions import Function, Linearisation, as_function, less_curve
+from pcnet.generalised import shift_matrix
+from pcnet.linalg import Indefinite, Posterior, Precision, posterior, quadratic
+from pcnet.messages import Error, Prediction
+from pcnet.movers import Evidence, Ozaki, StateMover
+from pcnet.node import Energy, ErrorShape, Link, Local, Node, Quantity, Start
+from pcnet.nodes.precision import precision_error
+from pcnet.settings import Numbers, settings
+
+
+class StateBelief(NamedTuple):
+    """Mean x̃ (B, orders, dim), posterior precision (B, n, n) and log|Σ| (B,); n = orders·dim."""
+
+    mean: Tensor
+    precision: Tensor
+    log_det_covariance: Tensor
+
+
+class StateMemory(NamedTuple):
+    """How often the posterior had to be mended, (B,)."""
+
+    mended: Tensor
+
+
+class Motion(NamedTuple):
+    """The error of the state's own motion ε = Dx̃ − f̃ (B, rows, dim) and its slope D − ∂f̃/∂x̃ (B, rows·dim, n)."""
+
+    error: Tensor
+    slope: Tensor
+
+
+@settings
+class StateNode(Node):
+    """A generalised hidden state (..., orders, dim) that moves by `flow` and predicts the nodes below it.
+
+    Local energy ½ε̃ᵀΠ̃ε̃ − ½log|Π̃| of the motion error ε̃ = Dx̃ − f̃(x̃, θ). Gradient (D − J_f̃)ᵀξ − Σ J_g̃ᵀξ_child; the
+    curvature is Gauss–Newton (JᵀΠ̃J, never indefinite) or exact (with the terms Σξ∂²ε).
+
+    flow: function of (state, parameters), or a `Function` with its own derivatives.
+    initial_mean: x̃ before the first observation; found from the first observation unless given.
+    last_error: keep the error of the highest order, 0 − J_f x^(k−1), or drop it.
+    """
+
+    _: KW_ONLY
+    dim: int = Field(ge=1)
+    orders: int = Field(ge=1)
+    flow: SkipValidation[Any]
+    initial_mean: Numbers | None = None
+    mover: StateMover = Ozaki()
+    curvature: Literal["gauss-newton", "exact"] = "gauss-newton"
+    last_error: Literal["keep", "drop"] = "keep"
+    indefinite: Indefinite = "clamp"
+    role: ClassVar[str] = "state"
+
+    def __post_init__(self) -> None:
+        Node.__post_init__(self)
+        if self.last_error == "drop" and self.orders < 2:
+            raise SettingError(f"{self.title}: last_error='drop' leaves no motion error with one order; use orders=2")
+        shape = (self.orders, self.dim)
+        if self.initial_mean is not None and tuple(self.initial_mean.shape[-2:]) != shape:
+            raise SettingError(
+                f"{self.title}: initial_mean has shape {tuple(self.initial_mean.shape)}; "
+                f"it must end in (orders, dim) = {shape}"
+            )
+        object.__setattr__(self, "flow", as_function(self.flow))
+
+    # --- composing ---------------------------------------------------------------------------------------------
+    @property
+    def rows(self) -> int:
+        """The orders of the motion error."""
+        return self.orders if self.last_error == "keep" else self.orders - 1
+
+    @property
+    def error_shape(self) -> ErrorShape:
+        return ErrorShape(self.rows, self.dim)
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        mean = torch.Size() if self.initial_mean is None else self.initial_mean.shape[:-2]
+        return torch.broadcast_shapes(mean, self.mover.batch_shape)
+
+    def describe(self) -> str:
+        return f"dim {self.dim}, orders {self.orders}, flow {name_of(self.flow)}"
+
+    def as_parent(self, link: Link) -> None:
+        if link.kind != "predicts":
+            Node.as_parent(self, link)
+        shape = link.child.error_shape
+        assert shape is not None
+        if shape.rows > self.orders:
+            raise GraphError(
+                f"{self.title} has {self.orders} orders and cannot predict the {shape.rows} of "
+                f"{link.child.name!r}; give {self.name!r} more orders or {link.child.name!r} fewer"
+            )
+
+    def as_child(self, link: Link) -> None:
+        if link.kind == "predicts":
+            Node.as_child(self, link)
+
+    def check(self, above: tuple[Link, ...], below: tuple[Link, ...]) -> None:
+        if not any(link.kind == "weighs" for link in above):
+            raise GraphError(
+                f"{self.title} has no precision: add graph.weighs(PrecisionNode(...), {self.name}) for its motion error"
+            )
+        check_function(f"the flow of {self.title}", self.flow, self.dim, self.dim, _count(above, None))
+        for link in below:
+            assert link.function is not None and link.child.error_shape is not None
+            what = f"the mapping from {self.name!r} to {link.child.name!r}"
+            check_function(what, link.function, self.dim, link.child.error_shape.dim, _count(above, link.child))
+
+    # --- beginning ---------------------------------------------------------------------------------------------
+    def begin(self, local: Local, start: Start) -> None:
+        n = self.orders * self.dim
+        mean = torch.zeros(self.orders, self.dim) if self.initial_mean is None else self.initial_mean
+        filled = start.fill(mean, 2)
+        none = filled.new_zeros(start.batch)
+        local.rule = start.lay_out(self.mover)
+        local.belief = StateBelief(filled, torch.eye(n).to(filled).repeat(start.batch, 1, 1), none)
+        local.memory = StateMemory(none)
+
+    def orient(self, local: Local) -> None:
+        """One Gauss–Newton step on what the nodes below report, of the value alone; its motion then follows the flow."""
+        if self.initial_mean is not None:
+            return
+        mean: Tensor = local.belief.mean
+        here = torch.zeros_like(mean)
+        here[:, 0] = mean[:, 0]
+        local.belief = local.belief._replace(mean=here)
+        gradient, curvature = here.new_zeros(here.shape[0], self.dim), here.new_zeros(here.shape[0], self.dim, self.dim)
+        for link in local.below:
+            slope = self._mapping(local, link).slope[..., : self.dim]
+            error = local.error(link)
+            gradient = gradient - torch.einsum("bri,br->bi", slope, error.weighted.flatten(1))
+            curvature = curvature + error.precision.sandwich(slope)
+        value = here[:, 0] - torch.einsum("bij,bj->bi", torch.linalg.pinv(curvature, hermitian=True), gradient)
+        rows = [value]
+        parameters = self._parameters(local, None)
+        for _ in range(1, self.orders):
+            so_far = torch.stack(rows + [torch.zeros_like(value)] * (self.orders - len(rows)), 1)
+            rows.append(self.flow.linearise(so_far, parameters, len(rows)).value[:, -1])
+        local.belief = local.belief._replace(mean=torch.stack(rows, 1))
+
+    # --- messages ----------------------------------------------------------------------------------------------
+    def predict(self, local: Local, link: Link) -> Prediction[Tensor]:
+        return Prediction(self._mapping(local, link).value)
+
+    def err(self, local: Local, link: Link) -> Error[Any]:
+        if link.kind == "weighs":
+            motion = self._motion(local)
+            return precision_error(self._weighted(local), motion.error)
+        if link.of is None:  # the parameters of the flow hear of the motion error
+            precision: Precision = self._precision(local)
+            return self._parameter_error(local, link, self.flow, self._weighted(local), precision)
+        (below,) = (other for other in local.below if other.child is link.of)
+        error = local.error(below)
+        assert below.function is not None
+        return self._parameter_error(local, link, below.function, error.weighted, error.precision)
+
+    def _parameter_error(
+        self, local: Local, link: Link, function: Function, weighted: Tensor, precision: Precision
+    ) -> Error[Tensor]:
+        """An error pulled back to the parameters of the function that made the prediction."""
+        mean, rows = local.belief.mean, weighted.shape[1]
+        everything = self._parameters(local, link.of)
+        mine = self._slice(local, link)
+        key = f"parameter slope {link.of}"
+        slope = local.once(key, lambda: function.parameter_slope(mean, everything, rows), mean, everything)[..., mine]
+        flat = slope.reshape(slope.shape[0], -1, slope.shape[-1])
+
+        def remainder() -> Tensor | None:
+            curve = function.parameter_curve(mean, everything, weighted)
+            return None if curve is None else -curve[:, mine, mine]
+
+        pulled = torch.bmm(weighted.reshape(slope.shape[0], 1, -1), flat)[:, 0]
+        return Error(pulled, lambda: precision.sandwich(flat), remainder)
+
+    # --- acting ------------------------------------------------------------------------------------------------
+    def move(self, local: Local) -> None:
+        mean: Tensor = local.belief.mean
+        flat = mean.flatten(1)
+        shift = local.once("shift", lambda: shift_matrix(self.orders, self.orders, self.dim).to(mean)[None])
+        motion = torch.cat([flat[:, self.dim :], torch.zeros_like(flat[:, : self.dim])], 1)
+        curvature = self._curvature(local) if local.rule.needs_curvature else flat
+        step = local.rule.step(Evidence(flat, motion, shift, self._gradient(local), curvature))
+        local.belief = local.belief._replace(mean=mean + step.view_as(mean))
+
+    def settle(self, local: Local) -> None:
+        found: Posterior = posterior(self._curvature(local), self.indefinite)
+        if found.mended is not None:
+            local.memory = StateMemory(local.memory.mended + found.mended)
+        local.belief = StateBelief(local.belief.mean, found.precision, found.log_det_covariance)
+
+    def energy(self, local: Local) -> Energy:
+        error = self._motion(local).error
+        fit = quadratic(self._weighted(local), error).sum(-1)
+        precision = self._precision(local)
+        complexity = 0.5 * (fit - precision.log_det - local.belief.log_det_covariance)
+        return Energy(torch.zeros_like(complexity), complexity)
+
+    def fallbacks(self, local: Local) -> Tensor:
+        mended: Tensor = local.memory.mended
+        return mended
+
+    @property
+    def quantities(self) -> Mapping[str, Quantity]:
+        shape = ("order", "dimension")
+        return {
+            "mean": Quantity(shape, lambda local: local.belief.mean),
+            "sd": Quantity(shape, self._sd),
+            "covariance": Quantity(("element", "element_"), lambda local: torch.linalg.inv(local.belief.precision)),
+            "error": Quantity(("error_order", "dimension"), lambda local: self._motion(local).error),
+            "weighted_error": Quantity(("error_order", "dimension"), self._weighted),
+        }
+
+    # --- what the rules above share: computed once for the same belief and messages -----------------------------------
+    def _sd(self, local: Local) -> Tensor:
+        inverse = torch.cholesky_inverse(torch.linalg.cholesky_ex(local.belief.precision)[0])
+        return inverse.diagonal(dim1=-2, dim2=-1).sqrt().view_as(local.belief.mean)
+
+    def _parameters(self, local: Local, of: Node | None) -> Tensor:
+        """θ (B, p) of the flow, or of the mapping to `of`: what the parameter nodes predict, in order of attachment."""
+        parts = [local.prediction(link) for link in local.links_above("parametrises", of)]
+        if len(parts) == 1:
+            return parts[0]  # type: ignore[no-any-return]
+        mean: Tensor = local.belief.mean
+        return local.once(
+            f"parameters {of}", lambda: torch.cat(parts, -1) if parts else mean.new_zeros(mean.shape[0], 0), *parts
+        )
+
+    def _slice(self, local: Local, link: Link) -> slice:
+        first = 0
+        for other in local.links_above("parametrises", link.of):
+            size = local.prediction(other).shape[-1]
+            if other is link:
+                return slice(first, first + size)
+            first += size
+        raise AssertionError("a link that is not ours")
+
+    def _precision(self, local: Local) -> Precision:
+        (link,) = local.links_above("weighs")
+        precision: Precision = local.prediction(link)
+        return precision
+
+    def _mapping(self, local: Local, link: Link) -> Linearisation:
+        mean, parameters = local.belief.mean, self._parameters(local, link.child)
+        function, shape = link.function, link.child.error_shape
+        assert function is not None and shape is not None
+        name = f"mapping {link.child.name}"
+        return local.once(name, lambda: function.linearise(mean, parameters, shape.rows), mean, parameters)
+
+    def _motion(self, local: Local) -> Motion:
+        mean, parameters = local.belief.mean, self._parameters(local, None)
+
+        def compute() -> Motion:
+            flow = self.flow.linearise(mean, parameters, self.rows)
+            shift = local.once("rows", lambda: shift_matrix(self.rows, self.orders, self.dim).to(mean))
+            target = torch.cat([mean[:, 1:], torch.zeros_like(mean[:, :1])], 1)[:, : self.rows]
+            return Motion(target - flow.value, shift - flow.slope)
+
+        return local.once("motion", compute, mean, parameters)
+
+    def _weighted(self, local: Local) -> Tensor:
+        motion, precision = self._motion(local), self._precision(local)
+        return local.once("weighted", lambda: precision.weigh(motion.error), motion, precision)
+
+    def _gradient(self, local: Local) -> Tensor:
+        weighted, motion = self._weighted(local), self._motion(local)
+        batch = weighted.shape[0]
+        gradient = torch.bmm(weighted.view(batch, 1, -1), motion.slope)
+        for link in local.below:
+            slope = self._mapping(local, link).slope
+            gradient = torch.baddbmm(gradient, local.error(link).weighted.reshape(batch, 1, -1), slope, alpha=-1)
+        return gradient[:, 0]
+
+    def _curvature(self, local: Local) -> Tensor:
+        curvature = self._gauss_newton(local)
+        if self.curvature == "gauss-newton":
+            return curvature
+        mean: Tensor = local.belief.mean
+        bends = [self.flow.curve(mean, self._parameters(local, None), self._weighted(local))]
+        for link in local.below:
+            assert link.function is not None
+            error = local.error(link)
+            bends.append(link.function.curve(mean, self._parameters(local, link.child), error.weighted))
+            if error.remainder is not None:
+                slope = self._mapping(local, link).slope
+                curvature = curvature + slope.mT @ error.remainder @ slope
+        for bend in bends:
+            curvature = curvature if bend is None else less_curve(curvature, bend)
+        return curvature
+
+    def _gauss_newton(self, local: Local) -> Tensor:
+        motion, precision = self._motion(local), self._precision(local)
+        slopes = [self._mapping(local, link).slope for link in local.below]
+        precisions = [local.error(link).precision for link in local.below]
+
+        def compute() -> Tensor:
+            curvature = precision.sandwich(motion.slope)
+            for slope, weight in zip(slopes, precisions, strict=True):
+                curvature = curvature + weight.sandwich(slope)
+            return curvature
+
+        return local.once("gauss-newton", compute, motion, precision, *slopes, *precisions)
+
+
+def _count(above: tuple[Link, ...], of: Node | None) -> int:
+    """How many parameters a flow (of is None) or the mapping to `of` is given."""
+    total = 0
+    for link in above:
+        if link.kind == "parametrises" and link.of is of:
+            total += link.parent.width
+    return total
+
+
+def name_of(function: Function) -> str:
+    inner = getattr(function, "function", function)
+    return getattr(inner, "__name__", None) or repr(inner)
+
+
+def check_function(what: str, function: Function, dim: int, out: int, parameters: int) -> None:
+    """Call a function once with a batch of three and refuse it, in words, if it does not give (3, out)."""
+    wanted = getattr(function, "parameters", None)
+    if isinstance(wanted, int) and wanted != parameters:
+        raise GraphError(
+            f"{what} takes {wanted} parameters and is given {parameters}; "
+            f"attach parameter nodes with {wanted} values in all by graph.parametrises(...)"
+        )
+    x = torch.linspace(0.1, 0.9, 3 * dim, dtype=torch.float64).view(3, dim)
+    theta = torch.linspace(0.2, 0.8, 3 * parameters, dtype=torch.float64).view(3, parameters)
+    with torch.no_grad():
+        try:
+            value = function(x, theta)
+        except Exception as error:
+            raise GraphError(
+                f"{what} failed when called with a state of shape (3, {dim}) and parameters of shape "
+                f"(3, {parameters}): {type(error).__name__}: {error}"
+            ) from error
+        if not isinstance(value, Tensor) or tuple(value.shape) != (3, out):
+            got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise GraphError(
+                f"{what} must turn a batch of states (3, {dim}) into (3, {out}), but it returned {got}; "
+                f"index the last dimension (x[..., 0]) and stack along it (torch.stack([...], -1))"
+            )
+        alone = function(x[1:2], theta[1:2])
+        if tuple(alone.shape) != (1, out) or not torch.allclose(alone[0], value[1], equal_nan=True):
+            raise GraphError(f"{what} mixes batch elements: a state alone and the same state in a batch must agree")

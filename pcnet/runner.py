@@ -1,0 +1,438 @@
+"""Scheduled message passing: wakes nodes when their clocks tick and carries messages between neighbours.
+
+Nothing here knows what kind a node is. A message is computed when somebody asks for it and kept until a belief that
+it depends on changes; which beliefs those are follows from the links alone.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import networkx as nx
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from pcnet.errors import DivergenceError, ObservationError, ScheduleError
+from pcnet.graph import Graph
+from pcnet.linalg import IndefiniteError
+from pcnet.node import Energy, Link, Local, Node, Start
+from pcnet.record import ENERGY, Record, Tape
+from pcnet.result import Result, Trace
+from pcnet.schedule import Act, Schedule
+
+
+class Channel:
+    """One direction of a link: the message on it, if it is still true."""
+
+    __slots__ = ("_send", "message")
+
+    def __init__(self, send: Callable[[], Any]) -> None:
+        self._send = send
+        self.message: Any = None
+
+    def __call__(self) -> Any:
+        if self.message is None:
+            self.message = self._send()
+        return self.message
+
+
+class Line(NamedTuple):
+    """One act of a schedule, ready to be done: who does what, and at which ticks."""
+
+    doers: tuple[tuple[Callable[[Local], None], Local, Node], ...]
+    times: int
+    periods: tuple[int, ...]
+    by_element: Tensor | None
+
+    def due(self, tick: int) -> bool | Tensor:
+        """Whether the tick (from 0) is one of its own: for all batch elements, or for which."""
+        if not any((tick + 1) % period == 0 for period in self.periods):
+            return False
+        if self.by_element is None:
+            return True
+        mask = (tick + 1) % self.by_element == 0
+        return True if bool(mask.all()) else mask
+
+
+class Live:
+    """A graph at work, one observation at a time. Made by `graph.start(...)`."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        schedule: Schedule,
+        *,
+        record: Record | Iterable[str] | None = None,
+        dtype: torch.dtype = torch.float64,
+        device: torch.device | None = None,
+    ) -> None:
+        graph.check()
+        self.graph = graph
+        self.schedule = schedule
+        self.record = record if isinstance(record, Record) else Record() if record is None else Record(tuple(record))
+        self.dtype, self.device = dtype, device or torch.device("cpu")
+        self.tick = 0
+        """How many observations have been taken in."""
+        self._nodes = graph.nodes
+        self._locals = {name: Local() for name in self._nodes}
+        self._observers = [name for name, node in self._nodes.items() if node.observes]
+        self._resolve_all()
+        self._check_record()
+        self._channels: dict[tuple[Link, str], Channel] = {}
+        self._connect()
+        self._begun = False
+
+    # --- one observation at a time --------------------------------------------------------------------------------
+    def step(self, observation: Any) -> Live:
+        """Take in one observation, (..., dim) or a mapping from sensory names to these; all beliefs are then current."""
+        with torch.inference_mode():
+            self._step(self._parse(observation))
+        return self
+
+    def run(self, observations: Any, progress: bool | None = None) -> Live:
+        """Take in observations to the end of them."""
+        stream, total = self._stream(observations)
+        hidden = not (sys.stderr.isatty() if progress is None else progress)
+        with torch.inference_mode():
+            for observation in tqdm(stream, total=total, disable=hidden, unit="obs", desc=self.schedule.name):
+                self._step(observation)
+        if self.tick == 0:
+            raise ObservationError("there are no observations; give at least one")
+        return self
+
+    def read(self, node: str, quantity: str) -> Tensor:
+        """A quantity of a node as it is now; (..., *dims)."""
+        quantities = self.graph[node].quantities
+        if quantity not in quantities:
+            raise ScheduleError(f"{self.graph[node].title} has no {quantity!r}; it has: {', '.join(quantities)}")
+        if not self._begun:
+            raise ObservationError("nothing to read before the first observation; call step(y) first")
+        with torch.inference_mode():
+            value = quantities[quantity].read(self._locals[node])
+        return value.reshape(*self._start.batch_shape, *value.shape[1:]).clone()
+
+    def mean(self, node: str) -> Tensor:
+        return self.read(node, "mean")
+
+    def sd(self, node: str) -> Tensor:
+        return self.read(node, "sd")
+
+    @property
+    def free_energy(self) -> Tensor:
+        """F at the last observation, (...)."""
+        return self._shaped(self._energy.complexity - self._energy.accuracy)
+
+    @property
+    def free_action(self) -> Tensor:
+        """The sum of F over all observations, (...)."""
+        return self._shaped(self._action)
+
+    @property
+    def fallbacks(self) -> dict[str, Tensor]:
+        """How often named fallbacks acted, by node; (...)."""
+        found = {}
+        for name, node in self._nodes.items():
+            count = node.fallbacks(self._locals[name]) if self._begun else None
+            if count is not None:
+                found[name] = self._shaped(count)
+        return found
+
+    def result(self) -> Result:
+        """All that was recorded so far."""
+        if not self._begun:
+            raise ObservationError("there is no result before the first observation; call step(y) first")
+        shape = tuple(self._start.batch_shape)
+        traces = {}
+        for key, tape in self._tapes.items():
+            values = tape.tensor()
+            if values is not None:
+                array = values.movedim(0, 1).reshape(*shape, values.shape[0], *values.shape[2:])
+                traces[key] = Trace(array.numpy(), tape.dims)
+        return Result(
+            traces=traces,
+            batch_shape=shape,
+            times=np.asarray(self._times, dtype=np.float64),
+            free_action=self.free_action.cpu().numpy(),
+            fallbacks={name: count.cpu().numpy() for name, count in self.fallbacks.items()},
+            observations=self.tick,
+            roles={name: node.role for name, node in self._nodes.items()},
+            summary=str(self.graph),
+            schedule=str(self.schedule),
+        )
+
+    # --- a tick ---------------------------------------------------------------------------------------------------
+    def _step(self, observation: Mapping[str, Tensor]) -> None:
+        if not self._begun:
+            self._begin(observation)
+        for name, value in observation.items():
+            self._locals[name].observation = self._start.fill(value, 1)
+        for line in self._acts:
+            due = line.due(self.tick)
+            if due is not False:
+                self._do(line, None if due is True else due)
+        energies = [node.energy(self._locals[name]) for name, node in self._nodes.items()]
+        accuracy, complexity = energies[0]
+        for energy in energies[1:]:
+            accuracy, complexity = accuracy + energy.accuracy, complexity + energy.complexity
+        self._energy, self._energies = Energy(accuracy, complexity), energies
+        free_energy = complexity - accuracy
+        if not bool(torch.isfinite(free_energy).all()):
+            self._diverged(free_energy)
+        self._action = self._action + free_energy
+        if (self.tick + 1) % self.record.every == 0 and self._tapes:
+            self._times.append(self.tick * self._dt)
+            for tape in self._tapes.values():
+                tape.write()
+        self.tick += 1
+
+    def _do(self, line: Line, mask: Tensor | None) -> None:
+        for _ in range(line.times):
+            for do, local, node in line.doers:
+                local.mask = mask
+                try:
+                    do(local)
+                except IndefiniteError as error:
+                    raise DivergenceError(
+                        f"{node.title} at observation {self.tick}: {error}; use indefinite='clamp' or "
+                        "curvature='gauss-newton'"
+                    ) from None
+                finally:
+                    local.mask = None
+
+    def _diverged(self, free_energy: Tensor) -> None:
+        where = (~torch.isfinite(free_energy)).nonzero()[:, 0].tolist()
+        culprit = "the graph"
+        for (name, node), energy in zip(self._nodes.items(), self._energies, strict=True):
+            belief = self._locals[name].belief
+            parts = [v for v in (*belief, energy.complexity - energy.accuracy) if v is not None]
+            if not all(bool(torch.isfinite(v).all()) for v in parts):
+                culprit = node.title
+                break
+        raise DivergenceError(
+            f"{culprit} is no longer finite at observation {self.tick} (batch elements {where[:8]}); smaller steps "
+            "(lower kappa or rate), lower precisions or a longer smoothness help"
+        )
+
+    # --- setting up -----------------------------------------------------------------------------------------------
+    def _begin(self, observation: Mapping[str, Tensor]) -> None:
+        brought = torch.broadcast_shapes(*(value.shape[:-1] for value in observation.values()))
+        try:
+            shape = torch.broadcast_shapes(self.graph.batch_shape, self.schedule.batch_shape, brought)
+        except RuntimeError:
+            raise ObservationError(
+                f"the batch dimensions of the settings {tuple(self.graph.batch_shape)}, of the schedule "
+                f"{tuple(self.schedule.batch_shape)} and of the observations {tuple(brought)} do not fit together"
+            ) from None
+        self._start = Start(shape.numel(), self.dtype, self.device, shape)
+        self._action = torch.zeros(shape.numel(), dtype=self.dtype, device=self.device)
+        for name, node in self._nodes.items():
+            if name in observation:
+                self._locals[name].observation = self._start.fill(observation[name], 1)
+            node.begin(self._locals[name], self._start)
+        opening = self._lines(self.schedule.opening)
+        self._acts = self._lines(self.schedule.acts)
+        self._prepare_tapes()
+        self._begun = True
+        for line in opening:
+            self._do(line, None)
+
+    def _lines(self, acts: Iterable[Act]) -> tuple[Line, ...]:
+        lines = []
+        for act in acts:
+            every = act.clock.every.to(torch.int64)
+            periods = tuple(sorted(set(every.reshape(-1).tolist())))
+            mixed = self._start.fill(act.clock.every, 0).to(torch.int64) if len(periods) > 1 else None
+            doers = tuple(
+                (getattr(self._nodes[name], act.verb), self._locals[name], self._nodes[name])
+                for name in self._resolve(act)
+            )
+            lines.append(Line(doers, act.times, periods, mixed))
+        return tuple(lines)
+
+    def _resolve_all(self) -> None:
+        for act in (*self.schedule.opening, *self.schedule.acts):
+            self._resolve(act)
+        sensing = {name for act in self.schedule.acts if act.verb == "sense" for name in self._resolve(act)}
+        deaf = [name for name in self._observers if name not in sensing]
+        if deaf:
+            raise ScheduleError(f"{self.schedule.name}: {deaf[0]!r} never senses; add act('sense', {deaf[0]!r})")
+
+    def _resolve(self, act: Act) -> list[str]:
+        """The names an act stands for. A role that no node has is fine, a name that is neither is not."""
+        roles = {cls.role for cls in _all_kinds(Node)} | {node.role for node in self._nodes.values()}
+        for who in (*act.who, *act.but):
+            if who not in self._nodes and who not in roles:
+                raise ScheduleError(
+                    f"{self.schedule.name}: there is no node or role {who!r}; nodes: {', '.join(self._nodes)}; "
+                    f"roles: {', '.join(sorted(roles))}"
+                )
+        found = []
+        for who in act.who:
+            for name, node in self._nodes.items():
+                left_out = name in act.but or node.role in act.but
+                if (name == who or node.role == who) and not left_out and name not in found:
+                    found.append(name)
+        return found
+
+    def _connect(self) -> None:
+        """Lay a channel for each direction of each link, and note which messages each belief has a part in."""
+        down: dict[Link, frozenset[str]] = {}
+        up: dict[Link, frozenset[str]] = {}
+        order = list(nx.topological_sort(self.graph.network))
+        sides = {name: (self.graph.above(node), self.graph.below(node)) for name, node in self._nodes.items()}
+        for name in order:
+            above, below = sides[name]
+            sources = frozenset({name}).union(*(down[link] for link in above))
+            down |= dict.fromkeys(below, sources)
+        for name in reversed(order):
+            above, below = sides[name]
+            sources = frozenset({name}).union(*(down[link] for link in above), *(up[link] for link in below))
+            up |= dict.fromkeys(above, sources)
+        for name, node in self._nodes.items():
+            local = self._locals[name]
+            local.above, local.below = sides[name]
+            for link in local.below:
+                self._channels[link, "down"] = Channel(lambda n=node, lo=local, li=link: n.predict(lo, li))  # type: ignore[misc]
+            for link in local.above:
+                self._channels[link, "up"] = Channel(lambda n=node, lo=local, li=link: n.err(lo, li))  # type: ignore[misc]
+        for name, local in self._locals.items():
+            above, below = sides[name]
+            local.attach(
+                {link: self._channels[link, "down"] for link in above}
+                | {link: self._channels[link, "up"] for link in below},
+                self._forget(
+                    [self._channels[link, "down"] for link, sources in down.items() if name in sources]
+                    + [self._channels[link, "up"] for link, sources in up.items() if name in sources]
+                ),
+            )
+
+    @staticmethod
+    def _forget(channels: list[Channel]) -> Callable[[], None]:
+        def forget() -> None:
+            for channel in channels:
+                channel.message = None
+
+        return forget
+
+    # --- recording ------------------------------------------------------------------------------------------------
+    def _check_record(self) -> None:
+        known = {quantity for node in self._nodes.values() for quantity in node.quantities} | {ENERGY}
+        for quantity in self.record.quantities:
+            if quantity not in known:
+                raise ScheduleError(f"nothing called {quantity!r} can be recorded; there is: {', '.join(sorted(known))}")
+        for name in self.record.nodes or ():
+            _ = self.graph[name]
+
+    def _prepare_tapes(self) -> None:
+        self._times: list[float] = []
+        self._dt = self._common_dt()
+        self._tapes: dict[str, Tape] = {}
+        chosen = self.record.nodes if self.record.nodes is not None else tuple(self._nodes)
+        for name in chosen:
+            local = self._locals[name]
+            for quantity, (dims, read) in self._nodes[name].quantities.items():
+                if quantity in self.record.quantities:
+                    self._tapes[f"{name}.{quantity}"] = Tape(dims, lambda r=read, lo=local: r(lo))  # type: ignore[misc]
+        if ENERGY in self.record.quantities:
+            self._tapes["accuracy"] = Tape((), lambda: self._energy.accuracy)
+            self._tapes["complexity"] = Tape((), lambda: self._energy.complexity)
+            for i, name in enumerate(self._nodes):
+                self._tapes[f"{name}.free_energy"] = Tape(
+                    (), lambda i=i: self._energies[i].complexity - self._energies[i].accuracy  # type: ignore[misc]
+                )
+        if self.record.messages:
+            for (link, way), channel in self._channels.items():
+                read, what = _reader(channel, way)
+                ends = (link.parent.name, link.child.name) if way == "down" else (link.child.name, link.parent.name)
+                of = f" ({link.of.name})" if link.of is not None else ""
+                self._tapes[f"{ends[0]} to {ends[1]}{of}.{what}"] = Tape(("message",), read)
+
+    def _common_dt(self) -> float:
+        """The sampling interval if all sensory nodes have the same, else 1: then times are observation numbers."""
+        given = [self._nodes[name].sampling_interval for name in self._observers]
+        intervals = {float(value) for each in given if each is not None for value in each.reshape(-1)}
+        return intervals.pop() if len(intervals) == 1 else 1.0
+
+    def _shaped(self, value: Tensor) -> Tensor:
+        return value.reshape(self._start.batch_shape).clone()
+
+    # --- observations ---------------------------------------------------------------------------------------------
+    def _parse(self, observation: Any) -> dict[str, Tensor]:
+        """One observation as a tensor (..., dim) for each sensory node."""
+        given = observation if isinstance(observation, Mapping) else {self._only_observer(): observation}
+        return {name: self._tensor(name, value, 1) for name, value in self._named(given).items()}
+
+    def _stream(self, observations: Any) -> tuple[Iterator[dict[str, Tensor]], int | None]:
+        """Parsed observations one by one, and how many there are if that is known."""
+        given = observations if isinstance(observations, Mapping) else {self._only_observer(): observations}
+        if all(isinstance(v, (Tensor, np.ndarray, list, tuple)) for v in given.values()):
+            whole = {
+                name: self._tensor(name, v, 2).movedim(-2, 0).contiguous()
+                for name, v in self._named(given).items()
+            }
+            lengths = {name: len(v) for name, v in whole.items()}
+            if len(set(lengths.values())) > 1:
+                raise ObservationError(f"observations differ in length: {lengths}")
+            total = next(iter(lengths.values()))
+            return ({name: v[t] for name, v in whole.items()} for t in range(total)), total
+        if isinstance(observations, Mapping):
+            raise ObservationError("give a mapping of arrays, or an iterable of mappings")
+        if not isinstance(observations, Iterable):
+            raise ObservationError(f"observations must be an array or an iterable, not {type(observations).__name__}")
+        return (self._parse(item) for item in observations), None
+
+    def _only_observer(self) -> str:
+        if len(self._observers) > 1:
+            names = ", ".join(f"{name!r}: …" for name in self._observers)
+            raise ObservationError(f"there are several sensory nodes; give a mapping {{{names}}}")
+        return self._observers[0]
+
+    def _named(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        if set(given) != set(self._observers):
+            raise ObservationError(
+                f"observations are given for {sorted(map(str, given))}, sensory nodes are {sorted(self._observers)}"
+            )
+        return given
+
+    def _tensor(self, name: str, value: Any, own: int) -> Tensor:
+        shape = self._nodes[name].error_shape
+        assert shape is not None
+        try:
+            tensor = torch.as_tensor(np.asarray(value) if not isinstance(value, Tensor) else value)
+            tensor = tensor.detach().to(dtype=self.dtype, device=self.device)
+        except (TypeError, ValueError, RuntimeError):
+            raise ObservationError(f"observations of {name!r} must be numbers in a rectangular array") from None
+        what = "(…, time, dim)" if own == 2 else "(…, dim)"
+        if tensor.dim() < own or tensor.shape[-1] != shape.dim:
+            raise ObservationError(
+                f"observations of {name!r} have shape {tuple(tensor.shape)}; expected {what} with dim = {shape.dim}"
+            )
+        if not bool(torch.isfinite(tensor).all()):
+            where = (~torch.isfinite(tensor)).nonzero()[0].tolist()
+            raise ObservationError(f"observation of {name!r} at index {where} is not finite")
+        return tensor
+
+
+def _reader(channel: Channel, way: str) -> tuple[Callable[[], Tensor], str]:
+    """How to read a message as a flat tensor: a prediction's value (a precision by its channels), an error's weight."""
+    if way == "up":
+        return (lambda: channel().weighted.flatten(1)), "error"
+
+    def read() -> Tensor:
+        value = channel().value
+        tensor: Tensor = value if isinstance(value, Tensor) else value.channel
+        return tensor.flatten(1)
+
+    return read, "prediction"
+
+
+def _all_kinds(cls: type[Node]) -> list[type[Node]]:
+    """All concrete kinds of node, shipped or a user's own."""
+    found = []
+    for kind in cls.__subclasses__():
+        found += [kind, *_all_kinds(kind)]
+    return found

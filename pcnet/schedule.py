@@ -1,0 +1,112 @@
+"""Clocks and schedules as data: which nodes do what at which observation, and in which order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from pcnet.settings import Period, number, settings
+
+Verb = Literal["sense", "orient", "move", "gather", "settle", "carry"]
+"""What a node can be asked to do: the methods of `pcnet.node.Node` of these names."""
+
+
+@settings
+class Clock:
+    """Ticks at every `every`-th observation; a tensor gives each batch element its own period."""
+
+    every: Period = number(1)
+
+
+@settings
+class Act:
+    """One line of a schedule: `verb` is done by the nodes `who` (roles or names), but not by `but`.
+
+    It is done at the ticks of `clock`, `times` over.
+    """
+
+    verb: Verb
+    who: tuple[str, ...]
+    clock: Clock = Clock()
+    times: int = Field(default=1, ge=1)
+    but: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        every = self.clock.every
+        when = "" if bool((every == 1).all()) else f", every {span(every)}"
+        return f"{', '.join(self.who)}: {self.verb}{when}"
+
+
+@settings
+class Schedule:
+    """What happens at one observation, line by line. `opening` is done once, before the first observation is sensed."""
+
+    acts: tuple[Act, ...]
+    opening: tuple[Act, ...] = ()
+    name: str = "schedule"
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        return torch.broadcast_shapes(*(act.clock.every.shape for act in self.acts + self.opening))
+
+    def __str__(self) -> str:
+        lines = [f"before the first: {act}" for act in self.opening] + [str(act) for act in self.acts]
+        return "\n".join([self.name, *(f"  {line}" for line in lines)])
+
+
+def span(values: Tensor) -> str:
+    low, high = int(values.min()), int(values.max())
+    return str(low) if low == high else f"{low} to {high}"
+
+
+def act(verb: Verb, *who: str, every: Any = 1, times: int = 1, but: Sequence[str] = ()) -> Act:
+    """A line of a schedule, shortly: act("move", "parameter", every=64)."""
+    return Act(verb, tuple(who), Clock(every), times, tuple(but))
+
+
+def slow_step(*who: str, every: Any, but: Sequence[str] = ()) -> tuple[Act, ...]:
+    """Move, then settle, then carry the posterior into the prior."""
+    verbs: tuple[Verb, ...] = ("move", "settle", "carry")
+    return tuple(act(verb, *who, every=every, but=but) for verb in verbs)
+
+
+ORIENT = act("orient", "state", times=5)
+"""Find the first states from the first observation; repeated for the sake of mappings that are not linear."""
+
+SLOW = ("precision", "parameter")
+"""The roles that make up the context, in the order in which they step."""
+
+
+def odem(every: Any = 64, *, periods: Mapping[str, Any] | None = None) -> Schedule:
+    """States at every observation, precisions and then parameters at every N-th (Algorithm 1 of the paper).
+
+    every: N, one number or a tensor with a period for each batch element. periods: other periods for named nodes,
+    for example {"lambda_y": 128}.
+    """
+    own = dict(periods or {})
+    slow = [step for who in SLOW for step in slow_step(who, every=every, but=tuple(own))]
+    slow += [step for name, period in own.items() for step in slow_step(name, every=period)]
+    return Schedule(
+        name="ODEM",
+        opening=(ORIENT,),
+        acts=(act("sense", "sensory"), act("move", "state"), act("gather", *SLOW), *slow, act("settle", "state")),
+    )
+
+
+def generalised_filtering() -> Schedule:
+    """Everything at every observation."""
+    filtering = odem(every=1)
+    return Schedule(name="generalised filtering", opening=filtering.opening, acts=filtering.acts)
+
+
+def states_only() -> Schedule:
+    """States at every observation; parameters and precisions stay at their priors."""
+    return Schedule(
+        name="states only",
+        opening=(ORIENT,),
+        acts=(act("sense", "sensory"), act("move", "state"), act("settle", "state")),
+    )

@@ -1,0 +1,118 @@
+"""Validated, immutable settings: the decorator and the field types that every part is declared with."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from typing import Annotated, Any, TypeVar, dataclass_transform
+
+import numpy as np
+import torch
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, ValidationError
+from pydantic.dataclasses import dataclass, is_pydantic_dataclass
+from torch import Tensor
+
+from pcnet.errors import SettingError
+
+C = TypeVar("C", bound=type)
+
+
+@dataclass_transform(frozen_default=True, eq_default=False)
+def settings(cls: C) -> C:
+    """Turn a class into an immutable, validated pydantic dataclass that refuses unknown settings.
+
+    Instances compare by identity, since their fields hold tensors and functions.
+    """
+    config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+    made: Any = dataclass(cls, config=config, frozen=True, eq=False, repr=False)
+    validated_init: Callable[..., None] = made.__init__
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        try:
+            validated_init(self, *args, **kwargs)
+        except ValidationError as error:
+            name = kwargs.get("name", args[0] if args else None)
+            raise SettingError(explain(type(self), name, error)) from None
+        except TypeError as error:
+            raise SettingError(f"{type(self).__name__}: {error}") from None
+
+    init.__wrapped__ = validated_init  # type: ignore[attr-defined]
+    made.__init__ = init
+    return made  # type: ignore[no-any-return]
+
+
+def explain(cls: type, name: object, error: ValidationError) -> str:
+    """Say in one sentence a problem what is wrong with which setting, and which one was probably meant."""
+    assert is_pydantic_dataclass(cls)
+    known = list(cls.__dataclass_fields__)
+    who = f"{cls.__name__} {name!r}" if isinstance(name, str) else cls.__name__
+    problems = []
+    for item in error.errors():
+        field = ".".join(str(part) for part in item["loc"]) or "(arguments)"
+        if item["type"] == "unexpected_keyword_argument":
+            near = difflib.get_close_matches(field, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known settings: {', '.join(known)}"
+            problems.append(f"unknown setting {field!r}; {hint}")
+        elif item["type"] in ("missing", "missing_argument"):
+            problems.append(f"setting {field!r} is required")
+        else:
+            message = item["msg"].removeprefix("Value error, ")
+            problems.append(f"setting {field!r}: {message}")
+    return f"{who}: " + "; ".join(problems)
+
+
+def to_tensor(value: Any) -> Any:
+    """Accept numbers, lists, arrays and tensors as float64 tensors; leave anything else to be refused."""
+    if isinstance(value, Tensor):
+        return value.detach().to(torch.float64)
+    if isinstance(value, bool):
+        raise ValueError("must be a number or an array of numbers, not a bool")
+    if isinstance(value, (int, float, list, tuple, np.ndarray, np.number)):
+        try:
+            return torch.tensor(np.asarray(value, dtype=np.float64))
+        except (TypeError, ValueError):
+            raise ValueError("must be a number or a rectangular array of numbers") from None
+    raise ValueError(f"must be a number or an array of numbers, not {type(value).__name__}")
+
+
+def finite(value: Tensor) -> Tensor:
+    if not bool(torch.isfinite(value).all()):
+        raise ValueError("must be finite")
+    return value
+
+
+def positive(value: Tensor) -> Tensor:
+    if not bool((value > 0).all()):
+        raise ValueError("must be positive")
+    return value
+
+
+def not_negative(value: Tensor) -> Tensor:
+    if not bool((value >= 0).all()):
+        raise ValueError("must not be negative")
+    return value
+
+
+def whole_period(value: Tensor) -> Tensor:
+    if not bool(((value >= 1) & (value == value.round())).all()):
+        raise ValueError("must be whole numbers of observations, 1 or more")
+    return value
+
+
+def fraction(value: Tensor) -> Tensor:
+    if not bool(((value >= 0) & (value < 1)).all()):
+        raise ValueError("must be at least 0 and below 1")
+    return value
+
+
+Numbers = Annotated[Tensor, BeforeValidator(to_tensor), AfterValidator(finite)]
+"""A number, or an array of them whose leading dimensions are batch."""
+Positive = Annotated[Numbers, AfterValidator(positive)]
+NotNegative = Annotated[Numbers, AfterValidator(not_negative)]
+Fraction = Annotated[Numbers, AfterValidator(fraction)]
+Period = Annotated[Numbers, AfterValidator(whole_period)]
+
+
+def number(value: float) -> Tensor:
+    """A default for a `Numbers` field."""
+    return torch.tensor(value, dtype=torch.float64)
