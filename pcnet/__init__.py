@@ -1,6 +1,6 @@
 """pcnet: message-passing predictive coding in generalised coordinates of motion."""
 
-from pcnet import flows, graphs, nodes
+from pcnet import errors, flows, graphs, nodes
 from pcnet.functions import Derived
 from pcnet.graph import Graph
 from pcnet.nodes import ParameterNode, PrecisionNode, SensoryNode, StateNode
@@ -21,6 +21,7 @@ __all__ = [
     "SensoryNode",
     "StateNode",
     "act",
+    "errors",
     "flows",
     "generalised_filtering",
     "graphs",

@@ -180,9 +180,9 @@ class Derived(Function):
         self, function: Plain, jacobian: Plain | None = None, parameter_jacobian: Plain | None = None
     ) -> None:
         self.function = function
-        self.jacobian = jacobian or (lambda x, theta: _columns(lambda v: function(v, _like(theta, v)), x))
+        self.jacobian = jacobian or (lambda x, theta: _columns(lambda v: function(v, theta.expand(len(v), *theta.shape)), x))
         self.parameter_jacobian = parameter_jacobian or (
-            lambda x, theta: _columns(lambda v: function(_like(x, v), v), theta)
+            lambda x, theta: _columns(lambda v: function(x.expand(len(v), *x.shape), v), theta)
         )
         self._traces: dict[tuple[Any, ...], Callable[..., Any]] = {}
 
@@ -205,23 +205,18 @@ class Derived(Function):
     def curve(self, x: Tensor, parameters: Tensor, weights: Tensor) -> Tensor:
         rows = weights.shape[1]
 
-        def weighted_gradient(here: Tensor, theta: Tensor, weights: Tensor) -> Tensor:
-            return weights @ self.jacobian(here, theta)  # (..., rows, dim): the gradient of ξ_i·f for every order i
-
         def body(x: Tensor, theta: Tensor, weights: Tensor) -> Tensor:
-            here, motion = x[:, 0], x[:, 1:rows]
+            def gradient(here: Tensor) -> Tensor:
+                """Of Σ ξ·f̃ in each order of x̃, as a function of the value; (..., rows, dim)."""
+                theta_, weights_, motion = _like(theta, here), _like(weights, here), _like(x[:, 1:rows], here)
+                by_order = weights_ @ self.jacobian(here, theta_)
+                if rows == 1:
+                    return by_order
+                bend = _along(self.jacobian, here, theta_, motion)  # (..., rows − 1, out, dim)
+                value = by_order[..., :1, :] + (weights_[..., 1:, None, :] @ bend).sum(-3)
+                return torch.cat([value, by_order[..., 1:, :]], -2)
 
-            def hessians(at: Tensor) -> Tensor:
-                def gradient(v: Tensor) -> Tensor:
-                    return weighted_gradient(v, _like(theta, v), _like(weights, v))
-
-                return _columns(gradient, at)  # (..., rows, dim, dim)
-
-            blocks = hessians(here)
-            for i in range(1, rows):  # the value rows above order 0 hold J, so their x-curvature is a third derivative
-                third = jvp(hessians, (here,), (motion[:, i - 1].contiguous(),))[1]
-                blocks = torch.cat([blocks[:, :1] + third[:, i : i + 1], blocks[:, 1:]], 1)
-            return blocks
+            return _columns(gradient, x[:, 0])
 
         blocks: Tensor = self._traced("curve", rows, body, x, parameters, weights)
         return blocks
@@ -243,16 +238,13 @@ class Derived(Function):
         def body(x: Tensor, theta: Tensor, weights: Tensor) -> Tensor:
             here, motion = x[:, 0], x[:, 1:rows]
 
-            def gradient(v: Tensor) -> Tensor:
-                def pulled(at: Tensor) -> Tensor:
-                    return self.parameter_jacobian(at, v)
-
-                at = _like(here, v)
-                total = (_like(weights[:, 0], v)[..., None, :] @ pulled(at))[..., 0, :]
-                for i in range(1, rows):
-                    bent = jvp(pulled, (at.contiguous(),), (_like(motion[:, i - 1], v).contiguous(),))[1]
-                    total = total + (_like(weights[:, i], v)[..., None, :] @ bent)[..., 0, :]
-                return total
+            def gradient(theta: Tensor) -> Tensor:
+                """Of Σ ξ·f̃ in θ, as a function of θ; (..., p)."""
+                here_, weights_, motion_ = _like(here, theta), _like(weights, theta), _like(motion, theta)
+                slope = self.parameter_jacobian(here_, theta)[..., None, :, :]
+                if rows > 1:
+                    slope = torch.cat([slope, _along(self.parameter_jacobian, here_, theta, motion_)], -3)
+                return (weights_[..., None, :] @ slope).sum(-3)[..., 0, :]
 
             return _columns(gradient, theta)
 
@@ -278,10 +270,10 @@ def as_function(function: Function | Plain | None) -> Function:
     return Derived(function)
 
 
-def _like(value: Tensor, batched: Tensor) -> Tensor:
-    """`value` repeated over the extra leading dimensions of `batched`, if it has any."""
-    extra = batched.dim() - value.dim()
-    return value if extra <= 0 else value.expand(*batched.shape[:extra], *value.shape)
+def _like(value: Tensor, leading: Tensor) -> Tensor:
+    """`value` (B, …) repeated over the dimensions that `leading` (…, B, n) has before B."""
+    extra = leading.shape[:-2]
+    return value.expand(*extra, *value.shape) if extra else value
 
 
 def _columns(function: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:
@@ -298,10 +290,10 @@ def _columns(function: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:
 
 
 def _along(function: Plain, x: Tensor, theta: Tensor, directions: Tensor) -> Tensor:
-    """Derivative of a matrix-valued function of x along each direction (B, m, dim) → (B, m, *matrix)."""
-    ways = directions.movedim(1, 0)
+    """Derivative of a matrix-valued function at x (..., dim) along m directions (..., m, dim); (..., m, *matrix)."""
+    ways = directions.movedim(-2, 0).contiguous()
     copies = x.expand(ways.shape).contiguous()
-    return jvp(lambda v: function(v, _like(theta, v)), (copies,), (ways.contiguous(),))[1].movedim(0, 1)
+    return jvp(lambda v: function(v, theta.expand(len(v), *theta.shape)), (copies,), (ways,))[1].movedim(0, x.dim() - 1)
 
 
 def _trace(body: Callable[..., Any], inputs: Sequence[Tensor]) -> Callable[..., Any]:

@@ -79,9 +79,6 @@ class IndefiniteError(PcnetError, ArithmeticError):
         super().__init__(f"curvature not positive definite in {int(where.sum())} of {where.numel()} batch elements")
 
 
-_TAYLOR = [1.0 / math.factorial(i + 1) for i in range(12)]
-
-
 def exponential_step(jacobian: Tensor, flow: Tensor, time: Tensor) -> Tensor:
     """∫₀ᵗ exp(Js) ds · f = t φ₁(Jt) f, exact for a linear flow; J (B, n, n), f (B, n), t (B,) → (B, n).
 
@@ -90,28 +87,31 @@ def exponential_step(jacobian: Tensor, flow: Tensor, time: Tensor) -> Tensor:
     """
     batch, n = flow.shape
     size = flow.abs().amax(-1, keepdim=True).clamp_min(1e-300)  # the answer is linear in f: keep f from setting the scale
-    m = jacobian.new_zeros(batch, n + 1, n + 1)
+    powers = jacobian.new_zeros(3, batch, n + 1, n + 1)  # I, M, M²
+    powers[0].diagonal(dim1=-2, dim2=-1).fill_(1.0)
+    m = powers[1]
     torch.mul(jacobian, time[:, None, None], out=m[:, :n, :n])
     torch.div(flow, size, out=m[:, :n, n])
-    largest = float(m.abs().sum(-1).amax())
+    largest = torch.linalg.vector_norm(m, 1, dim=-1).amax().item()
     doublings = min(max(0, math.frexp(largest)[1] + 1), 60) if math.isfinite(largest) else 0
     m.mul_(0.5**doublings)
-    m2 = torch.bmm(m, m)
+    m2 = torch.bmm(m, m, out=powers[2])
     m3 = torch.bmm(m2, m)
-
-    def three_terms(first: int) -> Tensor:
-        """Σ Mⁱ/(first + i + 1)!, i = 0, 1, 2."""
-        terms = (m2 * _TAYLOR[first + 2]).add_(m, alpha=_TAYLOR[first + 1])
-        terms.diagonal(dim1=-2, dim2=-1).add_(_TAYLOR[first])
-        return terms
-
-    series = three_terms(9)
-    for first in (6, 3, 0):
-        series = three_terms(first).baddbmm_(m3, series)
-    grown, spare = torch.bmm(m, series), m2
+    # φ₁(M) = Σ Mⁱ/(i+1)! to twelve terms, by threes: each three are a mix of I, M and M², and M³ links them
+    series: Tensor | None = None
+    for three in torch.mm(_taylor(m), powers.view(3, -1)).view(4, batch, n + 1, n + 1):
+        series = three if series is None else three.baddbmm_(m3, series)
+    assert series is not None
+    grown, spare = torch.bmm(m, series), m3
     for _ in range(doublings):
         grown, spare = torch.baddbmm(grown, grown, grown, beta=2.0, out=spare), grown
     return grown[:, :n, n] * (size * time[:, None])
+
+
+def _taylor(like: Tensor) -> Tensor:
+    """1/(i+1)! for i = 0 … 11 in rows of three, the highest first."""
+    rows = [[1.0 / math.factorial(3 * row + i + 1) for i in range(3)] for row in (3, 2, 1, 0)]
+    return torch.tensor(rows, dtype=like.dtype, device=like.device)
 
 
 def log_abs_det(matrix: Tensor) -> Tensor:

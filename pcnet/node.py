@@ -53,10 +53,10 @@ class ErrorShape(NamedTuple):
 
 
 class Energy(NamedTuple):
-    """A node's share of the free energy, F = complexity − accuracy; (B,) each."""
+    """A node's share of the free energy, F = complexity − accuracy; (B,) each, None where it has none."""
 
-    accuracy: Tensor
-    complexity: Tensor
+    accuracy: Tensor | None = None
+    complexity: Tensor | None = None
 
 
 class Start(NamedTuple):
@@ -248,6 +248,14 @@ class Node(ABC):
     @abstractmethod
     def energy(self, local: Local) -> Energy:
         """This node's share of the free energy."""
+
+    def gradient(self, local: Local) -> Tensor | None:
+        """The gradient of the free energy in the mean of the belief (B, n), put together from local messages."""
+        return None
+
+    def hessian(self, local: Local) -> Tensor | None:
+        """Its curvature (B, n, n), exact or approximate as the node's settings say."""
+        return None
 
     @property
     @abstractmethod

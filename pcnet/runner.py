@@ -6,6 +6,7 @@ it depends on changes; which beliefs those are follows from the links alone.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -115,6 +116,10 @@ class Live:
             value = quantities[quantity].read(self._locals[node])
         return value.reshape(*self._start.batch_shape, *value.shape[1:]).clone()
 
+    def local(self, node: str) -> Local:
+        """A node's little world, for looking inside: its belief, memory and messages."""
+        return self._locals[self.graph[node].name]
+
     def mean(self, node: str) -> Tensor:
         return self.read(node, "mean")
 
@@ -124,7 +129,7 @@ class Live:
     @property
     def free_energy(self) -> Tensor:
         """F at the last observation, (...)."""
-        return self._shaped(self._energy.complexity - self._energy.accuracy)
+        return self._shaped(self._complexity - self._accuracy)
 
     @property
     def free_action(self) -> Tensor:
@@ -175,12 +180,11 @@ class Live:
             if due is not False:
                 self._do(line, None if due is True else due)
         energies = [node.energy(self._locals[name]) for name, node in self._nodes.items()]
-        accuracy, complexity = energies[0]
-        for energy in energies[1:]:
-            accuracy, complexity = accuracy + energy.accuracy, complexity + energy.complexity
-        self._energy, self._energies = Energy(accuracy, complexity), energies
-        free_energy = complexity - accuracy
-        if not bool(torch.isfinite(free_energy).all()):
+        self._accuracy = self._total([energy.accuracy for energy in energies])
+        self._complexity = self._total([energy.complexity for energy in energies])
+        self._energies = energies
+        free_energy = self._complexity - self._accuracy
+        if not math.isfinite(free_energy.sum().item()):
             self._diverged(free_energy)
         self._action = self._action + free_energy
         if (self.tick + 1) % self.record.every == 0 and self._tapes:
@@ -188,6 +192,14 @@ class Live:
             for tape in self._tapes.values():
                 tape.write()
         self.tick += 1
+
+    def _total(self, parts: list[Tensor | None]) -> Tensor:
+        found = [part for part in parts if part is not None]
+        return sum(found[1:], found[0]) if found else self._nothing
+
+    def _share(self, energy: Energy) -> Tensor:
+        """A node's free energy, complexity − accuracy."""
+        return self._total([energy.complexity]) - self._total([energy.accuracy])
 
     def _do(self, line: Line, mask: Tensor | None) -> None:
         for _ in range(line.times):
@@ -208,7 +220,7 @@ class Live:
         culprit = "the graph"
         for (name, node), energy in zip(self._nodes.items(), self._energies, strict=True):
             belief = self._locals[name].belief
-            parts = [v for v in (*belief, energy.complexity - energy.accuracy) if v is not None]
+            parts = [*belief, self._share(energy)]
             if not all(bool(torch.isfinite(v).all()) for v in parts):
                 culprit = node.title
                 break
@@ -228,7 +240,8 @@ class Live:
                 f"{tuple(self.schedule.batch_shape)} and of the observations {tuple(brought)} do not fit together"
             ) from None
         self._start = Start(shape.numel(), self.dtype, self.device, shape)
-        self._action = torch.zeros(shape.numel(), dtype=self.dtype, device=self.device)
+        self._nothing = torch.zeros(shape.numel(), dtype=self.dtype, device=self.device)
+        self._action = self._nothing
         for name, node in self._nodes.items():
             if name in observation:
                 self._locals[name].observation = self._start.fill(observation[name], 1)
@@ -338,12 +351,10 @@ class Live:
                 if quantity in self.record.quantities:
                     self._tapes[f"{name}.{quantity}"] = Tape(dims, lambda r=read, lo=local: r(lo))  # type: ignore[misc]
         if ENERGY in self.record.quantities:
-            self._tapes["accuracy"] = Tape((), lambda: self._energy.accuracy)
-            self._tapes["complexity"] = Tape((), lambda: self._energy.complexity)
+            self._tapes["accuracy"] = Tape((), lambda: self._accuracy)
+            self._tapes["complexity"] = Tape((), lambda: self._complexity)
             for i, name in enumerate(self._nodes):
-                self._tapes[f"{name}.free_energy"] = Tape(
-                    (), lambda i=i: self._energies[i].complexity - self._energies[i].accuracy  # type: ignore[misc]
-                )
+                self._tapes[f"{name}.free_energy"] = Tape((), lambda i=i: self._share(self._energies[i]))  # type: ignore[misc]
         if self.record.messages:
             for (link, way), channel in self._channels.items():
                 read, what = _reader(channel, way)

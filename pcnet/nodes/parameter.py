@@ -99,25 +99,30 @@ class ParameterNode(Node):
         local.belief = local.belief._replace(mean=local.belief.mean + change)
 
     def gather(self, local: Local) -> None:
+        gathered = local.rule.gather(Gathered(*local.memory[:3]), self.gradient(local))
+        local.memory = ParameterMemory(*gathered, local.memory.mended)
+
+    def gradient(self, local: Local) -> Tensor:
         belief = local.belief
         gradient = torch.bmm(belief.prior_precision, (belief.mean - belief.prior_mean)[..., None])[..., 0]
         for link in local.below:
             gradient = gradient - local.error(link).weighted
-        gathered = local.rule.gather(Gathered(*local.memory[:3]), gradient)
-        local.memory = ParameterMemory(*gathered, local.memory.mended)
+        return gradient
 
-    def settle(self, local: Local) -> None:
-        belief = local.belief
-        curvature = belief.prior_precision
+    def hessian(self, local: Local) -> Tensor:
+        curvature: Tensor = local.belief.prior_precision
         for link in local.below:
             error = local.error(link)
             curvature = curvature + error.precision
             if self.curvature == "exact" and error.remainder is not None:
                 curvature = curvature + error.remainder
-        found = posterior(curvature, self.indefinite)
+        return curvature
+
+    def settle(self, local: Local) -> None:
+        found = posterior(self.hessian(local), self.indefinite)
         if found.mended is not None:
             local.memory = local.memory._replace(mended=local.memory.mended + found.mended)
-        local.belief = belief._replace(precision=found.precision, log_det_covariance=found.log_det_covariance)
+        local.belief = local.belief._replace(precision=found.precision, log_det_covariance=found.log_det_covariance)
 
     def carry(self, local: Local) -> None:
         belief = local.belief
@@ -134,7 +139,7 @@ class ParameterNode(Node):
             moved = (belief.mean - belief.prior_mean)[:, None]
             fit = (moved @ belief.prior_precision @ moved.mT)[:, 0, 0]
             complexity = 0.5 * (fit + belief.prior_log_det_covariance - belief.log_det_covariance)
-            return Energy(torch.zeros_like(complexity), complexity)
+            return Energy(complexity=complexity)
 
         return local.once("energy", compute, belief)
 

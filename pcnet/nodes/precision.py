@@ -149,21 +149,30 @@ class PrecisionNode(Node):
         local.belief = local.belief._replace(mean=local.belief.mean + change)
 
     def gather(self, local: Local) -> None:
+        local.memory = local.rule.mover.gather(local.memory, self.gradient(local))
+
+    def gradient(self, local: Local) -> Tensor:
         belief = local.belief
-        gradient = (belief.mean - belief.prior_mean) / belief.prior_variance
+        gradient: Tensor = (belief.mean - belief.prior_mean) / belief.prior_variance
         for link in local.below:
             gradient = gradient - self._pull(local.error(link).weighted)
-        local.memory = local.rule.mover.gather(local.memory, gradient)
+        return gradient
+
+    def hessian(self, local: Local) -> Tensor:
+        return self._curvature(local).diag_embed()
 
     def settle(self, local: Local) -> None:
-        belief = local.belief
-        curvature = 1 / belief.prior_variance
+        local.belief = local.belief._replace(variance=1 / self._curvature(local))
+
+    def _curvature(self, local: Local) -> Tensor:
+        """The curvature along each log-precision, (B, channels): they do not interact."""
+        curvature: Tensor = 1 / local.belief.prior_variance
         for link in local.below:
             error = local.error(link)
             curvature = curvature + self._pull(error.precision)
             if self.curvature == "exact" and error.remainder is not None:
                 curvature = curvature + self._pull(error.remainder)
-        local.belief = belief._replace(variance=1 / curvature)
+        return curvature
 
     def carry(self, local: Local) -> None:
         belief = local.belief
@@ -175,7 +184,7 @@ class PrecisionNode(Node):
         def compute() -> Energy:
             moved = (belief.mean - belief.prior_mean) ** 2 / belief.prior_variance
             complexity = 0.5 * (moved + belief.prior_variance.log() - belief.variance.log()).sum(-1)
-            return Energy(torch.zeros_like(complexity), complexity)
+            return Energy(complexity=complexity)
 
         return local.once("energy", compute, belief)
 

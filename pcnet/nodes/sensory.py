@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pcnet.errors import GraphError
 from pcnet.generalised import backward_differences
-from pcnet.linalg import Precision, quadratic
+from pcnet.linalg import Precision
 from pcnet.messages import Error
 from pcnet.node import Energy, ErrorShape, Link, Local, Node, Quantity, Start
 from pcnet.nodes.precision import precision_error
@@ -24,6 +24,15 @@ class SensoryBelief(NamedTuple):
     """The generalised observation ỹ, (B, orders, dim)."""
 
     observation: Tensor
+
+
+class SensoryWork(NamedTuple):
+    """The prediction g̃, the error ε̃ = ỹ − g̃, its precision Π̃ and ξ = Π̃ε̃; (B, orders, dim) each."""
+
+    prediction: Tensor
+    error: Tensor
+    precision: Precision
+    weighted: Tensor
 
 
 @settings
@@ -84,43 +93,36 @@ class SensoryNode(Node):
         local.belief = SensoryBelief(backward_differences(local.observation, previous, local.rule))
 
     def err(self, local: Local, link: Link) -> Error[Any]:
+        work = self.work(local)
         if link.kind == "weighs":
-            return precision_error(self.weighted(local), self.error(local))
-        return Error(self.weighted(local), self.precision(local))
+            return precision_error(work.weighted, work.error)
+        return Error(work.weighted, work.precision)
 
     def energy(self, local: Local) -> Energy:
-        fit = quadratic(self.weighted(local), self.error(local)).sum(-1)
+        work = self.work(local)
+        fit = (work.weighted * work.error).sum((1, 2))
         constant = self.orders * self.dim * math.log(2 * math.pi)
-        accuracy = 0.5 * (self.precision(local).log_det - fit - constant)
-        return Energy(accuracy, torch.zeros_like(accuracy))
+        return Energy(accuracy=0.5 * (work.precision.log_det - fit - constant))
 
     @property
     def quantities(self) -> Mapping[str, Quantity]:
         shape = ("order", "dimension")
         return {
             "observation": Quantity(shape, lambda local: local.belief.observation),
-            "prediction": Quantity(shape, self.prediction),
-            "error": Quantity(shape, self.error),
-            "weighted_error": Quantity(shape, self.weighted),
+            "prediction": Quantity(shape, lambda local: self.work(local).prediction),
+            "error": Quantity(shape, lambda local: self.work(local).error),
+            "weighted_error": Quantity(shape, lambda local: self.work(local).weighted),
         }
 
-    def prediction(self, local: Local) -> Tensor:
-        """g̃ (B, orders, dim), summed over the states above."""
-        parts = [local.prediction(link) for link in local.links_above("predicts")]
-        return parts[0] if len(parts) == 1 else local.once("prediction", lambda: sum(parts[1:], parts[0]), *parts)
+    def work(self, local: Local) -> SensoryWork:
+        """The sensory error and its weight; once for the same observation and messages."""
+        observation: Tensor = local.belief.observation
 
-    def error(self, local: Local) -> Tensor:
-        """ε̃ = ỹ − g̃."""
-        observation, prediction = local.belief.observation, self.prediction(local)
-        error: Tensor = local.once("error", lambda: observation - prediction, observation, prediction)
-        return error
+        def compute() -> SensoryWork:
+            parts = [local.prediction(link) for link in local.links_above("predicts")]
+            (link,) = local.links_above("weighs")
+            prediction, precision = sum(parts[1:], parts[0]), local.prediction(link)
+            error = observation - prediction
+            return SensoryWork(prediction, error, precision, precision.weigh(error))
 
-    def precision(self, local: Local) -> Precision:
-        (link,) = local.links_above("weighs")
-        precision: Precision = local.prediction(link)
-        return precision
-
-    def weighted(self, local: Local) -> Tensor:
-        """ξ = Π̃ε̃."""
-        error, precision = self.error(local), self.precision(local)
-        return local.once("weighted", lambda: precision.weigh(error), error, precision)
+        return local.once("work", compute, observation, *[local.prediction(link) for link in local.above])

@@ -13,7 +13,7 @@ from torch import Tensor
 from pcnet.errors import GraphError, SettingError
 from pcnet.functions import Function, Linearisation, as_function, less_curve
 from pcnet.generalised import shift_matrix
-from pcnet.linalg import Indefinite, Posterior, Precision, posterior, quadratic
+from pcnet.linalg import Indefinite, Posterior, Precision, posterior
 from pcnet.messages import Error, Prediction
 from pcnet.movers import Evidence, Ozaki, StateMover
 from pcnet.node import Energy, ErrorShape, Link, Local, Node, Quantity, Start
@@ -35,11 +35,18 @@ class StateMemory(NamedTuple):
     mended: Tensor
 
 
-class Motion(NamedTuple):
-    """The error of the state's own motion ε = Dx̃ − f̃ (B, rows, dim) and its slope D − ∂f̃/∂x̃ (B, rows·dim, n)."""
+class Work(NamedTuple):
+    """What follows from the belief and the messages from above, and that all rules of the node share.
+
+    The error of the state's own motion ε = Dx̃ − f̃ (B, rows, dim), its slope D − ∂f̃/∂x̃ (B, rows·dim, n), its precision
+    Π̃ and ξ = Π̃ε; and for each link below the mapping g̃ with its slope.
+    """
 
     error: Tensor
     slope: Tensor
+    precision: Precision
+    weighted: Tensor
+    mappings: dict[Link, Linearisation]
 
 
 @settings
@@ -141,7 +148,7 @@ class StateNode(Node):
         local.belief = local.belief._replace(mean=here)
         gradient, curvature = here.new_zeros(here.shape[0], self.dim), here.new_zeros(here.shape[0], self.dim, self.dim)
         for link in local.below:
-            slope = self._mapping(local, link).slope[..., : self.dim]
+            slope = self._work(local).mappings[link].slope[..., : self.dim]
             error = local.error(link)
             gradient = gradient - torch.einsum("bri,br->bi", slope, error.weighted.flatten(1))
             curvature = curvature + error.precision.sandwich(slope)
@@ -155,15 +162,14 @@ class StateNode(Node):
 
     # --- messages ----------------------------------------------------------------------------------------------
     def predict(self, local: Local, link: Link) -> Prediction[Tensor]:
-        return Prediction(self._mapping(local, link).value)
+        return Prediction(self._work(local).mappings[link].value)
 
     def err(self, local: Local, link: Link) -> Error[Any]:
+        work = self._work(local)
         if link.kind == "weighs":
-            motion = self._motion(local)
-            return precision_error(self._weighted(local), motion.error)
+            return precision_error(work.weighted, work.error)
         if link.of is None:  # the parameters of the flow hear of the motion error
-            precision: Precision = self._precision(local)
-            return self._parameter_error(local, link, self.flow, self._weighted(local), precision)
+            return self._parameter_error(local, link, self.flow, work.weighted, work.precision)
         (below,) = (other for other in local.below if other.child is link.of)
         error = local.error(below)
         assert below.function is not None
@@ -176,8 +182,7 @@ class StateNode(Node):
         mean, rows = local.belief.mean, weighted.shape[1]
         everything = self._parameters(local, link.of)
         mine = self._slice(local, link)
-        key = f"parameter slope {link.of}"
-        slope = local.once(key, lambda: function.parameter_slope(mean, everything, rows), mean, everything)[..., mine]
+        slope = function.parameter_slope(mean, everything, rows)[..., mine]
         flat = slope.reshape(slope.shape[0], -1, slope.shape[-1])
 
         def remainder() -> Tensor | None:
@@ -192,23 +197,21 @@ class StateNode(Node):
         mean: Tensor = local.belief.mean
         flat = mean.flatten(1)
         shift = local.once("shift", lambda: shift_matrix(self.orders, self.orders, self.dim).to(mean)[None])
-        motion = torch.cat([flat[:, self.dim :], torch.zeros_like(flat[:, : self.dim])], 1)
-        curvature = self._curvature(local) if local.rule.needs_curvature else flat
-        step = local.rule.step(Evidence(flat, motion, shift, self._gradient(local), curvature))
+        motion = torch.nn.functional.pad(flat[:, self.dim :], (0, self.dim))
+        curvature = self.hessian(local) if local.rule.needs_curvature else flat
+        step = local.rule.step(Evidence(flat, motion, shift, self.gradient(local), curvature))
         local.belief = local.belief._replace(mean=mean + step.view_as(mean))
 
     def settle(self, local: Local) -> None:
-        found: Posterior = posterior(self._curvature(local), self.indefinite)
+        found: Posterior = posterior(self.hessian(local), self.indefinite)
         if found.mended is not None:
             local.memory = StateMemory(local.memory.mended + found.mended)
         local.belief = StateBelief(local.belief.mean, found.precision, found.log_det_covariance)
 
     def energy(self, local: Local) -> Energy:
-        error = self._motion(local).error
-        fit = quadratic(self._weighted(local), error).sum(-1)
-        precision = self._precision(local)
-        complexity = 0.5 * (fit - precision.log_det - local.belief.log_det_covariance)
-        return Energy(torch.zeros_like(complexity), complexity)
+        work = self._work(local)
+        fit = (work.weighted * work.error).sum((1, 2))
+        return Energy(complexity=0.5 * (fit - work.precision.log_det - local.belief.log_det_covariance))
 
     def fallbacks(self, local: Local) -> Tensor:
         mended: Tensor = local.memory.mended
@@ -221,14 +224,36 @@ class StateNode(Node):
             "mean": Quantity(shape, lambda local: local.belief.mean),
             "sd": Quantity(shape, self._sd),
             "covariance": Quantity(("element", "element_"), lambda local: torch.linalg.inv(local.belief.precision)),
-            "error": Quantity(("error_order", "dimension"), lambda local: self._motion(local).error),
-            "weighted_error": Quantity(("error_order", "dimension"), self._weighted),
+            "error": Quantity(("error_order", "dimension"), lambda local: self._work(local).error),
+            "weighted_error": Quantity(("error_order", "dimension"), lambda local: self._work(local).weighted),
         }
 
-    # --- what the rules above share: computed once for the same belief and messages -----------------------------------
+    # --- what the rules above share --------------------------------------------------------------------------------
     def _sd(self, local: Local) -> Tensor:
         inverse = torch.cholesky_inverse(torch.linalg.cholesky_ex(local.belief.precision)[0])
         return inverse.diagonal(dim1=-2, dim2=-1).sqrt().view_as(local.belief.mean)
+
+    def _work(self, local: Local) -> Work:
+        mean: Tensor = local.belief.mean
+
+        def compute() -> Work:
+            flow = self.flow.linearise(mean, self._parameters(local, None), self.rows)
+            shift = local.once("rows", lambda: shift_matrix(self.rows, self.orders, self.dim).to(mean))
+            if self.last_error == "keep":
+                target = torch.nn.functional.pad(mean[:, 1:], (0, 0, 0, 1))
+            else:
+                target = mean[:, 1:]
+            (link,) = local.links_above("weighs")
+            precision: Precision = local.prediction(link)
+            error = target - flow.value
+            mappings = {}
+            for below in local.below:
+                function, shape = below.function, below.child.error_shape
+                assert function is not None and shape is not None
+                mappings[below] = function.linearise(mean, self._parameters(local, below.child), shape.rows)
+            return Work(error, shift - flow.slope, precision, precision.weigh(error), mappings)
+
+        return local.once("work", compute, mean, *[local.prediction(link) for link in local.above])
 
     def _parameters(self, local: Local, of: Node | None) -> Tensor:
         """θ (B, p) of the flow, or of the mapping to `of`: what the parameter nodes predict, in order of attachment."""
@@ -249,71 +274,43 @@ class StateNode(Node):
             first += size
         raise AssertionError("a link that is not ours")
 
-    def _precision(self, local: Local) -> Precision:
-        (link,) = local.links_above("weighs")
-        precision: Precision = local.prediction(link)
-        return precision
-
-    def _mapping(self, local: Local, link: Link) -> Linearisation:
-        mean, parameters = local.belief.mean, self._parameters(local, link.child)
-        function, shape = link.function, link.child.error_shape
-        assert function is not None and shape is not None
-        name = f"mapping {link.child.name}"
-        return local.once(name, lambda: function.linearise(mean, parameters, shape.rows), mean, parameters)
-
-    def _motion(self, local: Local) -> Motion:
-        mean, parameters = local.belief.mean, self._parameters(local, None)
-
-        def compute() -> Motion:
-            flow = self.flow.linearise(mean, parameters, self.rows)
-            shift = local.once("rows", lambda: shift_matrix(self.rows, self.orders, self.dim).to(mean))
-            target = torch.cat([mean[:, 1:], torch.zeros_like(mean[:, :1])], 1)[:, : self.rows]
-            return Motion(target - flow.value, shift - flow.slope)
-
-        return local.once("motion", compute, mean, parameters)
-
-    def _weighted(self, local: Local) -> Tensor:
-        motion, precision = self._motion(local), self._precision(local)
-        return local.once("weighted", lambda: precision.weigh(motion.error), motion, precision)
-
-    def _gradient(self, local: Local) -> Tensor:
-        weighted, motion = self._weighted(local), self._motion(local)
-        batch = weighted.shape[0]
-        gradient = torch.bmm(weighted.view(batch, 1, -1), motion.slope)
-        for link in local.below:
-            slope = self._mapping(local, link).slope
-            gradient = torch.baddbmm(gradient, local.error(link).weighted.reshape(batch, 1, -1), slope, alpha=-1)
+    def gradient(self, local: Local) -> Tensor:
+        work = self._work(local)
+        batch = work.weighted.shape[0]
+        gradient = torch.bmm(work.weighted.view(batch, 1, -1), work.slope)
+        for link, mapping in work.mappings.items():
+            weighted = local.error(link).weighted.reshape(batch, 1, -1)
+            gradient = torch.baddbmm(gradient, weighted, mapping.slope, alpha=-1)
         return gradient[:, 0]
 
-    def _curvature(self, local: Local) -> Tensor:
+    def hessian(self, local: Local) -> Tensor:
         curvature = self._gauss_newton(local)
         if self.curvature == "gauss-newton":
             return curvature
+        work = self._work(local)
         mean: Tensor = local.belief.mean
-        bends = [self.flow.curve(mean, self._parameters(local, None), self._weighted(local))]
-        for link in local.below:
+        curves = [self.flow.curve(mean, self._parameters(local, None), work.weighted)]
+        for link, mapping in work.mappings.items():
             assert link.function is not None
             error = local.error(link)
-            bends.append(link.function.curve(mean, self._parameters(local, link.child), error.weighted))
+            curves.append(link.function.curve(mean, self._parameters(local, link.child), error.weighted))
             if error.remainder is not None:
-                slope = self._mapping(local, link).slope
-                curvature = curvature + slope.mT @ error.remainder @ slope
-        for bend in bends:
-            curvature = curvature if bend is None else less_curve(curvature, bend)
+                curvature = curvature + mapping.slope.mT @ error.remainder @ mapping.slope
+        for curve in curves:
+            curvature = curvature if curve is None else less_curve(curvature, curve)
         return curvature
 
     def _gauss_newton(self, local: Local) -> Tensor:
-        motion, precision = self._motion(local), self._precision(local)
-        slopes = [self._mapping(local, link).slope for link in local.below]
-        precisions = [local.error(link).precision for link in local.below]
+        work = self._work(local)
+        precisions = [local.error(link).precision for link in work.mappings]
 
         def compute() -> Tensor:
-            curvature = precision.sandwich(motion.slope)
-            for slope, weight in zip(slopes, precisions, strict=True):
-                curvature = curvature + weight.sandwich(slope)
+            curvature = work.precision.sandwich(work.slope)
+            for mapping, precision in zip(work.mappings.values(), precisions, strict=True):
+                curvature = curvature + precision.sandwich(mapping.slope)
             return curvature
 
-        return local.once("gauss-newton", compute, motion, precision, *slopes, *precisions)
+        return local.once("gauss-newton", compute, work, *precisions)
 
 
 def _count(above: tuple[Link, ...], of: Node | None) -> int:

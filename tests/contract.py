@@ -1,0 +1,177 @@
+"""The promises every kind of node keeps. A test class of a node kind inherits them all and says how to build a graph."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+import pcnet as pc
+from pcnet.messages import Error, Prediction
+from pcnet.node import Local, Start
+
+
+class NodeContract:
+    """Subclass, and give `build(batch)`: a graph with the node `name`, whose settings differ between batch elements,
+    and `observations` (time, …) for it."""
+
+    name: str
+    schedule = pc.odem(every=3)
+
+    def build(self, scale: torch.Tensor) -> pc.Graph:
+        """A graph whose settings depend on `scale`, a tensor of any batch shape or a single number."""
+        raise NotImplementedError
+
+    def observations(self) -> dict[str, torch.Tensor]:
+        raise NotImplementedError
+
+    scales = torch.tensor([0.7, 1.0, 1.6], dtype=torch.float64)
+
+    def live(self, scale=None, steps=4, **options):
+        graph = self.build(self.scales if scale is None else scale)
+        live = graph.start(self.schedule, record=(), **options)
+        for t in range(steps):
+            live.step({name: y[t] for name, y in self.observations().items()})
+        return live
+
+    def run(self, scale, **options):
+        graph = self.build(scale)
+        wanted = {q for node in graph.nodes.values() for q in node.quantities} | {"energy"}
+        return graph.run(self.observations(), schedule=self.schedule, record=wanted, **options)
+
+    # --- the promises ----------------------------------------------------------------------------------------------
+    def test_role_and_name(self):
+        node = self.build(self.scales)[self.name]
+        assert node.role
+        assert node.name == self.name
+        assert self.name in node.title
+
+    def test_settings_are_immutable_and_unknown_ones_refused(self):
+        node = self.build(self.scales)[self.name]
+        with pytest.raises(AttributeError):
+            node.name = "other"
+        with pytest.raises(pc.errors.SettingError, match="unknown setting 'nonsense'"):
+            type(node)("n", nonsense=1)
+
+    def test_beliefs_and_energies_have_one_leading_batch_dimension(self):
+        live = self.live()
+        node, local = live.graph[self.name], live.local(self.name)
+        for part in local.belief:
+            assert part.shape[0] == len(self.scales)
+        for part in node.energy(local):
+            assert part is None or part.shape == (len(self.scales),)
+
+    def test_quantities_are_labelled_and_finite(self):
+        live = self.live()
+        node = live.graph[self.name]
+        assert node.quantities
+        for quantity, (dims, _) in node.quantities.items():
+            value = live.read(self.name, quantity)
+            assert value.dim() == 1 + len(dims), quantity
+            assert torch.isfinite(value).all(), quantity
+
+    def test_messages_are_immutable_and_repeatable(self):
+        """The same belief and messages give the same message, and asking changes nothing."""
+        live = self.live()
+        node, local = live.graph[self.name], live.local(self.name)
+        before = local.belief
+        with torch.inference_mode():
+            for links, send in ((local.below, node.predict), (local.above, node.err)):
+                for link in links:
+                    first, second = send(local, link), send(local, link)
+                    if isinstance(first, Prediction):
+                        parts = zip(_flat(first.value), _flat(second.value), strict=True)
+                        with pytest.raises(AttributeError):
+                            first.value = None
+                    else:
+                        assert isinstance(first, Error)
+                        parts = [(first.weighted, second.weighted)]
+                        with pytest.raises(AttributeError):
+                            first.weighted = None
+                    assert all(torch.equal(a, b) for a, b in parts)
+        assert local.belief is before
+
+    def test_acts_change_only_the_own_belief_and_only_where_due(self):
+        live = self.live()
+        node, local = live.graph[self.name], live.local(self.name)
+        others = {name: live.local(name).belief for name in live.graph.nodes if name != self.name}
+        mask = torch.tensor([True, False, True])
+        with torch.inference_mode():
+            for verb in ("gather", "move", "settle", "carry", "orient"):
+                before = local.belief
+                local.mask = mask
+                getattr(node, verb)(local)
+                local.mask = None
+                for old, new in zip(before, local.belief, strict=True):
+                    assert torch.equal(old[1], new[1]), f"{verb} reached a batch element that was not due"
+        assert all(live.local(name).belief is belief for name, belief in others.items())
+
+    def test_sees_its_own_links_only(self):
+        live = self.live()
+        local: Local = live.local(self.name)
+        for link in local.above:
+            assert link.child.name == self.name
+        for link in local.below:
+            assert link.parent.name == self.name
+
+    def test_gradient_is_the_slope_of_the_free_energy(self):
+        """Central differences of the sum of all nodes' energies, posterior log-determinants held."""
+        live = self.live(scale=torch.tensor(1.0, dtype=torch.float64))
+        node, local = live.graph[self.name], live.local(self.name)
+        with torch.inference_mode():
+            gradient = node.gradient(local)
+            if gradient is None:
+                pytest.skip("this kind has no mean of its own to move")
+            belief = local.belief
+            for i in range(gradient.shape[1]):
+                sides = []
+                for sign in (1, -1):
+                    mean = belief.mean.clone()
+                    h = 1e-5 * max(1.0, abs(mean.reshape(-1)[i].item()))
+                    mean.view(-1)[i] += sign * h
+                    local.belief = belief._replace(mean=mean)
+                    sides.append(_free_energy(live))
+                expected = (sides[0] - sides[1]) / (2 * h)
+                assert gradient[0, i].item() == pytest.approx(expected, rel=2e-4, abs=2e-4)
+            local.belief = belief
+
+    def test_batch_element_equals_the_run_alone(self):
+        together = self.run(self.scales)
+        for i, scale in enumerate(self.scales):
+            alone = self.run(scale)
+            for key, trace in together.traces.items():
+                expected = torch.as_tensor(alone.traces[key].values)
+                torch.testing.assert_close(torch.as_tensor(trace.values[i]), expected, rtol=1e-10, atol=1e-10)
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    def test_dtype_is_that_of_the_run(self, dtype):
+        live = self.live(dtype=dtype)
+        for part in live.local(self.name).belief:
+            assert part.dtype == dtype
+
+    def test_begin_does_not_depend_on_global_defaults(self):
+        start = Start(1, torch.float64, torch.device("cpu"), torch.Size([]))
+        assert start.fill(torch.tensor(1.0), 0).dtype == torch.float64
+        default = torch.get_default_dtype()
+        expected = self.run(self.scales)
+        try:
+            torch.set_default_dtype(torch.float64 if default == torch.float32 else torch.float32)
+            found = self.run(self.scales)
+        finally:
+            torch.set_default_dtype(default)
+        for key, trace in expected.traces.items():
+            torch.testing.assert_close(torch.as_tensor(found.traces[key].values), torch.as_tensor(trace.values), rtol=0, atol=0)
+
+
+def _flat(value) -> list[torch.Tensor]:
+    return [value] if isinstance(value, torch.Tensor) else list(value)
+
+
+def _free_energy(live) -> float:
+    total = 0.0
+    for name, node in live.graph.nodes.items():
+        accuracy, complexity = node.energy(live.local(name))
+        total += (0 if complexity is None else complexity.item()) - (0 if accuracy is None else accuracy.item())
+    assert math.isfinite(total)
+    return total

@@ -1,0 +1,132 @@
+"""Every kind of node keeps the contract; so does one that the machinery has never heard of."""
+
+import torch
+from contract import NodeContract
+from models import tensor
+from student_t import StudentTSensoryNode
+
+import pcnet as pc
+from pcnet.movers import Exponential, Ozaki, RobbinsMonro, WindowMean
+from pcnet.nodes import ParameterNode, PrecisionNode, SensoryNode, StateNode
+
+
+class Small(NodeContract):
+    """A Lotka–Volterra state seen through a linear mapping of unknown gain."""
+
+    sensor = SensoryNode
+    curvature = "exact"
+
+    def build(self, scale):
+        slow = RobbinsMonro(0.01 * scale, 1.0, 0.5, Exponential(0.2))
+        start = 0.5 * torch.tensor([[1.0, 0.7, 1.3], [0.1, -0.2, 0.1], [0.0, 0.1, 0.0]], dtype=torch.float64)
+        x = StateNode(
+            "x",
+            dim=3,
+            orders=3,
+            flow=pc.flows.lotka_volterra,
+            initial_mean=start * scale[..., None, None],
+            mover=Ozaki(kappa=0.3 * scale, time=0.02),
+            curvature=self.curvature,
+        )
+        y = self.sensor("y", dim=2, orders=2, dt=0.1)
+        a = ParameterNode("a", mean=tensor(0.3, -0.2, 0.3) * scale[..., None], sd=0.25, mover=slow, curvature=self.curvature)
+        gain = ParameterNode(
+            "gain", mean=tensor(1.0, 0.5), sd=scale[..., None], mover=RobbinsMonro(0.01, accumulate=WindowMean())
+        )
+        graph = pc.Graph()
+        graph.predicts(x, y, via=MAPPING)
+        graph.parametrises(a, x)
+        graph.parametrises(gain, x, of=y)
+        expected = 4.0 * scale[..., None]
+        graph.weighs(PrecisionNode("noise_x", expected=expected, sd=0.3, smoothness=0.5 * scale, curvature=self.curvature), x)
+        graph.weighs(
+            PrecisionNode("noise_y", expected=expected, sd=0.3, smoothness=0.5, shared=True, curvature=self.curvature), y
+        )
+        return graph
+
+    def observations(self):
+        times = torch.arange(8, dtype=torch.float64)
+        return {"y": torch.stack([times.sin() + 1, (0.7 * times).cos() + 1], -1)}
+
+
+def gains(x, parameters):
+    return x[..., :2] * parameters + 0.1 * x[..., 1:] ** 2
+
+
+MAPPING = pc.Derived(gains)
+
+
+class TestStateNode(Small):
+    name = "x"
+
+
+class TestStateNodeWithGaussNewton(Small):
+    name = "x"
+    curvature = "gauss-newton"
+
+
+class TestSensoryNode(Small):
+    name = "y"
+
+
+class TestParameterNode(Small):
+    name = "a"
+
+
+class TestParameterOfAMapping(Small):
+    name = "gain"
+
+
+class TestPrecisionNode(Small):
+    name = "noise_x"
+
+
+class TestSharedPrecisionNode(Small):
+    name = "noise_y"
+
+
+class TestStudentT(Small):
+    """A new kind of node, shipped as an example: no part of the machinery knows it."""
+
+    name = "y"
+    sensor = StudentTSensoryNode
+
+    def test_its_neighbours_feel_the_heavy_tails(self):
+        """The gradients of all nodes around it are the slopes of an energy that now has Student-t errors."""
+        for name in ("x", "noise_y", "gain"):
+            self.name = name
+            self.test_gradient_is_the_slope_of_the_free_energy()
+
+    def test_exact_curvature_is_the_slope_of_the_gradient(self):
+        live = self.live(scale=torch.tensor(1.0, dtype=torch.float64))
+        for name in ("x", "noise_y"):
+            node, local = live.graph[name], live.local(name)
+            with torch.inference_mode():
+                belief, hessian = local.belief, node.hessian(local)[0]
+                for i in range(len(hessian)):
+                    sides = []
+                    for h in (1e-5, -1e-5):
+                        mean = belief.mean.clone()
+                        mean.view(-1)[i] += h
+                        local.belief = belief._replace(mean=mean)
+                        sides.append(node.gradient(local)[0])
+                    local.belief = belief
+                    torch.testing.assert_close(hessian[i], (sides[0] - sides[1]) / 2e-5, rtol=1e-4, atol=1e-4)
+
+    def test_many_degrees_of_freedom_are_gaussian(self):
+        class Nearly(StudentTSensoryNode):
+            def __post_init__(self):
+                object.__setattr__(self, "degrees", torch.tensor(1e9, dtype=torch.float64))
+
+        scale = torch.tensor(1.0, dtype=torch.float64)
+        self.sensor = SensoryNode
+        gaussian = self.run(scale)
+        self.sensor = Nearly
+        heavy = self.run(scale)
+        for key in ("x.mean", "a.mean", "noise_y.mean", "accuracy", "complexity"):
+            torch.testing.assert_close(
+                torch.as_tensor(heavy.traces[key].values),
+                torch.as_tensor(gaussian.traces[key].values),
+                rtol=1e-6,
+                atol=1e-6,
+            )
