@@ -1,4 +1,4 @@
-"""A new kind of node in one file: a sensory node whose errors have heavy tails, so that outliers do not drag the states.
+"""A new kind of node in one file: a sensory node with heavy-tailed errors, so that outliers do not drag the states.
 
 Run it:  python examples/student_t.py
 It tracks a rotating state through observations of which one in twenty is wildly wrong, with Gaussian and with Student-t

@@ -176,11 +176,11 @@ class Derived(Function):
     An analytic `jacobian` (..., out, dim) or `parameter_jacobian` (..., out, p) is used where given.
     """
 
-    def __init__(
-        self, function: Plain, jacobian: Plain | None = None, parameter_jacobian: Plain | None = None
-    ) -> None:
+    def __init__(self, function: Plain, jacobian: Plain | None = None, parameter_jacobian: Plain | None = None) -> None:
         self.function = function
-        self.jacobian = jacobian or (lambda x, theta: _columns(lambda v: function(v, theta.expand(len(v), *theta.shape)), x))
+        self.jacobian = jacobian or (
+            lambda x, theta: _columns(lambda v: function(v, theta.expand(len(v), *theta.shape)), x)
+        )
         self.parameter_jacobian = parameter_jacobian or (
             lambda x, theta: _columns(lambda v: function(x.expand(len(v), *x.shape), v), theta)
         )
@@ -286,14 +286,16 @@ def _columns(function: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:
         return function(at)[..., None][..., :0]
     copies = at.expand(n, *at.shape).contiguous()
     units = torch.eye(n, dtype=at.dtype, device=at.device).view(n, *(1,) * (at.dim() - 1), n)
-    return jvp(function, (copies,), (units.expand_as(copies).contiguous(),))[1].movedim(0, -1)
+    tangent: Tensor = jvp(function, (copies,), (units.expand_as(copies).contiguous(),))[1]
+    return tangent.movedim(0, -1)
 
 
 def _along(function: Plain, x: Tensor, theta: Tensor, directions: Tensor) -> Tensor:
     """Derivative of a matrix-valued function at x (..., dim) along m directions (..., m, dim); (..., m, *matrix)."""
     ways = directions.movedim(-2, 0).contiguous()
     copies = x.expand(ways.shape).contiguous()
-    return jvp(lambda v: function(v, theta.expand(len(v), *theta.shape)), (copies,), (ways,))[1].movedim(0, x.dim() - 1)
+    tangent: Tensor = jvp(lambda v: function(v, theta.expand(len(v), *theta.shape)), (copies,), (ways,))[1]
+    return tangent.movedim(0, x.dim() - 1)
 
 
 def _trace(body: Callable[..., Any], inputs: Sequence[Tensor]) -> Callable[..., Any]:
@@ -301,7 +303,8 @@ def _trace(body: Callable[..., Any], inputs: Sequence[Tensor]) -> Callable[..., 
     with torch.inference_mode(False), torch.no_grad():
         examples = [v.clone() for v in inputs]
         module = make_fx(body)(*examples)
-        module = CSEPass()(module).graph_module
+        shared = CSEPass()(module)
+        module = module if shared is None else shared.graph_module
         module.graph.eliminate_dead_code()
         module.recompile()
     traced: Callable[..., Any] = module.forward

@@ -38,10 +38,11 @@ def temporal_precision(kernel: Kernel, orders: int, ridge: float = 0.0) -> Tenso
     covariance = temporal_covariance(kernel, orders)
     if ridge:
         mean_variance = covariance.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None]
-        covariance = covariance + ridge * mean_variance * torch.eye(orders, dtype=covariance.dtype)
+        covariance = covariance + ridge * mean_variance * torch.eye(orders).to(covariance)
     scale = covariance.diagonal(dim1=-2, dim2=-1).rsqrt()
     scaled = covariance * scale[..., :, None] * scale[..., None, :]
-    return torch.linalg.inv(scaled) * scale[..., :, None] * scale[..., None, :]
+    inverse: Tensor = torch.linalg.inv(scaled)
+    return inverse * scale[..., :, None] * scale[..., None, :]
 
 
 def backward_differences(y: Tensor, previous: Tensor, dt: Tensor) -> Tensor:
@@ -55,23 +56,17 @@ def backward_differences(y: Tensor, previous: Tensor, dt: Tensor) -> Tensor:
 def taylor_embedding(samples: Tensor, orders: int, at: float, dt: float = 1.0) -> Tensor:
     """Derivatives at time `at` (in samples, from 0) that make a Taylor series pass through `orders` nearby samples.
 
-    The window is centred on `at` and kept inside the data: the estimate looks ahead by about half of it.
-    samples (..., time, dim) → (..., orders, dim).
+    The window is centred on `at`, so the estimate looks ahead by about half of it; beyond either end of the data the
+    last sample is held. samples (..., time, dim) → (..., orders, dim).
     """
     length = samples.shape[-2]
     if orders > length:
         raise SettingError(f"an embedding of {orders} orders needs at least {orders} samples; there are {length}")
-    position = at + 1.0  # the window rule below is stated for samples counted from one
-    first = math.floor(position - (orders + 1) / 2)
-    window = [first + i for i in range(1, orders + 1)]
-    if window[0] < 1:
-        window = list(range(1, orders + 1))
-    elif window[-1] > length:
-        window = list(range(length - orders + 1, length + 1))
-    offset = min(max(position, 1.0), float(length)) if not 1 <= position <= length else position
+    first = math.trunc(at + 1 - (orders + 1) / 2)  # rounded towards zero: at the start it looks further ahead
+    window = range(first, first + orders)
     powers = torch.tensor(
-        [[((s - offset) * dt) ** j / math.factorial(j) for j in range(orders)] for s in window],
-        dtype=samples.dtype,
-        device=samples.device,
+        [[(s - at) ** j / math.factorial(j) for j in range(orders)] for s in window], dtype=torch.float64
     )
-    return torch.linalg.solve(powers, samples[..., [s - 1 for s in window], :])
+    units = torch.tensor([dt**-j for j in range(orders)], dtype=torch.float64)
+    operator: Tensor = (torch.linalg.inv(powers) * units[:, None]).to(samples)
+    return operator @ samples[..., [min(max(s, 0), length - 1) for s in window], :]

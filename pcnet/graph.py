@@ -12,6 +12,7 @@ from pcnet.errors import GraphError
 from pcnet.functions import Function, Plain, as_function
 from pcnet.node import Kind, Link, Node
 from pcnet.schedule import Schedule, odem
+from pcnet.settings import broadcast
 
 if TYPE_CHECKING:
     from pcnet.record import Record
@@ -125,7 +126,7 @@ class Graph:
     @property
     def batch_shape(self) -> torch.Size:
         """The batch dimensions of all settings together."""
-        return torch.broadcast_shapes(*(node.batch_shape for node in self.nodes.values()))
+        return broadcast(*(node.batch_shape for node in self.nodes.values()))
 
     def __str__(self) -> str:
         lines = [f"Graph of {len(self.nodes)} nodes"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 
+import torch
 from torch import Tensor
 
 from pcnet.settings import Positive, settings
@@ -32,7 +33,8 @@ class SquaredExponential(Kernel):
         if n % 2:
             return self.width * 0.0
         half = n // 2
-        return (-1) ** half * math.factorial(n) / (math.factorial(half) * 2**half) * self.width ** (-n)
+        factor: float = (-1.0) ** half * math.factorial(n) / (math.factorial(half) * 2**half)
+        return torch.pow(self.width, -n) * float(factor)
 
     def correlation(self, h: Tensor) -> Tensor:
         return (-(h**2) / (2 * self.width**2)).exp()

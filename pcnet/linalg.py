@@ -50,7 +50,7 @@ class Posterior(NamedTuple):
 def posterior(curvature: Tensor, indefinite: Indefinite) -> Posterior:
     """The Laplace posterior of a curvature; where it is not positive definite, the named policy acts.
 
-    "clamp" lifts eigenvalues to max(1e-9, 1e-12·|largest|).
+    "clamp" lifts eigenvalues to max(1e-9, 1e-12·|largest|), or to ten rounding errors of a coarser dtype.
     """
     factor, info = torch.linalg.cholesky_ex(curvature)
     log_det = -2.0 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
@@ -63,12 +63,22 @@ def posterior(curvature: Tensor, indefinite: Indefinite) -> Posterior:
         raise IndefiniteError(mended)
     symmetric = 0.5 * (curvature[mended] + curvature[mended].mT)
     values, vectors = torch.linalg.eigh(symmetric)
-    floor = (1e-12 * values.abs().amax(-1, keepdim=True)).clamp_min(1e-9)
+    relative = max(1e-12, 10 * torch.finfo(values.dtype).eps)
+    floor = (relative * values.abs().amax(-1, keepdim=True)).clamp_min(1e-9)
     lifted = torch.maximum(values, floor)
     curvature, log_det = curvature.clone(), log_det.clone()
     curvature[mended] = (vectors * lifted[:, None, :]) @ vectors.mT
     log_det[mended] = -lifted.log().sum(-1)
     return Posterior(curvature, log_det, mended)
+
+
+def covariance_of(precision: Tensor) -> Tensor:
+    """Σ of a posterior precision (B, n, n)."""
+    factor, info = torch.linalg.cholesky_ex(precision)
+    if info.any():  # clamped eigenvalues, which rounding may have pushed below zero again
+        inverse: Tensor = torch.linalg.pinv(precision, hermitian=True)
+        return inverse
+    return torch.cholesky_inverse(factor)
 
 
 class IndefiniteError(PcnetError, ArithmeticError):
@@ -79,6 +89,12 @@ class IndefiniteError(PcnetError, ArithmeticError):
         super().__init__(f"curvature not positive definite in {int(where.sum())} of {where.numel()} batch elements")
 
 
+_SERIES = torch.tensor(
+    [[1.0 / math.factorial(3 * row + i + 1) for i in range(3)] for row in (3, 2, 1, 0)], dtype=torch.float64
+)
+"""1/(i+1)! for i = 0 … 11 in rows of three, the highest first."""
+
+
 def exponential_step(jacobian: Tensor, flow: Tensor, time: Tensor) -> Tensor:
     """∫₀ᵗ exp(Js) ds · f = t φ₁(Jt) f, exact for a linear flow; J (B, n, n), f (B, n), t (B,) → (B, n).
 
@@ -86,7 +102,9 @@ def exponential_step(jacobian: Tensor, flow: Tensor, time: Tensor) -> Tensor:
     X(2t) = 2X + X², which, unlike squaring exp(M) itself, lose no digits however often they are done.
     """
     batch, n = flow.shape
-    size = flow.abs().amax(-1, keepdim=True).clamp_min(1e-300)  # the answer is linear in f: keep f from setting the scale
+    size = (
+        flow.abs().amax(-1, keepdim=True).clamp_min(1e-300)
+    )  # the answer is linear in f: keep f from setting the scale
     powers = jacobian.new_zeros(3, batch, n + 1, n + 1)  # I, M, M²
     powers[0].diagonal(dim1=-2, dim2=-1).fill_(1.0)
     m = powers[1]
@@ -99,7 +117,7 @@ def exponential_step(jacobian: Tensor, flow: Tensor, time: Tensor) -> Tensor:
     m3 = torch.bmm(m2, m)
     # φ₁(M) = Σ Mⁱ/(i+1)! to twelve terms, by threes: each three are a mix of I, M and M², and M³ links them
     series: Tensor | None = None
-    for three in torch.mm(_taylor(m), powers.view(3, -1)).view(4, batch, n + 1, n + 1):
+    for three in torch.mm(_SERIES.to(m), powers.view(3, -1)).view(4, batch, n + 1, n + 1):
         series = three if series is None else three.baddbmm_(m3, series)
     assert series is not None
     grown, spare = torch.bmm(m, series), m3
@@ -108,13 +126,7 @@ def exponential_step(jacobian: Tensor, flow: Tensor, time: Tensor) -> Tensor:
     return grown[:, :n, n] * (size * time[:, None])
 
 
-def _taylor(like: Tensor) -> Tensor:
-    """1/(i+1)! for i = 0 … 11 in rows of three, the highest first."""
-    rows = [[1.0 / math.factorial(3 * row + i + 1) for i in range(3)] for row in (3, 2, 1, 0)]
-    return torch.tensor(rows, dtype=like.dtype, device=like.device)
-
-
 def log_abs_det(matrix: Tensor) -> Tensor:
     """log|det| by LU; (B, n, n) → (B,)."""
-    factor = torch.linalg.lu_factor_ex(matrix)[0]
+    factor: Tensor = torch.linalg.lu_factor_ex(matrix)[0]
     return factor.diagonal(dim1=-2, dim2=-1).abs().log().sum(-1)

@@ -40,7 +40,7 @@ class Error(Generic[T_co]):
         self,
         weighted: Tensor,
         precision: T_co | Callable[[], T_co],
-        remainder: Tensor | None | Callable[[], Tensor | None] = None,
+        remainder: Tensor | Callable[[], Tensor | None] | None = None,
     ) -> None:
         self._weighted = weighted
         self._precision = precision

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pcnet.linalg import exponential_step, log_abs_det
-from pcnet.settings import Fraction, Numbers, Positive, number, settings
+from pcnet.settings import Fraction, Numbers, Positive, broadcast, number, settings
 
 
 def column(value: Tensor, trailing: int) -> Tensor:
@@ -60,7 +60,7 @@ class Ozaki(StateMover):
     @property
     def batch_shape(self) -> torch.Size:
         time = torch.Size() if isinstance(self.time, str) else self.time.shape
-        return torch.broadcast_shapes(self.kappa.shape, self.nu.shape, time)
+        return broadcast(self.kappa.shape, self.nu.shape, time)
 
     def step(self, evidence: Evidence) -> Tensor:
         kappa = column(self.kappa, 1)
@@ -83,7 +83,7 @@ class GradientFlow(StateMover):
 
     @property
     def batch_shape(self) -> torch.Size:
-        return torch.broadcast_shapes(self.kappa.shape, self.time.shape)
+        return broadcast(self.kappa.shape, self.time.shape)
 
     def step(self, evidence: Evidence) -> Tensor:
         time, kappa = (column(v, 1) for v in (self.time, self.kappa))
@@ -95,7 +95,7 @@ class Gathered(NamedTuple):
     """Accumulated gradient (B, n), how many observations are in it (B,), and how many steps were taken (B,)."""
 
     gradient: Tensor
-    count: Tensor
+    seen: Tensor
     steps: Tensor
 
     @classmethod
@@ -144,7 +144,7 @@ class WindowMean(Accumulator):
         return total + gradient
 
     def read(self, gathered: Gathered) -> Tensor:
-        return gathered.gradient / gathered.count.clamp_min(1)[:, None]
+        return gathered.gradient / gathered.seen.clamp_min(1)[:, None]
 
 
 @settings
@@ -158,18 +158,14 @@ class RobbinsMonro:
 
     @property
     def batch_shape(self) -> torch.Size:
-        return torch.broadcast_shapes(
-            self.rate.shape, self.t0.shape, self.gamma.shape, self.accumulate.batch_shape
-        )
+        return broadcast(self.rate.shape, self.t0.shape, self.gamma.shape, self.accumulate.batch_shape)
 
     def gather(self, gathered: Gathered, gradient: Tensor) -> Gathered:
         total = self.accumulate.add(gathered.gradient, gradient)
-        return Gathered(total, gathered.count + 1, gathered.steps)
+        return Gathered(total, gathered.seen + 1, gathered.steps)
 
     def step(self, gathered: Gathered) -> tuple[Tensor, Gathered]:
         """The change of the mean (B, n), and the emptied accumulator."""
         steps = gathered.steps + 1
         change = -(self.rate / (steps + self.t0) ** self.gamma)[:, None] * self.accumulate.read(gathered)
-        return change, Gathered(torch.zeros_like(gathered.gradient), torch.zeros_like(gathered.count), steps)
-
-
+        return change, Gathered(torch.zeros_like(gathered.gradient), torch.zeros_like(gathered.seen), steps)

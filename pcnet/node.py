@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from pcnet.errors import GraphError
+from pcnet.errors import GraphError, SettingError
 from pcnet.functions import Function
 from pcnet.messages import Error, Prediction
 from pcnet.settings import settings
@@ -99,7 +99,19 @@ class Local:
     reach only those batch elements.
     """
 
-    __slots__ = ("_belief", "_by_kind", "_inbox", "_memo", "_memory", "_notify", "above", "below", "mask", "observation", "rule")
+    __slots__ = (
+        "_belief",
+        "_by_kind",
+        "_inbox",
+        "_memo",
+        "_memory",
+        "_notify",
+        "above",
+        "below",
+        "mask",
+        "observation",
+        "rule",
+    )
 
     def __init__(self) -> None:
         self.above: tuple[Link, ...] = ()
@@ -190,7 +202,7 @@ class Node(ABC):
 
     def __post_init__(self) -> None:
         if not self.name or not self.name.isprintable():
-            raise GraphError(f"{type(self).__name__}: a node's name must be printable text, not {self.name!r}")
+            raise SettingError(f"{type(self).__name__}: a node's name must be printable text, not {self.name!r}")
 
     # --- composing ---------------------------------------------------------------------------------------------
     def as_parent(self, link: Link) -> None:

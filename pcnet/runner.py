@@ -24,6 +24,7 @@ from pcnet.node import Energy, Link, Local, Node, Start
 from pcnet.record import ENERGY, Record, Tape
 from pcnet.result import Result, Trace
 from pcnet.schedule import Act, Schedule
+from pcnet.settings import broadcast
 
 
 class Channel:
@@ -86,10 +87,13 @@ class Live:
         self._channels: dict[tuple[Link, str], Channel] = {}
         self._connect()
         self._begun = False
+        self._acts: tuple[Line, ...] = ()
+        self._start: Start
+        self._action: Tensor
 
     # --- one observation at a time --------------------------------------------------------------------------------
     def step(self, observation: Any) -> Live:
-        """Take in one observation, (..., dim) or a mapping from sensory names to these; all beliefs are then current."""
+        """Take in one observation, (..., dim) or a mapping from sensory names to these."""
         with torch.inference_mode():
             self._step(self._parse(observation))
         return self
@@ -231,9 +235,9 @@ class Live:
 
     # --- setting up -----------------------------------------------------------------------------------------------
     def _begin(self, observation: Mapping[str, Tensor]) -> None:
-        brought = torch.broadcast_shapes(*(value.shape[:-1] for value in observation.values()))
+        brought = broadcast(*(value.shape[:-1] for value in observation.values()))
         try:
-            shape = torch.broadcast_shapes(self.graph.batch_shape, self.schedule.batch_shape, brought)
+            shape = broadcast(self.graph.batch_shape, self.schedule.batch_shape, brought)
         except RuntimeError:
             raise ObservationError(
                 f"the batch dimensions of the settings {tuple(self.graph.batch_shape)}, of the schedule "
@@ -276,7 +280,7 @@ class Live:
 
     def _resolve(self, act: Act) -> list[str]:
         """The names an act stands for. A role that no node has is fine, a name that is neither is not."""
-        roles = {cls.role for cls in _all_kinds(Node)} | {node.role for node in self._nodes.values()}
+        roles = {cls.role for cls in _all_kinds()} | {node.role for node in self._nodes.values()}
         for who in (*act.who, *act.but):
             if who not in self._nodes and who not in roles:
                 raise ScheduleError(
@@ -287,7 +291,7 @@ class Live:
         for who in act.who:
             for name, node in self._nodes.items():
                 left_out = name in act.but or node.role in act.but
-                if (name == who or node.role == who) and not left_out and name not in found:
+                if who in (name, node.role) and not left_out and name not in found:
                     found.append(name)
         return found
 
@@ -336,7 +340,9 @@ class Live:
         known = {quantity for node in self._nodes.values() for quantity in node.quantities} | {ENERGY}
         for quantity in self.record.quantities:
             if quantity not in known:
-                raise ScheduleError(f"nothing called {quantity!r} can be recorded; there is: {', '.join(sorted(known))}")
+                raise ScheduleError(
+                    f"nothing called {quantity!r} can be recorded; there is: {', '.join(sorted(known))}"
+                )
         for name in self.record.nodes or ():
             _ = self.graph[name]
 
@@ -357,10 +363,10 @@ class Live:
                 self._tapes[f"{name}.free_energy"] = Tape((), lambda i=i: self._share(self._energies[i]))  # type: ignore[misc]
         if self.record.messages:
             for (link, way), channel in self._channels.items():
-                read, what = _reader(channel, way)
+                message, what = _reader(channel, way)
                 ends = (link.parent.name, link.child.name) if way == "down" else (link.child.name, link.parent.name)
                 of = f" ({link.of.name})" if link.of is not None else ""
-                self._tapes[f"{ends[0]} to {ends[1]}{of}.{what}"] = Tape(("message",), read)
+                self._tapes[f"{ends[0]} to {ends[1]}{of}.{what}"] = Tape(("message",), message)
 
     def _common_dt(self) -> float:
         """The sampling interval if all sensory nodes have the same, else 1: then times are observation numbers."""
@@ -379,19 +385,21 @@ class Live:
 
     def _stream(self, observations: Any) -> tuple[Iterator[dict[str, Tensor]], int | None]:
         """Parsed observations one by one, and how many there are if that is known."""
-        given = observations if isinstance(observations, Mapping) else {self._only_observer(): observations}
-        if all(isinstance(v, (Tensor, np.ndarray, list, tuple)) for v in given.values()):
+        arrays = (Tensor, np.ndarray, list, tuple)
+        if isinstance(observations, arrays):
+            observations = {self._only_observer(): observations}
+        if isinstance(observations, Mapping):
+            if not all(isinstance(value, arrays) for value in observations.values()):
+                raise ObservationError("give a mapping of arrays, or an iterable of mappings")
             whole = {
-                name: self._tensor(name, v, 2).movedim(-2, 0).contiguous()
-                for name, v in self._named(given).items()
+                name: self._tensor(name, value, 2).movedim(-2, 0).contiguous()
+                for name, value in self._named(observations).items()
             }
-            lengths = {name: len(v) for name, v in whole.items()}
+            lengths = {name: len(value) for name, value in whole.items()}
             if len(set(lengths.values())) > 1:
                 raise ObservationError(f"observations differ in length: {lengths}")
             total = next(iter(lengths.values()))
-            return ({name: v[t] for name, v in whole.items()} for t in range(total)), total
-        if isinstance(observations, Mapping):
-            raise ObservationError("give a mapping of arrays, or an iterable of mappings")
+            return ({name: value[t] for name, value in whole.items()} for t in range(total)), total
         if not isinstance(observations, Iterable):
             raise ObservationError(f"observations must be an array or an iterable, not {type(observations).__name__}")
         return (self._parse(item) for item in observations), None
@@ -441,9 +449,9 @@ def _reader(channel: Channel, way: str) -> tuple[Callable[[], Tensor], str]:
     return read, "prediction"
 
 
-def _all_kinds(cls: type[Node]) -> list[type[Node]]:
-    """All concrete kinds of node, shipped or a user's own."""
-    found = []
-    for kind in cls.__subclasses__():
-        found += [kind, *_all_kinds(kind)]
+def _all_kinds() -> list[type[Node]]:
+    """All kinds of node there are, shipped or a user's own."""
+    found = list(Node.__subclasses__())
+    for kind in found:
+        found += kind.__subclasses__()  # the list grows while it is walked
     return found

@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from pcnet.settings import Period, number, settings
+from pcnet.settings import Period, broadcast, number, settings
 
 Verb = Literal["sense", "orient", "move", "gather", "settle", "carry"]
 """What a node can be asked to do: the methods of `pcnet.node.Node` of these names."""
@@ -51,7 +51,7 @@ class Schedule:
 
     @property
     def batch_shape(self) -> torch.Size:
-        return torch.broadcast_shapes(*(act.clock.every.shape for act in self.acts + self.opening))
+        return broadcast(*(act.clock.every.shape for act in self.acts + self.opening))
 
     def __str__(self) -> str:
         lines = [f"before the first: {act}" for act in self.opening] + [str(act) for act in self.acts]

@@ -48,7 +48,11 @@ def explain(cls: type, name: object, error: ValidationError) -> str:
     who = f"{cls.__name__} {name!r}" if isinstance(name, str) else cls.__name__
     problems = []
     for item in error.errors():
-        field = ".".join(str(part) for part in item["loc"]) or "(arguments)"
+        message = item["msg"].removeprefix("Value error, ")
+        if not item["loc"]:  # raised by the class itself, which names itself
+            return message
+        first = item["loc"][0]
+        field = known[first] if isinstance(first, int) and first < len(known) else str(first)
         if item["type"] == "unexpected_keyword_argument":
             near = difflib.get_close_matches(field, known, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"known settings: {', '.join(known)}"
@@ -56,7 +60,6 @@ def explain(cls: type, name: object, error: ValidationError) -> str:
         elif item["type"] in ("missing", "missing_argument"):
             problems.append(f"setting {field!r} is required")
         else:
-            message = item["msg"].removeprefix("Value error, ")
             problems.append(f"setting {field!r}: {message}")
     return f"{who}: " + "; ".join(problems)
 
@@ -111,6 +114,16 @@ Positive = Annotated[Numbers, AfterValidator(positive)]
 NotNegative = Annotated[Numbers, AfterValidator(not_negative)]
 Fraction = Annotated[Numbers, AfterValidator(fraction)]
 Period = Annotated[Numbers, AfterValidator(whole_period)]
+
+
+def broadcast(*shapes: torch.Size) -> torch.Size:
+    """The batch dimensions of several settings together."""
+    return torch.Size(torch.broadcast_shapes(*shapes))  # type: ignore[no-untyped-call]
+
+
+def listed(value: Tensor) -> Tensor:
+    """A setting with a last dimension of its own: one number is a list of one."""
+    return value if value.dim() else value[None]
 
 
 def number(value: float) -> Tensor:

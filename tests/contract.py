@@ -1,4 +1,4 @@
-"""The promises every kind of node keeps. A test class of a node kind inherits them all and says how to build a graph."""
+"""The promises every kind of node keeps; the test class of a kind inherits them and says how to build a graph."""
 
 from __future__ import annotations
 
@@ -161,7 +161,9 @@ class NodeContract:
         finally:
             torch.set_default_dtype(default)
         for key, trace in expected.traces.items():
-            torch.testing.assert_close(torch.as_tensor(found.traces[key].values), torch.as_tensor(trace.values), rtol=0, atol=0)
+            torch.testing.assert_close(
+                torch.as_tensor(found.traces[key].values), torch.as_tensor(trace.values), rtol=0, atol=0
+            )
 
 
 def _flat(value) -> list[torch.Tensor]:

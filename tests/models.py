@@ -109,7 +109,7 @@ def build(
     mapping_parameters: int = 0,
     shared: bool = False,
     last_error: str = "keep",
-    curvature: str = "exact",
+    curvature: str = "gauss-newton",
     fused: bool = False,
     samples: int = 12,
     seed: int = 0,

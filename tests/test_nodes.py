@@ -29,7 +29,9 @@ class Small(NodeContract):
             curvature=self.curvature,
         )
         y = self.sensor("y", dim=2, orders=2, dt=0.1)
-        a = ParameterNode("a", mean=tensor(0.3, -0.2, 0.3) * scale[..., None], sd=0.25, mover=slow, curvature=self.curvature)
+        a = ParameterNode(
+            "a", mean=tensor(0.3, -0.2, 0.3) * scale[..., None], sd=0.25, mover=slow, curvature=self.curvature
+        )
         gain = ParameterNode(
             "gain", mean=tensor(1.0, 0.5), sd=scale[..., None], mover=RobbinsMonro(0.01, accumulate=WindowMean())
         )
@@ -38,9 +40,12 @@ class Small(NodeContract):
         graph.parametrises(a, x)
         graph.parametrises(gain, x, of=y)
         expected = 4.0 * scale[..., None]
-        graph.weighs(PrecisionNode("noise_x", expected=expected, sd=0.3, smoothness=0.5 * scale, curvature=self.curvature), x)
         graph.weighs(
-            PrecisionNode("noise_y", expected=expected, sd=0.3, smoothness=0.5, shared=True, curvature=self.curvature), y
+            PrecisionNode("noise_x", expected=expected, sd=0.3, smoothness=0.5 * scale, curvature=self.curvature), x
+        )
+        graph.weighs(
+            PrecisionNode("noise_y", expected=expected, sd=0.3, smoothness=0.5, shared=True, curvature=self.curvature),
+            y,
         )
         return graph
 

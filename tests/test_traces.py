@@ -13,10 +13,22 @@ DATA = Path(__file__).parent / "data"
 TRACES = [
     f"{model}_k{orders}_{kind}" for model in ("glv", "lorenz") for orders in (2, 3) for kind in ("plain", "smoothed")
 ]
-SETTINGS = (
-    "dt expected_precision_x expected_precision_y sd_lambda_x sd_lambda_y kappa every beta_lambda beta_theta smoothness "
-    "nu rate t0 gamma"
-).split()
+SETTINGS = [
+    "dt",
+    "expected_precision_x",
+    "expected_precision_y",
+    "sd_lambda_x",
+    "sd_lambda_y",
+    "kappa",
+    "every",
+    "beta_lambda",
+    "beta_theta",
+    "smoothness",
+    "nu",
+    "rate",
+    "t0",
+    "gamma",
+]
 EVERYTHING = Record(("mean", "covariance", "observation", "prediction", "energy"))
 
 

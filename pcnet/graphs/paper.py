@@ -110,13 +110,19 @@ def odem(
         )
 
     x = StateNode(
-        "x", dim=3, orders=orders, flow=prior.flow, initial_mean=initial_mean, mover=Ozaki(kappa, nu=nu), curvature=curvature
+        "x",
+        dim=3,
+        orders=orders,
+        flow=prior.flow,
+        initial_mean=initial_mean,
+        mover=Ozaki(kappa, nu=nu),
+        curvature=curvature,
     )
     y = SensoryNode("y", dim=3, orders=orders - 1, dt=dt, start="zeros" if authors else "first")
     theta = ParameterNode(
         "theta",
-        mean=prior.mean if theta_mean is None else theta_mean,
-        sd=prior.sd if theta_sd is None else theta_sd,
+        mean=to_tensor(prior.mean if theta_mean is None else theta_mean),
+        sd=to_tensor(prior.sd if theta_sd is None else theta_sd),
         mover=steps(beta_theta),
         curvature=curvature,
     )

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from pcnet.errors import GraphError, SettingError
-from pcnet.linalg import Indefinite, posterior
+from pcnet.linalg import Indefinite, covariance_of, posterior
 from pcnet.messages import Prediction
 from pcnet.movers import Gathered, RobbinsMonro
 from pcnet.node import Energy, Link, Local, Node, Quantity, Start
-from pcnet.settings import Numbers, Positive, settings
+from pcnet.settings import Numbers, Positive, broadcast, listed, settings
 
 
 class ParameterBelief(NamedTuple):
@@ -32,7 +32,7 @@ class ParameterMemory(NamedTuple):
     """Gathered gradients, and how often the posterior had to be mended (B,)."""
 
     gradient: Tensor
-    count: Tensor
+    seen: Tensor
     steps: Tensor
     mended: Tensor
 
@@ -57,7 +57,9 @@ class ParameterNode(Node):
         if self.mean.dim() == 0:
             object.__setattr__(self, "mean", self.mean[None])
         if self.sd.dim() and self.sd.shape[-1] not in (1, self.width):
-            raise SettingError(f"{self.title}: sd has {self.sd.shape[-1]} values in its last dimension, mean has {self.width}")
+            raise SettingError(
+                f"{self.title}: sd has {self.sd.shape[-1]} values in its last dimension, mean has {self.width}"
+            )
 
     @property
     def width(self) -> int:
@@ -66,8 +68,8 @@ class ParameterNode(Node):
 
     @property
     def batch_shape(self) -> torch.Size:
-        return torch.broadcast_shapes(
-            self.mean.shape[:-1], torch.atleast_1d(self.sd).shape[:-1], self.mover.batch_shape
+        return broadcast(
+            self.mean.shape[:-1], listed(self.sd).shape[:-1], self.mover.batch_shape
         )
 
     def describe(self) -> str:
@@ -84,7 +86,7 @@ class ParameterNode(Node):
     def begin(self, local: Local, start: Start) -> None:
         local.rule = start.lay_out(self.mover)
         mean = start.fill(self.mean, 1)
-        sd = torch.atleast_1d(self.sd)
+        sd = listed(self.sd)
         deviation = start.fill(sd.expand(*sd.shape[:-1], self.width), 1)
         precision, log_det = (deviation**-2).diag_embed(), 2 * deviation.log().sum(-1)
         local.belief = ParameterBelief(mean, precision, log_det, mean, precision, log_det)
@@ -95,12 +97,12 @@ class ParameterNode(Node):
 
     def move(self, local: Local) -> None:
         change, emptied = local.rule.step(Gathered(*local.memory[:3]))
-        local.memory = ParameterMemory(*emptied, local.memory.mended)
+        local.memory = local.memory._replace(**emptied._asdict())
         local.belief = local.belief._replace(mean=local.belief.mean + change)
 
     def gather(self, local: Local) -> None:
         gathered = local.rule.gather(Gathered(*local.memory[:3]), self.gradient(local))
-        local.memory = ParameterMemory(*gathered, local.memory.mended)
+        local.memory = local.memory._replace(**gathered._asdict())
 
     def gradient(self, local: Local) -> Tensor:
         belief = local.belief
@@ -157,7 +159,7 @@ class ParameterNode(Node):
 
     def _covariance(self, local: Local) -> Tensor:
         precision: Tensor = local.belief.precision
-        return local.once("covariance", lambda: torch.linalg.inv(precision), precision)
+        return local.once("covariance", lambda: covariance_of(precision), precision)
 
     def _sd(self, local: Local) -> Tensor:
         return self._covariance(local).diagonal(dim1=-2, dim2=-1).sqrt()

@@ -17,7 +17,7 @@ from pcnet.linalg import Precision, quadratic
 from pcnet.messages import Error, Prediction
 from pcnet.movers import Gathered, RobbinsMonro
 from pcnet.node import Energy, Link, Local, Node, Quantity, Start
-from pcnet.settings import Numbers, Positive, settings
+from pcnet.settings import Numbers, Positive, broadcast, listed, settings
 
 
 class PrecisionBelief(NamedTuple):
@@ -80,18 +80,22 @@ class PrecisionNode(Node):
     def prior_mean(self) -> Tensor:
         """η, (..., channels or 1)."""
         if self.mean is not None:
-            return torch.atleast_1d(self.mean)
+            return listed(self.mean)
         assert self.expected is not None
-        return torch.atleast_1d(self.expected.log() - self.sd**2 / 2)
+        return listed(self.expected.log() - self.sd**2 / 2)
 
     @property
     def batch_shape(self) -> torch.Size:
         width = torch.Size() if self.smoothness is None else self.smoothness.shape
-        prior = torch.broadcast_shapes(self.prior_mean.shape[:-1], torch.atleast_1d(self.sd).shape[:-1])
-        return torch.broadcast_shapes(width, prior, self.mover.batch_shape)
+        prior = broadcast(self.prior_mean.shape[:-1], listed(self.sd).shape[:-1])
+        return broadcast(width, prior, self.mover.batch_shape)
 
     def describe(self) -> str:
-        kernel = f"smoothness {self.smoothness.item():g}" if self.smoothness is not None and self.smoothness.numel() == 1 else "smooth"
+        kernel = (
+            f"smoothness {self.smoothness.item():g}"
+            if self.smoothness is not None and self.smoothness.numel() == 1
+            else "smooth"
+        )
         return f"{'one log-precision for all channels' if self.shared else 'a log-precision a channel'}, {kernel}"
 
     def as_parent(self, link: Link) -> None:
@@ -100,7 +104,7 @@ class PrecisionNode(Node):
         shape = link.child.error_shape
         if shape is None:
             raise GraphError(f"{link.child.title} has no error of its own to weigh")
-        given = torch.broadcast_shapes(self.prior_mean.shape[-1:], torch.atleast_1d(self.sd).shape[-1:])[0]
+        given = broadcast(self.prior_mean.shape[-1:], listed(self.sd).shape[-1:])[0]
         allowed = {1} if self.shared else {1, shape.dim}
         if given not in allowed:
             raise GraphError(
@@ -114,7 +118,9 @@ class PrecisionNode(Node):
             raise GraphError(f"{self.title} weighs nothing: add graph.weighs({self.name}, node)")
         dims = {link.child.error_shape.dim for link in below if link.child.error_shape is not None}
         if len(dims) > 1 and not self.shared:
-            raise GraphError(f"{self.title} weighs errors of {sorted(dims)} channels; use shared=True or separate nodes")
+            raise GraphError(
+                f"{self.title} weighs errors of {sorted(dims)} channels; use shared=True or separate nodes"
+            )
 
     def begin(self, local: Local, start: Start) -> None:
         shape = local.below[0].child.error_shape
@@ -122,7 +128,7 @@ class PrecisionNode(Node):
         channels = 1 if self.shared else shape.dim
 
         def fill(value: Tensor) -> Tensor:
-            value = torch.atleast_1d(value)
+            value = listed(value)
             return start.fill(value.expand(*value.shape[:-1], channels), 1)
 
         mean, variance = fill(self.prior_mean), fill(self.sd) ** 2
@@ -205,4 +211,3 @@ def precision_error(weighted: Tensor, error: Tensor) -> Error[Tensor]:
     rows = error.shape[1]
     excess = 0.5 * (quadratic(weighted, error) - rows)
     return Error(-excess, lambda: torch.full_like(excess, 0.5 * rows), excess)
-

@@ -13,12 +13,12 @@ from torch import Tensor
 from pcnet.errors import GraphError, SettingError
 from pcnet.functions import Function, Linearisation, as_function, less_curve
 from pcnet.generalised import shift_matrix
-from pcnet.linalg import Indefinite, Posterior, Precision, posterior
+from pcnet.linalg import Indefinite, Posterior, Precision, covariance_of, posterior
 from pcnet.messages import Error, Prediction
 from pcnet.movers import Evidence, Ozaki, StateMover
 from pcnet.node import Energy, ErrorShape, Link, Local, Node, Quantity, Start
 from pcnet.nodes.precision import precision_error
-from pcnet.settings import Numbers, settings
+from pcnet.settings import Numbers, broadcast, settings
 
 
 class StateBelief(NamedTuple):
@@ -97,7 +97,7 @@ class StateNode(Node):
     @property
     def batch_shape(self) -> torch.Size:
         mean = torch.Size() if self.initial_mean is None else self.initial_mean.shape[:-2]
-        return torch.broadcast_shapes(mean, self.mover.batch_shape)
+        return broadcast(mean, self.mover.batch_shape)
 
     def describe(self) -> str:
         return f"dim {self.dim}, orders {self.orders}, flow {name_of(self.flow)}"
@@ -118,6 +118,8 @@ class StateNode(Node):
             Node.as_child(self, link)
 
     def check(self, above: tuple[Link, ...], below: tuple[Link, ...]) -> None:
+        if not below:
+            raise GraphError(f"{self.title} predicts nothing: add graph.predicts({self.name}, node)")
         if not any(link.kind == "weighs" for link in above):
             raise GraphError(
                 f"{self.title} has no precision: add graph.weighs(PrecisionNode(...), {self.name}) for its motion error"
@@ -223,15 +225,15 @@ class StateNode(Node):
         return {
             "mean": Quantity(shape, lambda local: local.belief.mean),
             "sd": Quantity(shape, self._sd),
-            "covariance": Quantity(("element", "element_"), lambda local: torch.linalg.inv(local.belief.precision)),
+            "covariance": Quantity(("element", "element_"), lambda local: covariance_of(local.belief.precision)),
             "error": Quantity(("error_order", "dimension"), lambda local: self._work(local).error),
             "weighted_error": Quantity(("error_order", "dimension"), lambda local: self._work(local).weighted),
         }
 
     # --- what the rules above share --------------------------------------------------------------------------------
     def _sd(self, local: Local) -> Tensor:
-        inverse = torch.cholesky_inverse(torch.linalg.cholesky_ex(local.belief.precision)[0])
-        return inverse.diagonal(dim1=-2, dim2=-1).sqrt().view_as(local.belief.mean)
+        variance = covariance_of(local.belief.precision).diagonal(dim1=-2, dim2=-1)
+        return variance.sqrt().view_as(local.belief.mean)
 
     def _work(self, local: Local) -> Work:
         mean: Tensor = local.belief.mean
@@ -351,6 +353,6 @@ def check_function(what: str, function: Function, dim: int, out: int, parameters
                 f"{what} must turn a batch of states (3, {dim}) into (3, {out}), but it returned {got}; "
                 f"index the last dimension (x[..., 0]) and stack along it (torch.stack([...], -1))"
             )
-        alone = function(x[1:2], theta[1:2])
-        if tuple(alone.shape) != (1, out) or not torch.allclose(alone[0], value[1], equal_nan=True):
+        alone = function(x[2:], theta[2:])
+        if tuple(alone.shape) != (1, out) or not torch.allclose(alone[0], value[2], equal_nan=True):
             raise GraphError(f"{what} mixes batch elements: a state alone and the same state in a batch must agree")

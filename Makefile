@@ -1,0 +1,37 @@
+# On a fresh machine with Python 3.11+ and make: `make demo` and `make test`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: demo test lint bench reproduce build clean
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt hatchling editables
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -e ".[dev]"
+	touch $(STAMP)
+
+demo: $(STAMP)  ## track the paper's process with both of its models; figures go to output/demo
+	$(BIN)/python examples/demo.py
+
+test: lint  ## lint, types and the quick tests
+	$(BIN)/python -m pytest -n 2
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(STAMP)  ## microseconds an observation, beside an extended Kalman filter in the same run
+	$(BIN)/python examples/benchmark.py
+
+reproduce: $(STAMP)  ## the slow tests: the paper's figures on 10,000 observations
+	$(BIN)/python -m pytest -m slow
+
+build: $(STAMP)  ## wheel and sdist into dist/
+	$(BIN)/python -m build --no-isolation
+
+clean:
+	rm -rf $(VENV) dist build output .mypy_cache .ruff_cache .pytest_cache .hypothesis

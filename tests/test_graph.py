@@ -1,0 +1,223 @@
+"""Graphs are checked as they are composed; every refusal names the node and says what to do."""
+
+import pytest
+import torch
+
+import pcnet as pc
+from pcnet.errors import GraphError, SettingError
+from pcnet.nodes import ParameterNode, PrecisionNode, SensoryNode, StateNode
+
+
+def state(name="x", dim=3, orders=3, **options):
+    return StateNode(name, dim=dim, orders=orders, **{"flow": pc.flows.lotka_volterra, **options})
+
+
+def noise(name, **options):
+    return PrecisionNode(name, **{"expected": 10.0, "sd": 0.1, "smoothness": 0.1, **options})
+
+
+def whole(x=None, y=None, **options):
+    graph = pc.Graph()
+    x, y = x or state(), y or SensoryNode("y", dim=3, orders=2, dt=0.1)
+    graph.predicts(x, y, **options)
+    graph.parametrises(ParameterNode("a", mean=[0.3, -0.2, 0.3], sd=0.25), x)
+    graph.weighs(noise("noise_x"), x)
+    graph.weighs(noise("noise_y"), y)
+    return graph
+
+
+def refusal(*words, error=GraphError):
+    """Expect an error whose text contains all these words."""
+    return pytest.raises(error, match="".join(f"(?=[\\s\\S]*{word})" for word in words))
+
+
+def test_a_whole_graph_is_accepted_and_prints_as_a_summary():
+    graph = whole()
+    graph.check()
+    text = str(graph)
+    for word in (
+        "x",
+        "y",
+        "a",
+        "noise_x",
+        "noise_y",
+        "StateNode",
+        "predicts y",
+        "parametrises x",
+        "weighs y",
+        "lotka_volterra",
+    ):
+        assert word in text
+    assert set(graph.network) == {"x", "y", "a", "noise_x", "noise_y"}
+    assert graph.network.number_of_edges() == 4
+
+
+def test_mapping_to_the_wrong_dimension():
+    with refusal("mapping from 'x' to 'y'", r"\(3, 2\)", r"returned \(3, 3\)"):
+        whole(y=SensoryNode("y", dim=2, orders=2)).check()
+
+
+def test_more_orders_than_the_state_has():
+    with refusal("'x'", "3 orders", "4", "'y'"):
+        whole(y=SensoryNode("y", dim=3, orders=4))
+
+
+def test_missing_precision_of_a_state():
+    graph = pc.Graph()
+    x, y = state(), SensoryNode("y", dim=3, orders=2)
+    graph.predicts(x, y)
+    graph.weighs(noise("noise_y"), y)
+    with refusal("StateNode 'x' has no precision", "graph.weighs"):
+        graph.check()
+
+
+def test_missing_precision_of_a_sensory_node():
+    graph = pc.Graph()
+    x, y = state(), SensoryNode("y", dim=3, orders=2)
+    graph.predicts(x, y)
+    graph.weighs(noise("noise_x"), x)
+    graph.parametrises(ParameterNode("a", mean=[0.3, -0.2, 0.3], sd=0.25), x)
+    with refusal("SensoryNode 'y' has no precision", "graph.weighs"):
+        graph.check()
+
+
+def test_doubled_precision():
+    graph = whole()
+    with refusal("'x' already has the precision 'noise_x'", "exactly one"):
+        graph.weighs(noise("another"), graph["x"])
+
+
+def test_duplicate_name():
+    graph = whole()
+    with refusal("two nodes are called 'y'"):
+        graph.predicts(graph["x"], SensoryNode("y", dim=3, orders=2))
+
+
+def test_duplicate_links():
+    graph = whole()
+    with refusal("'x' already predicts 'y'"):
+        graph.predicts(graph["x"], graph["y"])
+    with refusal("'a' already parametrises 'x'"):
+        graph.parametrises(graph["a"], graph["x"])
+
+
+def test_a_cycle():
+    graph = whole()
+    with refusal("cycle", "'x'"):
+        graph.weighs(graph["x"], graph["noise_x"])
+    with refusal("cycle"):
+        graph.predicts(graph["x"], graph["x"])
+
+
+def test_a_node_connected_to_nothing_below():
+    """A node enters a graph by a link, so that what is loose is one without a purpose."""
+    graph = pc.Graph()
+    x, y = state(), SensoryNode("y", dim=3, orders=2)
+    graph.weighs(noise("noise_y"), y)
+    graph.weighs(noise("noise_x"), x)
+    graph.parametrises(ParameterNode("a", mean=[0.3, -0.2, 0.3], sd=0.25), x)
+    with refusal("SensoryNode 'y' is predicted by nothing", "graph.predicts"):
+        graph.check()
+    alone = pc.Graph()
+    alone.weighs(noise("noise_x"), x)
+    alone.parametrises(ParameterNode("a", mean=[0.3, -0.2, 0.3], sd=0.25), x)
+    with refusal("StateNode 'x' predicts nothing", "graph.predicts"):
+        alone.check()
+
+
+def test_an_empty_graph():
+    with refusal("empty"):
+        pc.Graph().check()
+
+
+@pytest.mark.parametrize(
+    ("flow", "words"),
+    [
+        (lambda x, p: x[..., :2], [r"flow of StateNode 'x'", r"\(3, 3\)", r"returned \(3, 2\)"]),
+        (lambda x, p: x.sum(), [r"flow of StateNode 'x'", r"returned \(\)"]),
+        (lambda x, p: "x", [r"flow of StateNode 'x'", "returned str"]),
+        (lambda x: x, [r"flow of StateNode 'x' failed", "TypeError"]),
+        (lambda x, p: x + x.mean(0), [r"flow of StateNode 'x'", "mixes batch elements"]),
+        (lambda x, p: x[0] * x, [r"flow of StateNode 'x'", "mixes batch elements"]),
+    ],
+)
+def test_a_flow_that_returns_the_wrong_thing(flow, words):
+    with refusal(*words):
+        whole(x=state(flow=flow)).check()
+
+
+def test_a_flow_that_is_no_function():
+    with refusal("function of", "3", error=SettingError):
+        state(flow=3)
+
+
+def test_wrong_number_of_parameters():
+    graph = pc.Graph()
+    x, y = state(), SensoryNode("y", dim=3, orders=2)
+    graph.predicts(x, y)
+    graph.weighs(noise("noise_x"), x)
+    graph.weighs(noise("noise_y"), y)
+    with refusal("flow of StateNode 'x' takes 3 parameters and is given 0", "graph.parametrises"):
+        graph.check()
+
+
+def test_links_that_make_no_sense():
+    graph = whole()
+    with refusal("ParameterNode 'b' cannot be the one that", "predicts"):
+        graph.predicts(ParameterNode("b", mean=0.0, sd=1.0), graph["y"])
+    with refusal("'y'", "parametrises"):
+        graph.parametrises(graph["a"], graph["y"])
+    with refusal("SensoryNode 'z' cannot"):
+        graph.predicts(SensoryNode("z", dim=3, orders=1), SensoryNode("w", dim=3, orders=1))
+    with refusal("not a node"):
+        graph.predicts("x", graph["y"])
+    with refusal("ParameterNode 'b' cannot be the one that 'n' weighs"):
+        graph.weighs(noise("n"), ParameterNode("b", mean=0.0, sd=1.0))
+    with refusal("'x' does not predict 'z'", "graph.predicts"):
+        graph.parametrises(graph["a"], graph["x"], of=SensoryNode("z", dim=3, orders=1))
+
+
+def test_channels_of_a_precision():
+    graph = pc.Graph()
+    x, y = state(), SensoryNode("y", dim=3, orders=2)
+    graph.predicts(x, y)
+    with refusal("'n' is given 5 channels", "'y' has 3", r"\[:, None\]"):
+        graph.weighs(noise("n", expected=torch.full((5,), 10.0)), y)
+    graph.weighs(noise("m", expected=[1.0, 2.0, 3.0]), y)
+
+
+def test_batches_that_do_not_fit():
+    graph = whole(x=state(initial_mean=torch.zeros(4, 3, 3)), y=SensoryNode("y", dim=3, orders=2, dt=[0.1, 0.2]))
+    with refusal("batch dimensions", "'x': \\(4,\\)", "'y': \\(2,\\)"):
+        graph.check()
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: state(flwo=1), ["StateNode 'x'", "unknown setting 'flwo'", "did you mean 'flow'"]),
+        (lambda: StateNode("x", dim=3, flow=pc.flows.lorenz), ["StateNode 'x'", "'orders' is required"]),
+        (lambda: state(dim=0), ["'dim'", "greater than or equal to 1"]),
+        (lambda: state(dim="three"), ["'dim'", "integer"]),
+        (lambda: state(initial_mean=torch.zeros(2, 3)), ["initial_mean", r"\(2, 3\)", r"\(3, 3\)"]),
+        (lambda: state(initial_mean=[[float("nan")] * 3] * 3), ["initial_mean", "finite"]),
+        (lambda: state(curvature="hessian"), ["curvature", "gauss-newton"]),
+        (lambda: state(orders=1, last_error="drop"), ["last_error", "orders=2"]),
+        (lambda: noise("n", expected=-1.0), ["PrecisionNode 'n'", "'expected", "positive"]),
+        (lambda: noise("n", sd=0.0), ["'sd'", "positive"]),
+        (lambda: noise("n", mean=1.0), ["either expected", "or mean"]),
+        (lambda: noise("n", smoothness=None), ["either smoothness", "kernel"]),
+        (lambda: SensoryNode("y", dim=3, orders=2, dt=0.0), ["SensoryNode 'y'", "'dt'", "positive"]),
+        (lambda: SensoryNode("y", dim=3, orders=2, dt="fast"), ["'dt'", "number"]),
+        (lambda: ParameterNode("a", mean=[1.0, 2.0], sd=[1.0, 2.0, 3.0]), ["'a'", "sd has 3", "mean has 2"]),
+        (lambda: ParameterNode("a", mean=[[1.0], [1.0, 2.0]], sd=1.0), ["'mean'", "rectangular"]),
+    ],
+)
+def test_settings_are_validated(make, words):
+    with refusal(*words, error=SettingError):
+        make()
+
+
+def test_names():
+    with refusal("printable", error=SettingError):
+        state(name="")

@@ -1,0 +1,77 @@
+"""A node is moved by its own belief and the messages on its own edges, by nothing else."""
+
+import torch
+from models import build
+
+import pcnet as pc
+
+
+def started(**options):
+    model = build(dims=(2, 2), orders=(3, 3), channels=(2, 2), **options)
+    live = model.graph.start(pc.odem(every=100), record=())
+    for t in range(3):
+        live.step({name: y[t] for name, y in model.observations.items()})
+    return live
+
+
+def after(live, name, verb, disturbed):
+    """The belief and memory of `name` after `verb`, once as it is and once with other nodes' beliefs disturbed."""
+    local = live.local(name)
+    node = live.graph[name]
+    outcomes = []
+    with torch.inference_mode():
+        for disturb in (False, True):
+            kept = {other: live.local(other).belief for other in live.graph.nodes}
+            memory = local.memory
+            if disturb:
+                for other in disturbed:
+                    belief = live.local(other).belief
+                    live.local(other).belief = type(belief)(*(part * 1.7 + 0.3 for part in belief))
+            getattr(node, verb)(local)
+            outcomes.append([*local.belief, *(local.memory or ())])
+            for other, belief in kept.items():
+                live.local(other).belief = belief
+            local.memory = memory
+    return all(torch.equal(a, b) for a, b in zip(*outcomes, strict=True))
+
+
+def test_a_state_is_not_moved_by_another_branch():
+    live = started()
+    other_branch = [name for name in live.graph.nodes if name.endswith("1") and name != "theta01"]
+    assert "x1" in other_branch
+    assert after(live, "x0", "move", other_branch)
+
+
+def test_parameters_of_a_flow_do_not_hear_of_the_senses_within_a_tick():
+    live = started()
+    assert after(live, "theta00", "gather", ["y0", "noise_y0", "x1"])
+
+
+def test_a_precision_hears_of_its_own_error_only():
+    live = started()
+    assert after(live, "noise_x0", "gather", ["y0", "noise_y0", "x1", "noise_x1"])
+    assert after(live, "noise_y0", "gather", ["noise_x0", "x1", "y1"])
+
+
+def test_neighbours_do_matter():
+    """The same disturbance of a neighbour is felt: the tests above can fail."""
+    live = started()
+    for name, verb, neighbour in (
+        ("x0", "move", "y0"),
+        ("x0", "move", "noise_x0"),
+        ("x0", "move", "theta00"),
+        ("theta00", "gather", "x0"),
+        ("noise_y0", "gather", "y0"),
+    ):
+        assert not after(live, name, verb, [neighbour]), (name, neighbour)
+
+
+def test_messages_reach_a_node_on_its_own_links_only():
+    live = started()
+    for name in live.graph.nodes:
+        local = live.local(name)
+        own = {link for link in live.graph.links if name in (link.parent.name, link.child.name)}
+        assert set(local.above) | set(local.below) == own
+        strange = [link for link in live.graph.links if link not in own]
+        for link in strange:
+            assert link not in local._inbox

@@ -1,0 +1,271 @@
+"""How nodes move: every rule against its closed form."""
+
+import math
+
+import numpy as np
+import pytest
+import scipy.linalg
+import torch
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from pcnet.errors import SettingError
+from pcnet.generalised import shift_matrix
+from pcnet.movers import Evidence, Exponential, Gathered, GradientFlow, Ozaki, RobbinsMonro, WindowMean
+from pcnet.node import Start
+
+F64, F32 = torch.float64, torch.float32
+
+
+def laid_out(rule, batch: int, dtype: torch.dtype = F64):
+    """A rule as a run lays it out."""
+    return Start(batch, dtype, torch.device("cpu"), torch.Size([batch])).lay_out(rule)
+
+
+def tensor(values, dtype: torch.dtype = F64) -> torch.Tensor:
+    return torch.tensor(np.asarray(values), dtype=dtype)
+
+
+# --- states: a quadratic energy ½(x̃ − m)ᵀP(x̃ − m), for which the flow is linear and local linearisation exact -------
+class Problem:
+    """Gradient P(x̃ − m) and curvature P for a batch of states of three orders and two dimensions."""
+
+    def __init__(self, batch: int = 3, stiffness: float = 1.0, seed: int = 0) -> None:
+        rng = np.random.default_rng(seed)
+        a = rng.standard_normal((batch, 6, 6))
+        self.precision = stiffness * (a @ a.transpose(0, 2, 1) + np.eye(6))
+        self.target, self.mean = rng.standard_normal((2, batch, 6))
+        self.shift = np.kron(np.eye(3, k=1), np.eye(2))
+
+    def evidence(self, mean: np.ndarray | None = None, dtype: torch.dtype = F64) -> Evidence:
+        mean = self.mean if mean is None else mean
+        gradient = np.einsum("bij,bj->bi", self.precision, mean - self.target)
+        parts = mean, mean @ self.shift.T, self.shift, gradient, self.precision
+        return Evidence(*(tensor(part, dtype) for part in parts))
+
+    def jacobian(self, kappa) -> np.ndarray:
+        return self.shift - np.reshape(kappa, (-1, 1, 1)) * self.precision
+
+    def after(self, kappa, time) -> np.ndarray:
+        """x̃ after a time, (batch, 6): from the fixed point of dx̃/dt = Dx̃ − κP(x̃ − m) and the matrix exponential."""
+        kappa, time = (np.broadcast_to(v, len(self.mean)) for v in (kappa, time))
+        states = []
+        for jacobian, pull, mean, t in zip(self.jacobian(kappa), self.pull(kappa), self.mean, time, strict=True):
+            rest = -np.linalg.solve(jacobian, pull)
+            states.append(rest + scipy.linalg.expm(jacobian * t) @ (mean - rest))
+        return np.stack(states)
+
+    def pull(self, kappa: np.ndarray) -> np.ndarray:
+        return kappa[:, None] * np.einsum("bij,bj->bi", self.precision, self.target)
+
+
+def test_the_problem_has_the_package_s_shift():
+    np.testing.assert_array_equal(Problem().shift, shift_matrix(3, 3, 2).numpy())
+
+
+@pytest.mark.parametrize("time", [1e-3, 0.1, 1.0, 20.0])
+@pytest.mark.parametrize("kappa", [0.1, 1.0, 8.0])
+def test_ozaki_is_exact_for_a_linear_flow(kappa, time):
+    problem = Problem()
+    change = laid_out(Ozaki(kappa=kappa, time=time), 3).step(problem.evidence())
+    np.testing.assert_allclose(change.numpy(), problem.after(kappa, time) - problem.mean, rtol=1e-10, atol=1e-12)
+
+
+def test_ozaki_with_a_setting_for_each_batch_element():
+    problem, kappa, time = Problem(), [0.1, 1.0, 8.0], [0.3, 0.01, 1.0]
+    change = laid_out(Ozaki(kappa=kappa, time=time), 3).step(problem.evidence())
+    np.testing.assert_allclose(change.numpy(), problem.after(kappa, time) - problem.mean, rtol=1e-10, atol=1e-12)
+
+
+def test_ozaki_in_two_steps_is_ozaki_in_one():
+    problem, rule = Problem(), laid_out(Ozaki(time=0.25), 3)
+    halfway = problem.mean + rule.step(problem.evidence()).numpy()
+    there = halfway + rule.step(problem.evidence(halfway)).numpy()
+    np.testing.assert_allclose(there, problem.after(1.0, 0.5), rtol=1e-10, atol=1e-12)
+
+
+def test_ozaki_in_single_precision():
+    problem = Problem()
+    change = laid_out(Ozaki(time=[0.1, 0.2, 0.3]), 3, F32).step(problem.evidence(dtype=F32))
+    assert change.dtype == F32
+    expected = problem.after(1.0, [0.1, 0.2, 0.3]) - problem.mean
+    np.testing.assert_allclose(change.numpy(), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("nu", [-4.0, -1.0, 0.0, [-6.0, -4.0, -2.0]])
+@pytest.mark.parametrize("kappa", [0.5, [1.0, 3.0, 9.0]])
+def test_time_by_curvature(kappa, nu):
+    """Δs = exp(ν)/|det J₀|^(1/n)."""
+    problem = Problem(stiffness=20.0)
+    time = np.exp(nu) / np.abs(np.linalg.det(problem.jacobian(kappa))) ** (1 / 6)
+    assert ((time > 1e-6) & (time < 1.0)).all()
+    change = laid_out(Ozaki(kappa=kappa, nu=nu), 3).step(problem.evidence())
+    np.testing.assert_allclose(change.numpy(), problem.after(kappa, time) - problem.mean, rtol=1e-10, atol=1e-12)
+
+
+def test_time_by_curvature_is_the_default_with_exp_minus_four():
+    problem = Problem(batch=1)
+    time = math.exp(-4) / abs(np.linalg.det(problem.jacobian(1.0)[0])) ** (1 / 6)
+    change = Ozaki().step(problem.evidence())
+    np.testing.assert_allclose(change.numpy(), problem.after(1.0, time) - problem.mean, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize(("stiffness", "time"), [(1e-7, 1.0), (1e8, 1e-6)])
+def test_time_by_curvature_is_kept_in_bounds(stiffness, time):
+    problem = Problem(stiffness=stiffness)
+    free = math.exp(-4) / np.abs(np.linalg.det(problem.jacobian(1.0))) ** (1 / 6)
+    assert ((free > 1.0) if time == 1.0 else (free < 1e-6)).all()
+    change = laid_out(Ozaki(), 3).step(problem.evidence()).numpy()
+    expected = problem.after(1.0, time) - problem.mean
+    np.testing.assert_allclose(change, expected, rtol=0, atol=1e-8 * np.abs(expected).max())
+
+
+def test_time_by_curvature_of_a_singular_jacobian_is_the_longest():
+    """|det J₀| = 0 asks for an endless step and gets Δs = 1: x̃ flows along D alone, as a Taylor series does."""
+    mean = np.array([[1.0, -2.0, 3.0]])
+    shift = np.eye(3, k=1)
+    parts = mean, mean @ shift.T, shift, np.zeros((1, 3)), np.zeros((1, 3, 3))
+    change = Ozaki().step(Evidence(*map(tensor, parts)))
+    np.testing.assert_allclose(change.numpy(), [[-2.0 + 3.0 / 2, 3.0, 0.0]], rtol=1e-14)
+
+
+def test_time_by_curvature_of_many_states_does_not_overflow():
+    """det J₀ of a hundred states is 1e400, far outside the range of a double; its hundredth root is not."""
+    n, size = 100, 1e4
+    parts = np.ones((1, n)), np.zeros((1, n)), np.zeros((n, n)), np.full((1, n), size), size * np.eye(n)[None]
+    change = Ozaki(nu=0.0).step(Evidence(*map(tensor, parts)))
+    np.testing.assert_allclose(change.numpy(), np.full((1, n), math.expm1(-1.0)), rtol=1e-12)
+
+
+@pytest.mark.parametrize("kappa", [1.0, [0.1, 1.0, 8.0]])
+@pytest.mark.parametrize("time", [0.01, [0.3, 0.01, 1.0]])
+def test_gradient_flow_is_one_euler_step(kappa, time):
+    problem, rule = Problem(), laid_out(GradientFlow(time=time, kappa=kappa), 3)
+    k, t = (np.broadcast_to(v, 3)[:, None] for v in (kappa, time))
+    gradient = np.einsum("bij,bj->bi", problem.precision, problem.mean - problem.target)
+    expected = t * (problem.mean @ problem.shift.T - k * gradient)
+    np.testing.assert_allclose(rule.step(problem.evidence()).numpy(), expected, rtol=1e-12, atol=1e-13)
+
+
+def test_gradient_flow_is_ozaki_for_a_short_time():
+    problem = Problem()
+    short = [laid_out(rule, 3).step(problem.evidence()) for rule in (GradientFlow(time=1e-7), Ozaki(time=1e-7))]
+    np.testing.assert_allclose(short[0].numpy(), problem.after(1.0, 1e-7) - problem.mean, rtol=1e-4, atol=1e-11)
+    np.testing.assert_allclose(short[1].numpy(), problem.after(1.0, 1e-7) - problem.mean, rtol=1e-8, atol=1e-14)
+
+
+def test_only_a_mover_that_uses_it_asks_for_the_curvature():
+    assert Ozaki().needs_curvature
+    assert not GradientFlow(time=0.1).needs_curvature
+    problem = Problem()
+    unknown = problem.evidence()._replace(curvature=torch.full((3, 6, 6), math.nan, dtype=F64))
+    assert GradientFlow(time=0.1).step(unknown).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Ozaki(kappa=0.0), "kappa.*must be positive"),
+        (lambda: Ozaki(time=-1.0), "time"),
+        (lambda: Ozaki(time="dt"), "time"),
+        (lambda: Ozaki(nu=math.inf), "nu.*must be finite"),
+        (lambda: Ozaki(kapa=1.0), "unknown setting 'kapa'; did you mean 'kappa'"),
+        (GradientFlow, "'time' is required"),
+        (lambda: Exponential(beta=1.0), "beta.*below 1"),
+        (lambda: RobbinsMonro(rate=0.0), "rate.*must be positive"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(make, message):
+    with pytest.raises(SettingError, match=message):
+        make()
+
+
+# --- parameters and precisions ----------------------------------------------------------------------------------------
+gradients = hnp.arrays(float, st.tuples(st.integers(1, 12), st.just(2), st.just(3)), elements=st.floats(-1e3, 1e3))
+
+
+def gather_all(rule: RobbinsMonro, rows: np.ndarray, dtype: torch.dtype = F64) -> Gathered:
+    gathered = Gathered.nothing(torch.zeros(rows.shape[1:], dtype=dtype))
+    for row in rows:
+        gathered = rule.gather(gathered, tensor(row, dtype))
+    return gathered
+
+
+@hypothesis_settings(max_examples=40, deadline=None)
+@given(rows=gradients, beta=st.floats(0.0, 0.999))
+def test_exponential_accumulation(rows, beta):
+    """(1 − β) Σ β^(k−i) ∇_i, from nothing."""
+    rule = laid_out(RobbinsMonro(accumulate=Exponential(beta=beta)), 2)
+    gathered = gather_all(rule, rows)
+    weights = (1 - beta) * beta ** np.arange(len(rows) - 1, -1, -1.0)
+    expected = np.einsum("k,kbn->bn", weights, rows)
+    np.testing.assert_allclose(rule.accumulate.read(gathered).numpy(), expected, rtol=1e-10, atol=1e-9)
+    assert gathered.count.tolist() == [len(rows)] * 2
+    assert gathered.steps.tolist() == [0, 0]
+
+
+def test_exponential_accumulation_of_each_batch_element():
+    rows = np.random.default_rng(0).standard_normal((5, 2, 3))
+    rule = laid_out(RobbinsMonro(accumulate=Exponential(beta=[0.0, 0.9])), 2)
+    found = rule.accumulate.read(gather_all(rule, rows)).numpy()
+    np.testing.assert_array_equal(found[0], rows[-1, 0])  # β = 0: the last observation alone
+    np.testing.assert_allclose(found[1], 0.1 * sum(0.9 ** (4 - i) * rows[i, 1] for i in range(5)), rtol=1e-13)
+
+
+@hypothesis_settings(max_examples=40, deadline=None)
+@given(rows=gradients)
+def test_window_mean_is_the_mean(rows):
+    rule = laid_out(RobbinsMonro(accumulate=WindowMean()), 2)
+    found = rule.accumulate.read(gather_all(rule, rows)).numpy()
+    np.testing.assert_allclose(found, rows.mean(0), rtol=1e-10, atol=1e-10)
+
+
+def test_nothing_gathered_moves_nothing():
+    for accumulate in (WindowMean(), Exponential(beta=0.5)):
+        rule = laid_out(RobbinsMonro(accumulate=accumulate), 2)
+        change, _ = rule.step(Gathered.nothing(torch.zeros(2, 3, dtype=F64)))
+        assert (change == 0).all()
+
+
+@pytest.mark.parametrize("dtype", [F64, F32])
+@pytest.mark.parametrize("accumulate", [Exponential(beta=0.6), WindowMean()], ids=["exponential", "mean"])
+@pytest.mark.parametrize(
+    ("rate", "t0", "gamma"), [(1e-2, 10.0, 0.3), (0.5, 0.0, 1.0), ([0.1, 0.2], [0.0, 5.0], [0.5, 0.9]), (1.0, 3.0, 0.0)]
+)
+def test_robbins_monro(rate, t0, gamma, accumulate, dtype):
+    """−α/(j + t₀)^γ times what was gathered since the step before, for j = 1, 2, …"""
+    rng = np.random.default_rng(1)
+    rule = laid_out(RobbinsMonro(rate=rate, t0=t0, gamma=gamma, accumulate=accumulate), 2, dtype)
+    gathered = Gathered.nothing(torch.zeros(2, 3, dtype=dtype))
+    close = {"rtol": 1e-12} if dtype == F64 else {"rtol": 1e-5, "atol": 1e-6}
+    for j, count in enumerate([1, 4, 2, 3, 1], start=1):
+        rows = rng.standard_normal((count, 2, 3))
+        for row in rows:
+            gathered = rule.gather(gathered, tensor(row, dtype))
+        change, gathered = rule.step(gathered)
+        if isinstance(accumulate, WindowMean):
+            total = rows.mean(0)
+        else:
+            total = 0.4 * sum(0.6 ** (count - 1 - i) * rows[i] for i in range(count))
+        alpha = np.broadcast_to(np.asarray(rate) / (j + np.asarray(t0)) ** np.asarray(gamma), 2)
+        assert change.dtype == dtype
+        np.testing.assert_allclose(change.numpy(), -alpha[:, None] * total, **close)
+        assert gathered.steps.tolist() == [j, j]
+        assert not gathered.count.any()
+        assert not gathered.gradient.any()
+
+
+def test_robbins_monro_counts_the_steps_of_each_batch_element():
+    """Elements that stepped more often move less."""
+    rule = laid_out(RobbinsMonro(rate=2.0, t0=1.0, gamma=0.5), 2)
+    gathered = Gathered(torch.ones(2, 3, dtype=F64), torch.ones(2, dtype=F64), tensor([0.0, 7.0]))
+    change, after = rule.step(gathered)
+    np.testing.assert_allclose(change[:, 0].numpy(), [-2 / math.sqrt(2), -2 / 3], rtol=1e-14)
+    assert after.steps.tolist() == [1.0, 8.0]
+
+
+def test_defaults_of_robbins_monro():
+    change, _ = RobbinsMonro().step(Gathered(torch.ones(1, 1, dtype=F64), torch.ones(1, dtype=F64), tensor([0.0])))
+    assert change.item() == pytest.approx(-1e-4 / 11**0.3, rel=1e-14)

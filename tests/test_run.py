@@ -1,0 +1,250 @@
+"""Running: whole arrays, streams and single steps give the same numbers; what is recorded is what was asked for."""
+
+import gc
+import tracemalloc
+
+import numpy as np
+import pytest
+import torch
+from models import build
+
+import pcnet as pc
+from pcnet.errors import DivergenceError, ObservationError, ScheduleError
+from pcnet.graphs import paper
+from pcnet.nodes import PrecisionNode, SensoryNode, StateNode
+
+SCHEDULE = pc.odem(every=4)
+
+
+@pytest.fixture
+def model():
+    return build(dims=(3, 3), orders=(2, 2), channels=(2, 1), samples=10)
+
+
+def same(a, b, tolerance=0.0):
+    assert a.traces.keys() == b.traces.keys()
+    for key in a.traces:
+        np.testing.assert_allclose(a.traces[key].values, b.traces[key].values, rtol=tolerance, atol=tolerance)
+
+
+def test_arrays_streams_and_steps_agree(model):
+    whole = model.graph.run(model.observations, schedule=SCHEDULE)
+    stream = ({name: y[t] for name, y in model.observations.items()} for t in range(10))
+    same(whole, model.graph.run(stream, schedule=SCHEDULE))
+    live = model.graph.start(SCHEDULE)
+    for t in range(10):
+        live.step({name: y[t].numpy() for name, y in model.observations.items()})
+        torch.testing.assert_close(live.mean("x0"), torch.as_tensor(whole.mean("x0")[t]), rtol=0, atol=0)
+        torch.testing.assert_close(live.sd("x0"), torch.as_tensor(whole.sd("x0")[t]), rtol=0, atol=0)
+        assert float(live.free_energy) == whole.free_energy[t]
+    same(whole, live.result())
+    assert float(live.free_action) == float(whole.free_action)
+
+
+def test_a_graph_can_be_run_again_and_is_not_changed_by_it(model):
+    same(model.graph.run(model.observations, schedule=SCHEDULE), model.graph.run(model.observations, schedule=SCHEDULE))
+
+
+def test_batched_observations_of_any_shape():
+    model = build(samples=10)
+    y = torch.stack([model.observations["y0"] * scale for scale in (0.5, 1.0, 1.5)] * 2).reshape(2, 3, 10, 2)
+    result = model.graph.run(y, schedule=SCHEDULE)
+    assert result.mean("x0").shape == (2, 3, 10, 3, 3)
+    assert result.free_action.shape == (2, 3)
+    for i in range(2):
+        for j in range(3):
+            alone = model.graph.run(y[i, j], schedule=SCHEDULE)
+            np.testing.assert_allclose(result.mean("x0")[i, j], alone.mean("x0"), rtol=1e-10, atol=1e-10)
+            np.testing.assert_allclose(result.free_action[i, j], alone.free_action, rtol=1e-10)
+
+
+def test_settings_and_observations_broadcast_together():
+    y = build(samples=6).observations["y0"][:, :1].expand(6, 3) + torch.tensor([1.0, 2.0, 1.5])
+    y = torch.stack([y, y * 1.1, y * 0.9])[:, None]  # (3, 1, 6, 3)
+    kappa = torch.tensor([0.5, 1.0])
+    graph, schedule = paper.odem(model="glv", orders=2, kappa=kappa, every=torch.tensor([[2], [3], [4]]))
+    result = graph.run(y, schedule=schedule)
+    assert result.mean("theta").shape == (3, 2, 6, 3)
+    graph, schedule = paper.odem(model="glv", orders=2, kappa=1.0, every=3)
+    alone = graph.run(y[1, 0], schedule=schedule)
+    np.testing.assert_allclose(result.mean("x")[1, 1], alone.mean("x"), rtol=1e-10)
+
+
+def test_every_setting_of_the_paper_takes_a_batch():
+    y = torch.linspace(0.5, 2.0, 30, dtype=torch.float64).reshape(10, 3)
+    settings = {
+        "dt": (0.01, 0.02),
+        "expected_precision_x": (500.0, 100.0),
+        "expected_precision_y": (500.0, 5000.0),
+        "sd_lambda_x": (0.1, 0.5),
+        "sd_lambda_y": (0.5, 0.1),
+        "kappa": (1.0, 0.25),
+        "every": (3, 4),
+        "beta_lambda": (0.0, 0.1),
+        "beta_theta": (0.2, 0.0),
+        "smoothness": (0.005, 0.01),
+        "nu": (-4.0, -5.0),
+        "rate": (1e-4, 1e-3),
+        "t0": (10.0, 5.0),
+        "gamma": (0.3, 0.5),
+        "theta_mean": ([0.3, -0.2, 0.3], [0.2, -0.1, 0.2]),
+        "theta_sd": ([0.25, 0.25, 0.25], [0.1, 0.2, 0.3]),
+        "initial_mean": (0.5 * np.ones((3, 3)), np.eye(3)),
+    }
+    for conventions in ("paper", "authors"):
+        graph, schedule = paper.odem(orders=3, conventions=conventions, **{k: np.array(v) for k, v in settings.items()})
+        together = graph.run(y, schedule=schedule)
+        for i in range(2):
+            graph, schedule = paper.odem(orders=3, conventions=conventions, **{k: v[i] for k, v in settings.items()})
+            alone = graph.run(y, schedule=schedule)
+            for key, trace in alone.traces.items():
+                np.testing.assert_allclose(together.traces[key].values[i], trace.values, rtol=1e-10, atol=1e-10)
+
+
+def test_record_chooses_what_and_how_often(model):
+    result = model.graph.run(model.observations, schedule=SCHEDULE, record=pc.Record(("mean",), nodes=("x0",), every=3))
+    assert set(result.traces) == {"x0.mean"}
+    assert result.mean("x0").shape == (3, 2, 3)
+    whole = model.graph.run(model.observations, schedule=SCHEDULE)
+    np.testing.assert_array_equal(result.mean("x0"), whole.mean("x0")[2::3])
+    np.testing.assert_allclose(result.times, whole.times[2::3])
+    with pytest.raises(ScheduleError, match="'meen'"):
+        model.graph.run(model.observations, record=("meen",))
+
+
+def test_messages_can_be_recorded(model):
+    record = pc.Record(("mean", "prediction", "weighted_error"), messages=True)
+    result = model.graph.run(model.observations, schedule=SCHEDULE, record=record)
+    np.testing.assert_array_equal(result.message("x0", "y0"), result.prediction("y0").reshape(10, -1))
+    np.testing.assert_array_equal(result.message("y0", "x0"), result.get("y0", "weighted_error").reshape(10, -1))
+    np.testing.assert_array_equal(result.message("theta00", "x0"), result.mean("theta00"))
+    np.testing.assert_allclose(result.message("noise_x0", "x0"), np.exp(result.mean("noise_x0")))
+
+
+def test_memory_does_not_grow_when_nothing_is_recorded():
+    graph, schedule = paper.odem(model="glv", orders=2)
+    live = graph.start(schedule, record=())
+    y = torch.tensor([2.0, 1.0, 1.5], dtype=torch.float64)
+    tracemalloc.start()
+    sizes = []
+    for _ in range(3):
+        for _ in range(300):
+            live.step(y)
+        gc.collect()
+        sizes.append(tracemalloc.get_traced_memory()[0])
+    tracemalloc.stop()
+    assert sizes[-1] - sizes[0] < 600 * 16  # not even two numbers an observation
+    assert live.result().traces == {}
+    assert live.tick == 900
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_dtypes(dtype, model):
+    result = model.graph.run(model.observations, schedule=SCHEDULE, dtype=dtype)
+    exact = model.graph.run(model.observations, schedule=SCHEDULE)
+    assert result.mean("x0").dtype == (np.float32 if dtype == torch.float32 else np.float64)
+    np.testing.assert_allclose(result.mean("x0"), exact.mean("x0"), rtol=2e-3, atol=2e-3)
+
+
+def test_no_randomness_is_touched(model):
+    state = torch.get_rng_state()
+    model.graph.run(model.observations, schedule=SCHEDULE)
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def test_start_from_the_first_observation():
+    """With an identity mapping the first state is the first observation, and moves as the flow says."""
+    graph, schedule = paper.odem(model="glv", orders=3)
+    live = graph.start(pc.Schedule(acts=(pc.act("sense", "sensory"),), opening=schedule.opening), record=())
+    y = torch.tensor([2.0, 1.0, 1.5], dtype=torch.float64)
+    live.step(y)
+    mean = live.mean("x")
+    interaction = torch.tensor([[0.0, 0.3, -0.2], [-0.3, 0.0, 0.3], [0.2, -0.3, 0.0]], dtype=torch.float64)
+    velocity = y * (interaction @ y)
+    jacobian = torch.diag(interaction @ y) + torch.diag(y) @ interaction
+    torch.testing.assert_close(mean, torch.stack([y, velocity, jacobian @ velocity]), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(live.read("y", "observation"), torch.stack([y, torch.zeros(3, dtype=torch.float64)]))
+
+
+@pytest.mark.parametrize(
+    ("observations", "words"),
+    [
+        (np.zeros((5, 4)), "shape \\(5, 4\\); expected .*dim = 3"),
+        (np.zeros(3), "expected"),
+        (np.zeros((0, 3)), "no observations"),
+        ([], "expected|no observations"),
+        (iter([]), "no observations"),
+        ([["a", "b", "c"]], "numbers"),
+        ([[1.0, 2.0], [1.0]], "rectangular"),
+        (np.array([[1.0, np.nan, 1.0]]), "'y' at index \\[0, 1\\] is not finite"),
+        ({"z": np.zeros((5, 3))}, "\\['z'\\].*\\['y'\\]"),
+        (5, "array or an iterable"),
+        (iter([np.zeros(2)]), "dim = 3"),
+    ],
+)
+def test_bad_observations_are_refused_by_name(observations, words):
+    graph, schedule = paper.odem()
+    with pytest.raises(ObservationError, match=words):
+        graph.run(observations, schedule=schedule)
+
+
+def test_several_sensors_need_names(model):
+    with pytest.raises(ObservationError, match="'y0': …, 'y1'"):
+        model.graph.run(np.zeros((5, 2)), schedule=SCHEDULE)
+    with pytest.raises(ObservationError, match="differ in length"):
+        model.graph.run({"y0": np.zeros((5, 2)), "y1": np.zeros((6, 1))}, schedule=SCHEDULE)
+
+
+def test_batches_that_do_not_fit():
+    graph, schedule = paper.odem(kappa=torch.ones(4))
+    with pytest.raises(ObservationError, match="do not fit"):
+        graph.run(np.zeros((3, 5, 3)), schedule=schedule)
+
+
+def test_divergence_is_named():
+    x = StateNode("x", dim=1, orders=1, flow=lambda x, p: x**9, initial_mean=[[50.0]])
+    y = SensoryNode("y", dim=1, orders=1)
+    graph = pc.Graph()
+    graph.predicts(x, y)
+    graph.weighs(PrecisionNode("nx", expected=1.0, sd=0.1, smoothness=1.0), x)
+    graph.weighs(PrecisionNode("ny", expected=1e300, sd=0.1, smoothness=1.0), y)
+    with pytest.raises(DivergenceError, match=r"'[xy]' is no longer finite at observation"):
+        graph.run(1e9 * np.ones((200, 1)), schedule=pc.states_only())
+
+
+def test_indefinite_curvature_is_clamped_and_counted_or_raised():
+    """Exact curvature of a mapping bent away from the data is negative: −ξg'' outweighs g'²Π."""
+
+    def graph(policy):
+        x = StateNode(
+            "x", dim=1, orders=1, flow=lambda x, p: 0 * x, initial_mean=[[0.1]], curvature="exact", indefinite=policy
+        )
+        y = SensoryNode("y", dim=1, orders=1)
+        made = pc.Graph()
+        made.predicts(x, y, via=lambda x, p: x**2)
+        made.weighs(PrecisionNode("nx", expected=1e-3, sd=0.1, smoothness=1.0), x)
+        made.weighs(PrecisionNode("ny", expected=1.0, sd=0.1, smoothness=1.0), y)
+        return made
+
+    stay = pc.Schedule(acts=(pc.act("sense", "sensory"), pc.act("settle", "state")))
+    result = graph("clamp").run(np.full((3, 1), 5.0), schedule=stay, record=("covariance",))
+    assert result.fallbacks["x"] == 3
+    np.testing.assert_allclose(result.covariance("x"), 1e9)  # the floor of the clamp, 1e-9
+    with pytest.raises(DivergenceError, match=r"StateNode 'x' at observation 0.*indefinite='clamp'"):
+        graph("raise").run(np.full((3, 1), 5.0), schedule=stay)
+
+
+def test_progress_bar_is_silent_unless_asked(model, capsys):
+    model.graph.run(model.observations, schedule=SCHEDULE)
+    assert capsys.readouterr().err == ""
+    model.graph.run(model.observations, schedule=SCHEDULE, progress=True)
+    assert "10/10" in capsys.readouterr().err
+
+
+def test_several_states_may_predict_one_sensory_node():
+    """Two states that add up: the prediction of their sensory node is the sum."""
+    model = build(dims=(2, 2), orders=(2, 2), channels=(2, 2), fused=True, samples=5)
+    record = pc.Record(("mean", "prediction"), messages=True)
+    result = model.graph.run(model.observations, schedule=SCHEDULE, record=record)
+    expected = result.message("x0", "y1") + result.message("x1", "y1")
+    np.testing.assert_allclose(result.prediction("y1").reshape(5, -1), expected, rtol=1e-14)

@@ -1,0 +1,117 @@
+"""Schedules are data: who does what at which observation."""
+
+from collections import Counter
+
+import pytest
+import torch
+from models import build
+
+import pcnet as pc
+from pcnet.errors import ScheduleError, SettingError
+from pcnet.nodes import ParameterNode, PrecisionNode, StateNode
+
+
+def counted(monkeypatch, schedule, ticks=12, **options):
+    """How often each verb was asked of each node."""
+    done = Counter()
+    for kind in (StateNode, ParameterNode, PrecisionNode):
+        for verb in ("move", "gather", "settle", "carry", "orient"):
+
+            def spy(self, local, verb=verb, act=getattr(kind, verb)):
+                done[self.name, verb] += 1
+                act(self, local)
+
+            monkeypatch.setattr(kind, verb, spy)
+    model = build(samples=ticks, **options)
+    model.graph.run(model.observations, schedule=schedule, record=())
+    return done
+
+
+def test_odem(monkeypatch):
+    done = counted(monkeypatch, pc.odem(every=4))
+    assert done["x0", "move"] == done["x0", "settle"] == 12
+    for name in ("theta00", "noise_x0", "noise_y0"):
+        assert done[name, "gather"] == 12
+        assert done[name, "move"] == done[name, "settle"] == done[name, "carry"] == 3
+
+
+def test_generalised_filtering(monkeypatch):
+    done = counted(monkeypatch, pc.generalised_filtering())
+    assert {done[name, "move"] for name in ("x0", "theta00", "noise_x0", "noise_y0")} == {12}
+
+
+def test_states_only(monkeypatch):
+    done = counted(monkeypatch, pc.states_only())
+    assert done["x0", "move"] == 12
+    assert not any(count for (name, _), count in done.items() if name != "x0")
+
+
+def test_a_period_for_each_node(monkeypatch):
+    done = counted(monkeypatch, pc.odem(every=4, periods={"noise_y0": 6, "theta00": 3}))
+    assert done["noise_x0", "move"] == 3
+    assert done["noise_y0", "move"] == 2
+    assert done["theta00", "move"] == 4
+
+
+def test_a_schedule_of_ones_own(monkeypatch):
+    schedule = pc.Schedule(
+        acts=(
+            pc.act("sense", "sensory"),
+            pc.act("move", "x0", times=2),
+            pc.act("gather", "theta00"),
+            pc.act("move", "theta00", every=5),
+        )
+    )
+    done = counted(monkeypatch, schedule)
+    assert done == {("x0", "move"): 24, ("theta00", "gather"): 12, ("theta00", "move"): 2}
+
+
+def test_slow_ticks_are_at_the_end_of_each_period():
+    """(t + 1) mod N == 0, as the authors' program has it."""
+    model = build(samples=9)
+    result = model.graph.run(model.observations, schedule=pc.odem(every=4))
+    theta = torch.as_tensor(result.mean("theta00"))
+    changed = [t for t in range(1, 9) if not torch.equal(theta[t], theta[t - 1])]
+    assert changed == [3, 7]
+
+
+def test_a_clock_for_each_batch_element():
+    model = build(samples=12)
+    periods = torch.tensor([2, 3, 12, 5])
+    together = model.graph.run(model.observations, schedule=pc.odem(every=periods), record=("mean", "sd", "energy"))
+    for i, period in enumerate(periods):
+        alone = model.graph.run(
+            model.observations, schedule=pc.odem(every=int(period)), record=("mean", "sd", "energy")
+        )
+        for key, trace in alone.traces.items():
+            found = torch.as_tensor(together.traces[key].values[i])
+            torch.testing.assert_close(found, torch.as_tensor(trace.values), rtol=1e-10, atol=1e-10)
+
+
+def test_prints():
+    text = str(pc.odem(every=torch.tensor([64, 512])))
+    assert "state: move" in text
+    assert "every 64 to 512" in text
+
+
+@pytest.mark.parametrize("who", ["y", "sensor"])
+def test_unknown_names_are_refused(who):
+    model = build()
+    with pytest.raises(ScheduleError, match=f"no node or role '{who}'"):
+        model.graph.start(pc.Schedule(acts=(pc.act("sense", "sensory"), pc.act("move", who))))
+
+
+def test_a_deaf_schedule_is_refused():
+    with pytest.raises(ScheduleError, match="'y0' never senses"):
+        build().graph.start(pc.Schedule(acts=(pc.act("move", "state"),)))
+
+
+@pytest.mark.parametrize("every", [0, 2.5, -1])
+def test_periods_are_whole(every):
+    with pytest.raises(SettingError, match="whole numbers"):
+        pc.odem(every=every)
+
+
+def test_verbs_are_known():
+    with pytest.raises(SettingError, match="verb"):
+        pc.act("jump", "state")
