@@ -1,6 +1,6 @@
 """pcnet: message-passing predictive coding in generalised coordinates of motion."""
 
-from pcnet import errors, flows, graphs, nodes
+from pcnet import errors, flows, graphs, nodes, simulate
 from pcnet.functions import Derived
 from pcnet.graph import Graph
 from pcnet.nodes import ParameterNode, PrecisionNode, SensoryNode, StateNode
@@ -27,5 +27,6 @@ __all__ = [
     "graphs",
     "nodes",
     "odem",
+    "simulate",
     "states_only",
 ]

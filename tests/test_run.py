@@ -161,8 +161,7 @@ def test_start_from_the_first_observation():
     mean = live.mean("x")
     interaction = torch.tensor([[0.0, 0.3, -0.2], [-0.3, 0.0, 0.3], [0.2, -0.3, 0.0]], dtype=torch.float64)
     velocity = y * (interaction @ y)
-    jacobian = torch.diag(interaction @ y) + torch.diag(y) @ interaction
-    torch.testing.assert_close(mean, torch.stack([y, velocity, jacobian @ velocity]), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(mean, torch.stack([y, velocity, torch.zeros_like(y)]), rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(live.read("y", "observation"), torch.stack([y, torch.zeros(3, dtype=torch.float64)]))
 
 

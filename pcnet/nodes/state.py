@@ -141,7 +141,11 @@ class StateNode(Node):
         local.memory = StateMemory(none)
 
     def orient(self, local: Local) -> None:
-        """One Gauss–Newton step on what the nodes below report, of the value alone; its motion then follows the flow."""
+        """One Gauss–Newton step on what the nodes below report, of the value alone.
+
+        Its velocity then follows the flow. Higher orders start at zero: their precision is so low that what a wrong flow
+        puts there would stay, and push the state away.
+        """
         if self.initial_mean is not None:
             return
         mean: Tensor = local.belief.mean
@@ -156,10 +160,9 @@ class StateNode(Node):
             curvature = curvature + error.precision.sandwich(slope)
         value = here[:, 0] - torch.einsum("bij,bj->bi", torch.linalg.pinv(curvature, hermitian=True), gradient)
         rows = [value]
-        parameters = self._parameters(local, None)
-        for _ in range(1, self.orders):
-            so_far = torch.stack(rows + [torch.zeros_like(value)] * (self.orders - len(rows)), 1)
-            rows.append(self.flow.linearise(so_far, parameters, len(rows)).value[:, -1])
+        if self.orders > 1:
+            rows.append(self.flow(value, self._parameters(local, None)))
+        rows += [torch.zeros_like(value)] * (self.orders - len(rows))
         local.belief = local.belief._replace(mean=torch.stack(rows, 1))
 
     # --- messages ----------------------------------------------------------------------------------------------
