@@ -283,7 +283,7 @@ def _columns(function: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:
     """
     n = at.shape[-1]
     if n == 0:
-        return function(at)[..., None][..., :0]
+        return function(at[None])[0][..., None][..., :0]
     copies = at.expand(n, *at.shape).contiguous()
     units = torch.eye(n, dtype=at.dtype, device=at.device).view(n, *(1,) * (at.dim() - 1), n)
     tangent: Tensor = jvp(function, (copies,), (units.expand_as(copies).contiguous(),))[1]

@@ -150,11 +150,13 @@ class Graph:
         record: Record | Iterable[str] | None = None,
         dtype: torch.dtype = torch.float64,
         device: torch.device | str = "cpu",
+        threads: int | None = 1,
     ) -> Live:
-        """A run that takes one observation at a time: `live.step(y)`."""
+        """A run that takes one observation at a time: `live.step(y)`. The options are those of `run`."""
         from pcnet.runner import Live
 
-        return Live(self, schedule or odem(), record=record, dtype=dtype, device=torch.device(device))
+        where = torch.device(device)
+        return Live(self, schedule or odem(), record=record, dtype=dtype, device=where, threads=threads)
 
     def run(
         self,
@@ -164,14 +166,16 @@ class Graph:
         record: Record | Iterable[str] | None = None,
         dtype: torch.dtype = torch.float64,
         device: torch.device | str = "cpu",
+        threads: int | None = 1,
         progress: bool | None = None,
     ) -> Result:
         """Run over all observations and return what was recorded.
 
         observations: (..., T, dim), or any iterable of (..., dim); a mapping from names to these where there are
         several sensory nodes. schedule: `odem()` unless given. record: what to keep; see `pcnet.Record`.
-        progress: a bar on standard error; by default if that is a terminal.
+        threads: how many torch may use within an operation meanwhile; one is best for small graphs, None leaves torch's
+        own setting. progress: a bar on standard error; by default if that is a terminal.
         """
-        live = self.start(schedule, record=record, dtype=dtype, device=device)
+        live = self.start(schedule, record=record, dtype=dtype, device=device, threads=threads)
         live.run(observations, progress=progress)
         return live.result()

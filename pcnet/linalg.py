@@ -98,20 +98,20 @@ _SERIES = torch.tensor(
 def exponential_step(jacobian: Tensor, flow: Tensor, time: Tensor) -> Tensor:
     """∫₀ᵗ exp(Js) ds · f = t φ₁(Jt) f, exact for a linear flow; J (B, n, n), f (B, n), t (B,) → (B, n).
 
-    It is the last column of exp(M) − I with M = t [[J, f], [0, 0]]: a Taylor series of M/2^s, then s doublings
+    It is the last column of exp(M) − I with M = [[tJ, f], [0, 0]], times t: a Taylor series of M/2^s, then s doublings
     X(2t) = 2X + X², which, unlike squaring exp(M) itself, lose no digits however often they are done.
     """
     batch, n = flow.shape
-    size = (
-        flow.abs().amax(-1, keepdim=True).clamp_min(1e-300)
-    )  # the answer is linear in f: keep f from setting the scale
+    # the answer is linear in f, so that f need not set the scale
+    size = flow.abs().amax(-1, keepdim=True).clamp_min(torch.finfo(flow.dtype).tiny)
     powers = jacobian.new_zeros(3, batch, n + 1, n + 1)  # I, M, M²
     powers[0].diagonal(dim1=-2, dim2=-1).fill_(1.0)
     m = powers[1]
     torch.mul(jacobian, time[:, None, None], out=m[:, :n, :n])
     torch.div(flow, size, out=m[:, :n, n])
-    largest = torch.linalg.vector_norm(m, 1, dim=-1).amax().item()
-    doublings = min(max(0, math.frexp(largest)[1] + 1), 60) if math.isfinite(largest) else 0
+    norms = torch.linalg.vector_norm(m, 1, dim=-1)
+    largest = norms.nan_to_num_(0.0, posinf=0.0).amax().item()  # an element that is lost must not spoil its neighbours
+    doublings = min(max(0, math.frexp(largest)[1] + 1), 60)
     m.mul_(0.5**doublings)
     m2 = torch.bmm(m, m, out=powers[2])
     m3 = torch.bmm(m2, m)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pcnet.linalg import exponential_step, log_abs_det
-from pcnet.settings import Fraction, Numbers, Positive, broadcast, number, settings
+from pcnet.settings import Fraction, NotNegative, Numbers, Positive, broadcast, number, settings
 
 
 def column(value: Tensor, trailing: int) -> Tensor:
@@ -152,7 +152,7 @@ class RobbinsMonro:
     """μ ← μ − α_j · accumulated ∇F with α_j = α/(j + t₀)^γ, j = 1, 2, … the number of this step."""
 
     rate: Positive = number(1e-4)
-    t0: Numbers = number(10.0)
+    t0: NotNegative = number(10.0)
     gamma: Numbers = number(0.3)
     accumulate: Accumulator = Exponential()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import networkx as nx
@@ -71,12 +72,13 @@ class Live:
         record: Record | Iterable[str] | None = None,
         dtype: torch.dtype = torch.float64,
         device: torch.device | None = None,
+        threads: int | None = 1,
     ) -> None:
         graph.check()
         self.graph = graph
         self.schedule = schedule
         self.record = record if isinstance(record, Record) else Record() if record is None else Record(tuple(record))
-        self.dtype, self.device = dtype, device or torch.device("cpu")
+        self.dtype, self.device, self.threads = dtype, device or torch.device("cpu"), threads
         self.tick = 0
         """How many observations have been taken in."""
         self._nodes = graph.nodes
@@ -94,7 +96,7 @@ class Live:
     # --- one observation at a time --------------------------------------------------------------------------------
     def step(self, observation: Any) -> Live:
         """Take in one observation, (..., dim) or a mapping from sensory names to these."""
-        with torch.inference_mode():
+        with torch.inference_mode(), limited(self.threads):
             self._step(self._parse(observation))
         return self
 
@@ -102,7 +104,7 @@ class Live:
         """Take in observations to the end of them."""
         stream, total = self._stream(observations)
         hidden = not (sys.stderr.isatty() if progress is None else progress)
-        with torch.inference_mode():
+        with torch.inference_mode(), limited(self.threads):
             for observation in tqdm(stream, total=total, disable=hidden, unit="obs", desc=self.schedule.name):
                 self._step(observation)
         if self.tick == 0:
@@ -434,6 +436,24 @@ class Live:
             where = (~torch.isfinite(tensor)).nonzero()[0].tolist()
             raise ObservationError(f"observation of {name!r} at index {where} is not finite")
         return tensor
+
+
+@contextmanager
+def limited(threads: int | None) -> Iterator[None]:
+    """Let torch use so many threads within an operation, for the time being; None leaves it alone.
+
+    With matrices as small as these, threads cost more than they bring, and on a busy machine an operation that waits for
+    a second thread takes milliseconds instead of microseconds.
+    """
+    usual = torch.get_num_threads()
+    if threads is None or threads == usual:
+        yield
+        return
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(usual)
 
 
 def _reader(channel: Channel, way: str) -> tuple[Callable[[], Tensor], str]:

@@ -211,7 +211,7 @@ TRACED = {  # to trace a function for one more shape takes seconds, so that each
     "van der pol": Case(as_function(van_der_pol), van_der_pol_by_hand, 2, 2, 1, (Shape(1, 3, 1, F32),)),
     "lorenz 96": Case(as_function(lorenz96), lorenz96_by_hand, 5, 5, 1, (Shape(4, 2, 2),)),
     "network": Case(Derived(NETWORK), NETWORK, 3, 2, 2, (Shape(4, 3, 1),)),
-    "wave": Case(Derived(wave), wave, 2, 2, 2, (Shape(4, 3, 2), Shape(4, 1, 1, F32))),
+    "wave": Case(Derived(wave), wave, 2, 2, 2, (Shape(4, 3, 2),)),
 }
 CASES = CLOSED | TRACED
 numbers = st.floats(-3.0, 3.0, allow_subnormal=False)
@@ -228,7 +228,7 @@ def points(draw: st.DrawFn, case: Case) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("name", CASES)
-@hypothesis_settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@hypothesis_settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_function_agrees_with_autograd(name, data):
     case = CASES[name]
@@ -276,12 +276,10 @@ def test_any_quadratic_agrees_with_autograd(c, x, theta, weights):
     agree(Quadratic(torch.tensor(c)), by_hand, *(torch.tensor(v) for v in (x, theta, weights)))
 
 
-slow_names = [
-    pytest.param(name, marks=pytest.mark.slow) for name in CLOSED if name not in ("identity", "linear, learned")
-]
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("lorenz", "lotka-volterra, 5 species")]
 
 
-@pytest.mark.parametrize("name", ["linear, learned", *slow_names])
+@pytest.mark.parametrize("name", ["linear, learned", *SLOW])
 def test_closed_forms_equal_derived_ones(name):
     case, rows = CASES[name], 1 if name == "linear, learned" else 3
     derived, random = Derived(case.by_hand), torch.Generator().manual_seed(1)
@@ -308,7 +306,6 @@ def test_a_derived_function_without_parameters():
     close(line.slope, expected.slope, F64)
 
 
-@pytest.mark.xfail(strict=True, reason="a slope along no parameters comes with a dimension too many")
 @pytest.mark.parametrize("batch", [1, 2])
 def test_slopes_of_a_derived_function_without_parameters(batch):
     function, x = Derived(affine_by_hand), torch.ones(batch, 2, 3, dtype=F64)
@@ -377,14 +374,14 @@ def test_given_derivatives_are_used_and_right():
 
 
 def test_one_given_derivative_leaves_the_other_derived():
-    x, theta, weights = make_inputs(2)
+    x, theta, weights = make_inputs(2, rows=1)
     expected = expect(wave, x, theta, weights)
     one = Derived(hide_state(wave), jacobian=wave_jacobian)
-    close(one.linearise(x, theta, 2).slope, expected.slope, F64)
-    close(one.parameter_slope(x, theta, 1), expected.parameter_slope[:, :1], F64)
+    close(one.linearise(x, theta, 1).slope, expected.slope, F64)
+    close(one.parameter_slope(x, theta, 1), expected.parameter_slope, F64)
     other = Derived(wave, parameter_jacobian=wave_parameter_jacobian)
-    close(other.linearise(x, theta, 2).slope, expected.slope, F64)
-    close(other.parameter_slope(x, theta, 2), expected.parameter_slope, F64)
+    close(other.linearise(x, theta, 1).slope, expected.slope, F64)
+    close(other.parameter_slope(x, theta, 1), expected.parameter_slope, F64)
 
 
 def hide_state(plain: Plain) -> Plain:

@@ -202,7 +202,7 @@ def test_exponential_accumulation(rows, beta):
     weights = (1 - beta) * beta ** np.arange(len(rows) - 1, -1, -1.0)
     expected = np.einsum("k,kbn->bn", weights, rows)
     np.testing.assert_allclose(rule.accumulate.read(gathered).numpy(), expected, rtol=1e-10, atol=1e-9)
-    assert gathered.count.tolist() == [len(rows)] * 2
+    assert gathered.seen.tolist() == [len(rows)] * 2
     assert gathered.steps.tolist() == [0, 0]
 
 
@@ -253,7 +253,7 @@ def test_robbins_monro(rate, t0, gamma, accumulate, dtype):
         assert change.dtype == dtype
         np.testing.assert_allclose(change.numpy(), -alpha[:, None] * total, **close)
         assert gathered.steps.tolist() == [j, j]
-        assert not gathered.count.any()
+        assert not gathered.seen.any()
         assert not gathered.gradient.any()
 
 

@@ -1,7 +1,6 @@
 """Running: whole arrays, streams and single steps give the same numbers; what is recorded is what was asked for."""
 
 import gc
-import tracemalloc
 
 import numpy as np
 import pytest
@@ -125,15 +124,18 @@ def test_memory_does_not_grow_when_nothing_is_recorded():
     graph, schedule = paper.odem(model="glv", orders=2)
     live = graph.start(schedule, record=())
     y = torch.tensor([2.0, 1.0, 1.5], dtype=torch.float64)
-    tracemalloc.start()
-    sizes = []
+
+    def tensors() -> int:
+        gc.collect()
+        return sum(isinstance(thing, torch.Tensor) for thing in gc.get_objects())
+
+    counts = []
     for _ in range(3):
         for _ in range(300):
             live.step(y)
-        gc.collect()
-        sizes.append(tracemalloc.get_traced_memory()[0])
-    tracemalloc.stop()
-    assert sizes[-1] - sizes[0] < 600 * 16  # not even two numbers an observation
+        counts.append(tensors())
+    assert counts[0] == counts[1] == counts[2]
+    assert not live._times
     assert live.result().traces == {}
     assert live.tick == 900
 
@@ -150,6 +152,29 @@ def test_no_randomness_is_touched(model):
     state = torch.get_rng_state()
     model.graph.run(model.observations, schedule=SCHEDULE)
     assert torch.equal(state, torch.get_rng_state())
+
+
+def test_threads_are_limited_during_a_run_only(model):
+    usual = torch.get_num_threads()
+    seen = []
+
+    def stream():
+        for t in range(2):
+            seen.append(torch.get_num_threads())
+            yield {name: y[t] for name, y in model.observations.items()}
+
+    torch.set_num_threads(2)
+    try:
+        model.graph.run(stream(), schedule=SCHEDULE)
+        assert seen == [1, 1]
+        assert torch.get_num_threads() == 2
+        model.graph.run(stream(), schedule=SCHEDULE, threads=None)
+        assert seen == [1, 1, 2, 2]
+        with pytest.raises(ObservationError):
+            model.graph.run(iter([np.zeros(7)]), schedule=SCHEDULE)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(usual)
 
 
 def test_start_from_the_first_observation():
