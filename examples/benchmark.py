@@ -101,7 +101,7 @@ def settings(batch: int) -> dict[str, torch.Tensor]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--conventions", choices=("paper", "authors"), default="paper")
     options = parser.parse_args()
     torch.set_num_threads(1)

@@ -115,6 +115,7 @@ class Quadratic(Function):
         self.coefficients = 0.5 * (c + c.transpose(1, 2))
         self.out, self.dim, self.parameters = c.shape[0], c.shape[1] - 1, c.shape[3] - 1
         self._cast: dict[tuple[Any, ...], tuple[Tensor, Tensor]] = {}
+        self._kept: tuple[Tensor, tuple[Tensor, Tensor]] | None = None
 
     def _tables(self, like: Tensor) -> tuple[Tensor, Tensor]:
         """The coefficients as matrices in the dtype of `like`: (1+p, out·z·z) and, by parameter, (z, p·out·z)."""
@@ -126,11 +127,21 @@ class Quadratic(Function):
             self._cast[key] = by_parameter, learned
         return self._cast[key]
 
-    def _form(self, parameters: Tensor) -> Tensor:
-        """Σ_q C w_q; (B, out, z, z)."""
-        table = self._tables(parameters)[0]
-        form = torch.addmm(table[0], parameters, table[1:]) if self.parameters else table.expand(len(parameters), -1)
-        return form.view(-1, self.out, self.dim + 1, self.dim + 1)
+    def _form(self, parameters: Tensor) -> tuple[Tensor, Tensor]:
+        """Σ_q C w_q (B, out·z, z), and the Hessian of f by output (B, out, dim·dim).
+
+        Kept for as long as the parameters are the very same tensor, since they change only on the slow clock.
+        """
+        kept = self._kept
+        if kept is not None and kept[0] is parameters:
+            return kept[1]
+        table, batch = self._tables(parameters)[0], parameters.shape[0]
+        flat = torch.addmm(table[0], parameters, table[1:]) if self.parameters else table.expand(batch, -1)
+        form = flat.view(batch, self.out, self.dim + 1, self.dim + 1)
+        hessian = 2.0 * form[..., 1:, 1:]
+        made = form.reshape(batch, -1, self.dim + 1), hessian.reshape(batch, self.out, -1)
+        self._kept = parameters, made
+        return made
 
     def __call__(self, x: Tensor, parameters: Tensor) -> Tensor:
         c = self.coefficients.to(x)
@@ -141,28 +152,26 @@ class Quadratic(Function):
 
     def linearise(self, x: Tensor, parameters: Tensor, rows: int) -> Linearisation:
         batch, orders, dim = x.shape
-        form = self._form(parameters)
-        z = torch.nn.functional.pad(x[:, 0], (1, 0), value=1.0)
-        half = torch.bmm(form.reshape(batch, -1, dim + 1), z[..., None]).view(batch, self.out, dim + 1)
+        form, hessian = self._form(parameters)
+        z = torch.constant_pad_nd(x[:, 0], (1, 0), 1.0)
+        half = torch.bmm(form, z[..., None]).view(batch, self.out, dim + 1)
         value = torch.bmm(half, z[..., None]).transpose(1, 2)
         jacobian = 2.0 * half[..., 1:]
-        hessian = 2.0 * form[..., 1:, 1:]
         motion = x[:, 1:rows]
-        bend = torch.bmm(hessian.reshape(batch, -1, dim), motion.mT).view(batch, self.out, dim, rows - 1)
+        bend = torch.bmm(hessian.view(batch, -1, dim), motion.mT).view(batch, self.out, dim, rows - 1)
         if rows > 1:
             value = torch.cat([value, torch.bmm(motion, jacobian.mT)], 1)
         return Linearisation(value, spread_slope(jacobian, bend.permute(0, 3, 1, 2), orders))
 
     def curve(self, x: Tensor, parameters: Tensor, weights: Tensor) -> Tensor:
         batch, _, dim = x.shape
-        hessian = 2.0 * self._form(parameters)[..., 1:, 1:]
-        return torch.bmm(weights, hessian.reshape(batch, self.out, -1)).view(batch, -1, dim, dim)
+        return torch.bmm(weights, self._form(parameters)[1]).view(batch, -1, dim, dim)
 
     def parameter_slope(self, x: Tensor, parameters: Tensor, rows: int) -> Tensor:
         batch, _, dim = x.shape
-        z = torch.nn.functional.pad(x[:, 0], (1, 0), value=1.0)
+        z = torch.constant_pad_nd(x[:, 0], (1, 0), 1.0)
         half = torch.mm(z, self._tables(x)[1]).view(batch, -1, dim + 1)
-        lifted = torch.cat([z[:, None], torch.nn.functional.pad(2.0 * x[:, 1:rows], (1, 0))], 1)
+        lifted = torch.cat([z[:, None], torch.constant_pad_nd(2.0 * x[:, 1:rows], (1, 0))], 1)
         slope = torch.bmm(half, lifted.mT).view(batch, self.parameters, self.out, rows)
         return slope.permute(0, 3, 2, 1)
 

@@ -14,12 +14,19 @@ Indefinite = Literal["clamp", "raise"]
 """What to do where a curvature is not positive definite: clamp its eigenvalues (counted), or raise."""
 
 
-class Precision(NamedTuple):
-    """Π̃ = temporal ⊗ diag(channel), never formed: temporal (B, rows, rows), channel (B, dim), log_det (B,)."""
+class Precision:
+    """Π̃ = temporal ⊗ diag(channel): temporal (B, rows, rows), channel (B, dim), log_det (B,).
 
-    temporal: Tensor
-    channel: Tensor
-    log_det: Tensor
+    It is formed densely only where it is small, since that is quicker there.
+    """
+
+    __slots__ = ("_dense", "channel", "log_det", "temporal")
+
+    def __init__(self, temporal: Tensor, channel: Tensor, log_det: Tensor) -> None:
+        self.temporal = temporal
+        self.channel = channel
+        self.log_det = log_det
+        self._dense: Tensor | None = None
 
     def weigh(self, error: Tensor) -> Tensor:
         """ξ = Π̃ε; (B, rows, dim) → (B, rows, dim)."""
@@ -27,11 +34,25 @@ class Precision(NamedTuple):
 
     def sandwich(self, slope: Tensor) -> Tensor:
         """JᵀΠ̃J; (B, rows·dim, n) → (B, n, n)."""
+        if slope.shape[1] <= SMALL:
+            return torch.bmm(slope.mT, torch.bmm(self.dense(), slope))
         batch, rows = self.temporal.shape[:2]
         n = slope.shape[-1]
         mixed = torch.bmm(self.temporal, slope.reshape(batch, rows, -1))
         weighted = mixed.view(batch, rows, -1, n) * self.channel[:, None, :, None]
         return torch.bmm(slope.mT, weighted.view(batch, -1, n))
+
+    def dense(self) -> Tensor:
+        """Π̃ itself, (B, rows·dim, rows·dim)."""
+        if self._dense is None:
+            size = self.temporal.shape[1] * self.channel.shape[1]
+            blocks = self.temporal[:, :, None, :, None] * self.channel.diag_embed()[:, None, :, None, :]
+            self._dense = blocks.reshape(-1, size, size)
+        return self._dense
+
+
+SMALL = 32
+"""Up to this many rows a precision is quicker as a dense matrix."""
 
 
 def quadratic(weighted: Tensor, error: Tensor) -> Tensor:
@@ -104,12 +125,13 @@ def exponential_step(jacobian: Tensor, flow: Tensor, time: Tensor) -> Tensor:
     batch, n = flow.shape
     # the answer is linear in f, so that f need not set the scale
     size = flow.abs().amax(-1, keepdim=True).clamp_min(torch.finfo(flow.dtype).tiny)
-    powers = jacobian.new_zeros(3, batch, n + 1, n + 1)  # I, M, M²
+    side = max(n + 1, 8)  # torch multiplies batches of smaller matrices by a plain loop, several times slower
+    powers = jacobian.new_zeros(3, batch, side, side)  # I, M, M²
     powers[0].diagonal(dim1=-2, dim2=-1).fill_(1.0)
     m = powers[1]
     torch.mul(jacobian, time[:, None, None], out=m[:, :n, :n])
     torch.div(flow, size, out=m[:, :n, n])
-    norms = torch.linalg.vector_norm(m, 1, dim=-1)
+    norms = m.abs().sum(-1)
     largest = norms.nan_to_num_(0.0, posinf=0.0).amax().item()  # an element that is lost must not spoil its neighbours
     doublings = min(max(0, math.frexp(largest)[1] + 1), 60)
     m.mul_(0.5**doublings)
@@ -117,12 +139,12 @@ def exponential_step(jacobian: Tensor, flow: Tensor, time: Tensor) -> Tensor:
     m3 = torch.bmm(m2, m)
     # φ₁(M) = Σ Mⁱ/(i+1)! to twelve terms, by threes: each three are a mix of I, M and M², and M³ links them
     series: Tensor | None = None
-    for three in torch.mm(_SERIES.to(m), powers.view(3, -1)).view(4, batch, n + 1, n + 1):
+    for three in torch.mm(_SERIES.to(m), powers.view(3, -1)).view(4, batch, side, side):
         series = three if series is None else three.baddbmm_(m3, series)
     assert series is not None
     grown, spare = torch.bmm(m, series), m3
     for _ in range(doublings):
-        grown, spare = torch.baddbmm(grown, grown, grown, beta=2.0, out=spare), grown
+        grown, spare = torch.bmm(grown, grown, out=spare).add_(grown, alpha=2.0), grown
     return grown[:, :n, n] * (size * time[:, None])
 
 

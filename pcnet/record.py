@@ -29,28 +29,25 @@ class Record:
 
 
 class Tape:
-    """A growing recording of one quantity, in blocks, so that its length need not be known."""
+    """A growing recording of one quantity, in blocks, so that its length need not be known.
+
+    What is read is never changed afterwards, so that it can be kept as it is until a block is full.
+    """
 
     def __init__(self, dims: tuple[str, ...], read: Callable[[], Tensor], block: int = 256) -> None:
         self.dims = dims
         self._read = read
         self._block = block
         self._full: list[Tensor] = []
-        self._open: Tensor | None = None
-        self._used = 0
+        self._open: list[Tensor] = []
 
     def write(self) -> None:
-        value = self._read()
-        if self._open is None or self._used == self._block:
-            if self._open is not None:
-                self._full.append(self._open)
-            self._open = torch.empty(self._block, *value.shape, dtype=value.dtype)
-            self._used = 0
-        self._open[self._used].copy_(value)
-        self._used += 1
+        self._open.append(self._read())
+        if len(self._open) == self._block:
+            self._full.append(torch.stack(self._open).cpu())
+            self._open = []
 
     def tensor(self) -> Tensor | None:
         """(T, B, ...), or None where nothing was written."""
-        if self._open is None:
-            return None
-        return torch.cat([*self._full, self._open[: self._used]])
+        blocks = [*self._full, torch.stack(self._open).cpu()] if self._open else self._full
+        return torch.cat(blocks) if blocks else None

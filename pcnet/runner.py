@@ -53,10 +53,10 @@ class Line(NamedTuple):
 
     def due(self, tick: int) -> bool | Tensor:
         """Whether the tick (from 0) is one of its own: for all batch elements, or for which."""
+        if self.by_element is None:
+            return (tick + 1) % self.periods[0] == 0
         if not any((tick + 1) % period == 0 for period in self.periods):
             return False
-        if self.by_element is None:
-            return True
         mask = (tick + 1) % self.by_element == 0
         return True if bool(mask.all()) else mask
 
@@ -205,7 +205,9 @@ class Live:
 
     def _share(self, energy: Energy) -> Tensor:
         """A node's free energy, complexity − accuracy."""
-        return self._total([energy.complexity]) - self._total([energy.accuracy])
+        if energy.accuracy is None:
+            return self._nothing if energy.complexity is None else energy.complexity
+        return -energy.accuracy if energy.complexity is None else energy.complexity - energy.accuracy
 
     def _do(self, line: Line, mask: Tensor | None) -> None:
         for _ in range(line.times):
@@ -442,7 +444,7 @@ class Live:
 def limited(threads: int | None) -> Iterator[None]:
     """Let torch use so many threads within an operation, for the time being; None leaves it alone.
 
-    With matrices as small as these, threads cost more than they bring, and on a busy machine an operation that waits for
+    With matrices as small as these, threads cost more than they bring, and on a busy machine one that waits for
     a second thread takes milliseconds instead of microseconds.
     """
     usual = torch.get_num_threads()

@@ -167,7 +167,7 @@ class NodeContract:
 
 
 def _flat(value) -> list[torch.Tensor]:
-    return [value] if isinstance(value, torch.Tensor) else list(value)
+    return [value] if isinstance(value, torch.Tensor) else [value.temporal, value.channel, value.log_det]
 
 
 def _free_energy(live) -> float:

@@ -202,7 +202,7 @@ class StateNode(Node):
         mean: Tensor = local.belief.mean
         flat = mean.flatten(1)
         shift = local.once("shift", lambda: shift_matrix(self.orders, self.orders, self.dim).to(mean)[None])
-        motion = torch.nn.functional.pad(flat[:, self.dim :], (0, self.dim))
+        motion = torch.constant_pad_nd(flat[:, self.dim :], (0, self.dim))
         curvature = self.hessian(local) if local.rule.needs_curvature else flat
         step = local.rule.step(Evidence(flat, motion, shift, self.gradient(local), curvature))
         local.belief = local.belief._replace(mean=mean + step.view_as(mean))
@@ -245,7 +245,7 @@ class StateNode(Node):
             flow = self.flow.linearise(mean, self._parameters(local, None), self.rows)
             shift = local.once("rows", lambda: shift_matrix(self.rows, self.orders, self.dim).to(mean))
             if self.last_error == "keep":
-                target = torch.nn.functional.pad(mean[:, 1:], (0, 0, 0, 1))
+                target = torch.constant_pad_nd(mean[:, 1:], (0, 0, 0, 1))
             else:
                 target = mean[:, 1:]
             (link,) = local.links_above("weighs")
@@ -262,13 +262,15 @@ class StateNode(Node):
 
     def _parameters(self, local: Local, of: Node | None) -> Tensor:
         """θ (B, p) of the flow, or of the mapping to `of`: what the parameter nodes predict, in order of attachment."""
-        parts = [local.prediction(link) for link in local.links_above("parametrises", of)]
-        if len(parts) == 1:
-            return parts[0]  # type: ignore[no-any-return]
-        mean: Tensor = local.belief.mean
-        return local.once(
-            f"parameters {of}", lambda: torch.cat(parts, -1) if parts else mean.new_zeros(mean.shape[0], 0), *parts
-        )
+        links = local.links_above("parametrises", of)
+        if len(links) == 1:
+            only: Tensor = local.prediction(links[0])
+            return only
+        if not links:
+            mean: Tensor = local.belief.mean
+            return local.once("no parameters", lambda: mean.new_zeros(mean.shape[0], 0))
+        parts = [local.prediction(link) for link in links]
+        return local.once(f"parameters of {of.name if of else 'flow'}", lambda: torch.cat(parts, -1), *parts)
 
     def _slice(self, local: Local, link: Link) -> slice:
         first = 0
