@@ -36,11 +36,15 @@ def means_of(live, graph):
     return found
 
 
-@settings(max_examples=8, deadline=None)
+STILL = pc.Schedule(acts=(pc.act("sense", "sensory"),))
+"""Beliefs stay where they were drawn: derivatives are compared there, not where a step has taken them."""
+
+
+@settings(max_examples=10, deadline=None)
 @given(graphs)
 def test_local_derivatives_are_those_of_the_total_energy(options):
     model = build(**options, curvature="exact", samples=3)
-    live = model.graph.start(pc.odem(every=50), record=())
+    live = model.graph.start(STILL, record=())
     for t in range(2):
         live.step({name: y[t] for name, y in model.observations.items()})
     means = means_of(live, model.graph)
@@ -64,7 +68,7 @@ def test_local_derivatives_are_those_of_the_total_energy(options):
 @given(graphs)
 def test_gauss_newton_is_never_indefinite(options):
     model = build(**options, curvature="gauss-newton", samples=3)
-    live = model.graph.start(pc.odem(every=50), record=())
+    live = model.graph.start(STILL, record=())
     live.step({name: y[0] for name, y in model.observations.items()})
     for name in means_of(live, model.graph):
         curvature = model.graph[name].hessian(live.local(name))[0]

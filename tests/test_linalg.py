@@ -312,7 +312,8 @@ def test_log_det_of_a_precision_is_that_of_the_kronecker_product(rows, dim):
     node.begin(local, Start(2, torch.float64, torch.device("cpu"), torch.Size([2])))
     precision = node.predict(local, link).value
     np.testing.assert_allclose(precision.channel.numpy(), np.exp(mean), rtol=1e-14)
-    for temporal, channel, ours in zip(*(v.numpy() for v in precision), strict=True):
+    parts = (precision.temporal, precision.channel, precision.log_det)
+    for temporal, channel, ours in zip(*(v.numpy() for v in parts), strict=True):
         sign, expected = np.linalg.slogdet(np.kron(temporal, np.diag(channel)))
         assert sign == 1
         np.testing.assert_allclose(ours, expected, rtol=1e-11, atol=1e-11)
