@@ -1,7 +1,7 @@
 """pcnet: message-passing predictive coding in generalised coordinates of motion."""
 
 from pcnet import errors, flows, graphs, nodes, simulate
-from pcnet.functions import Derived
+from pcnet.derived import Derived
 from pcnet.graph import Graph
 from pcnet.nodes import ParameterNode, PrecisionNode, SensoryNode, StateNode
 from pcnet.record import Record

@@ -8,14 +8,11 @@ they are closed forms, or derived from f once by tracing, never differentiated a
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.func import jvp
-from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.passes.dialect.common.cse_pass import CSEPass
 
 from pcnet.errors import GraphError
 
@@ -32,6 +29,9 @@ class Linearisation(NamedTuple):
 
 class Function(ABC):
     """A function of a generalised state and parameters. Shapes: x̃ (B, orders, dim), θ (B, p), ξ (B, rows, out)."""
+
+    parameters: int | None = None
+    """How many parameters it takes, if it knows."""
 
     @abstractmethod
     def __call__(self, x: Tensor, parameters: Tensor) -> Tensor:
@@ -80,11 +80,16 @@ def less_curve(curvature: Tensor, curve: Tensor) -> Tensor:
 class Identity(Function):
     """f(x) = x: the mapping of a state that is observed as it is."""
 
+    parameters = 0
+
     def __init__(self) -> None:
         self._slopes: dict[tuple[Any, ...], Tensor] = {}
 
     def __call__(self, x: Tensor, parameters: Tensor) -> Tensor:
         return x
+
+    def __repr__(self) -> str:
+        return "identity"
 
     def linearise(self, x: Tensor, parameters: Tensor, rows: int) -> Linearisation:
         key = (tuple(x.shape), rows, x.dtype, x.device)
@@ -172,149 +177,37 @@ class Quadratic(Function):
         z = torch.constant_pad_nd(x[:, 0], (1, 0), 1.0)
         half = torch.mm(z, self._tables(x)[1]).view(batch, -1, dim + 1)
         lifted = torch.cat([z[:, None], torch.constant_pad_nd(2.0 * x[:, 1:rows], (1, 0))], 1)
-        slope = torch.bmm(half, lifted.mT).view(batch, self.parameters, self.out, rows)
+        slope = torch.bmm(half, lifted.mT).view(batch, -1, self.out, rows)
         return slope.permute(0, 3, 2, 1)
 
     def parameter_curve(self, x: Tensor, parameters: Tensor, weights: Tensor) -> None:
         return None
 
 
-class Derived(Function):
-    """A plain function with derivatives derived by tracing it once for each shape of input.
-
-    An analytic `jacobian` (..., out, dim) or `parameter_jacobian` (..., out, p) is used where given.
-    """
-
-    def __init__(self, function: Plain, jacobian: Plain | None = None, parameter_jacobian: Plain | None = None) -> None:
-        self.function = function
-        self.jacobian = jacobian or (
-            lambda x, theta: _columns(lambda v: function(v, theta.expand(len(v), *theta.shape)), x)
+def check_function(what: str, function: Function, dim: int, out: int, parameters: int) -> None:
+    """Call a function once with a batch of three and refuse it, in words, if it does not give (3, out)."""
+    wanted = function.parameters
+    if wanted is not None and wanted != parameters:
+        raise GraphError(
+            f"{what} takes {wanted} parameters and is given {parameters}; "
+            f"attach parameter nodes with {wanted} values in all by graph.parametrises(...)"
         )
-        self.parameter_jacobian = parameter_jacobian or (
-            lambda x, theta: _columns(lambda v: function(x.expand(len(v), *x.shape), v), theta)
-        )
-        self._traces: dict[tuple[Any, ...], Callable[..., Any]] = {}
-
-    def __call__(self, x: Tensor, parameters: Tensor) -> Tensor:
-        return self.function(x, parameters)
-
-    def linearise(self, x: Tensor, parameters: Tensor, rows: int) -> Linearisation:
-        def body(x: Tensor, theta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            here, motion = x[:, 0], x[:, 1:rows]
-            jacobian = self.jacobian(here, theta)
-            value = self.function(here, theta)[:, None]
-            if rows == 1:
-                return value, jacobian, jacobian[:, None][:, :0]
-            bend = _along(self.jacobian, here, theta, motion)
-            return torch.cat([value, motion @ jacobian.mT], 1), jacobian, bend
-
-        value, jacobian, bend = self._traced("linearise", rows, body, x, parameters)
-        return Linearisation(value, spread_slope(jacobian, bend, x.shape[1]))
-
-    def curve(self, x: Tensor, parameters: Tensor, weights: Tensor) -> Tensor:
-        rows = weights.shape[1]
-
-        def body(x: Tensor, theta: Tensor, weights: Tensor) -> Tensor:
-            def gradient(here: Tensor) -> Tensor:
-                """Of Σ ξ·f̃ in each order of x̃, as a function of the value; (..., rows, dim)."""
-                theta_, weights_, motion = _like(theta, here), _like(weights, here), _like(x[:, 1:rows], here)
-                by_order = weights_ @ self.jacobian(here, theta_)
-                if rows == 1:
-                    return by_order
-                bend = _along(self.jacobian, here, theta_, motion)  # (..., rows − 1, out, dim)
-                value = by_order[..., :1, :] + (weights_[..., 1:, None, :] @ bend).sum(-3)
-                return torch.cat([value, by_order[..., 1:, :]], -2)
-
-            return _columns(gradient, x[:, 0])
-
-        blocks: Tensor = self._traced("curve", rows, body, x, parameters, weights)
-        return blocks
-
-    def parameter_slope(self, x: Tensor, parameters: Tensor, rows: int) -> Tensor:
-        def body(x: Tensor, theta: Tensor) -> Tensor:
-            here, motion = x[:, 0], x[:, 1:rows]
-            slope = self.parameter_jacobian(here, theta)[:, None]
-            if rows == 1:
-                return slope
-            return torch.cat([slope, _along(self.parameter_jacobian, here, theta, motion)], 1)
-
-        result: Tensor = self._traced("parameter_slope", rows, body, x, parameters)
-        return result
-
-    def parameter_curve(self, x: Tensor, parameters: Tensor, weights: Tensor) -> Tensor:
-        rows = weights.shape[1]
-
-        def body(x: Tensor, theta: Tensor, weights: Tensor) -> Tensor:
-            here, motion = x[:, 0], x[:, 1:rows]
-
-            def gradient(theta: Tensor) -> Tensor:
-                """Of Σ ξ·f̃ in θ, as a function of θ; (..., p)."""
-                here_, weights_, motion_ = _like(here, theta), _like(weights, theta), _like(motion, theta)
-                slope = self.parameter_jacobian(here_, theta)[..., None, :, :]
-                if rows > 1:
-                    slope = torch.cat([slope, _along(self.parameter_jacobian, here_, theta, motion_)], -3)
-                return (weights_[..., None, :] @ slope).sum(-3)[..., 0, :]
-
-            return _columns(gradient, theta)
-
-        result: Tensor = self._traced("parameter_curve", rows, body, x, parameters, weights)
-        return result
-
-    def _traced(self, name: str, rows: int, body: Callable[..., Any], *inputs: Tensor) -> Any:
-        key = (name, rows, *((tuple(v.shape), v.dtype, v.device) for v in inputs))
-        trace = self._traces.get(key)
-        if trace is None:
-            trace = self._traces[key] = _trace(body, inputs)
-        return trace(*inputs)
-
-
-def as_function(function: Function | Plain | None) -> Function:
-    """A `Function` as it is, None as the identity, and any other callable with derived derivatives."""
-    if function is None:
-        return Identity()
-    if isinstance(function, Function):
-        return function
-    if not callable(function):
-        raise GraphError(f"a flow or mapping must be a function of (state, parameters), not {function!r}")
-    return Derived(function)
-
-
-def _like(value: Tensor, leading: Tensor) -> Tensor:
-    """`value` (B, …) repeated over the dimensions that `leading` (…, B, n) has before B."""
-    extra = leading.shape[:-2]
-    return value.expand(*extra, *value.shape) if extra else value
-
-
-def _columns(function: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:
-    """Derivative of a function (..., n) → (..., *out), batched over leading dimensions, as (..., *out, n).
-
-    One forward-mode pass over n copies of the input, each with its own unit tangent.
-    """
-    n = at.shape[-1]
-    if n == 0:
-        return function(at[None])[0][..., None][..., :0]
-    copies = at.expand(n, *at.shape).contiguous()
-    units = torch.eye(n, dtype=at.dtype, device=at.device).view(n, *(1,) * (at.dim() - 1), n)
-    tangent: Tensor = jvp(function, (copies,), (units.expand_as(copies).contiguous(),))[1]
-    return tangent.movedim(0, -1)
-
-
-def _along(function: Plain, x: Tensor, theta: Tensor, directions: Tensor) -> Tensor:
-    """Derivative of a matrix-valued function at x (..., dim) along m directions (..., m, dim); (..., m, *matrix)."""
-    ways = directions.movedim(-2, 0).contiguous()
-    copies = x.expand(ways.shape).contiguous()
-    tangent: Tensor = jvp(lambda v: function(v, theta.expand(len(v), *theta.shape)), (copies,), (ways,))[1]
-    return tangent.movedim(0, x.dim() - 1)
-
-
-def _trace(body: Callable[..., Any], inputs: Sequence[Tensor]) -> Callable[..., Any]:
-    """The body as a flat list of tensor operations, for inputs of these shapes."""
-    with torch.inference_mode(False), torch.no_grad():
-        examples = [v.clone() for v in inputs]
-        module = make_fx(body)(*examples)
-        shared = CSEPass()(module)
-        module = module if shared is None else shared.graph_module
-        module.graph.eliminate_dead_code()
-        module.recompile()
-    traced: Callable[..., Any] = module.forward
-    return traced
+    x = torch.linspace(0.1, 0.9, 3 * dim, dtype=torch.float64).view(3, dim)
+    theta = torch.linspace(0.2, 0.8, 3 * parameters, dtype=torch.float64).view(3, parameters)
+    with torch.no_grad():
+        try:
+            value = function(x, theta)
+        except Exception as error:
+            raise GraphError(
+                f"{what} failed when called with a state of shape (3, {dim}) and parameters of shape "
+                f"(3, {parameters}): {type(error).__name__}: {error}"
+            ) from error
+        if not isinstance(value, Tensor) or tuple(value.shape) != (3, out):
+            got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise GraphError(
+                f"{what} must turn a batch of states (3, {dim}) into (3, {out}), but it returned {got}; "
+                f"index the last dimension (x[..., 0]) and stack along it (torch.stack([...], -1))"
+            )
+        alone = function(x[2:], theta[2:])
+        if tuple(alone.shape) != (1, out) or not torch.allclose(alone[0], value[2], equal_nan=True):
+            raise GraphError(f"{what} mixes batch elements: a state alone and the same state in a batch must agree")

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import networkx as nx
 import torch
 
+from pcnet.derived import as_function
 from pcnet.errors import GraphError
-from pcnet.functions import Function, Plain, as_function
+from pcnet.functions import Function, Plain
 from pcnet.node import Kind, Link, Node
 from pcnet.schedule import Schedule, odem
 from pcnet.settings import broadcast

@@ -1,18 +1,13 @@
-"""Scheduled message passing: wakes nodes when their clocks tick and carries messages between neighbours.
-
-Nothing here knows what kind a node is. A message is computed when somebody asks for it and kept until a belief that
-it depends on changes; which beliefs those are follows from the links alone.
-"""
+"""Scheduled message passing: wakes nodes when their clocks tick. Nothing here knows what kind a node is."""
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-import networkx as nx
 import numpy as np
 import torch
 from torch import Tensor
@@ -21,26 +16,13 @@ from tqdm import tqdm
 from pcnet.errors import DivergenceError, ObservationError, ScheduleError
 from pcnet.graph import Graph
 from pcnet.linalg import IndefiniteError
-from pcnet.node import Energy, Link, Local, Node, Start
+from pcnet.node import Energy, Local, Node, Start
+from pcnet.observations import Intake, Observation
 from pcnet.record import ENERGY, Record, Tape
 from pcnet.result import Result, Trace
 from pcnet.schedule import Act, Schedule
 from pcnet.settings import broadcast
-
-
-class Channel:
-    """One direction of a link: the message on it, if it is still true."""
-
-    __slots__ = ("_send", "message")
-
-    def __init__(self, send: Callable[[], Any]) -> None:
-        self._send = send
-        self.message: Any = None
-
-    def __call__(self) -> Any:
-        if self.message is None:
-            self.message = self._send()
-        return self.message
+from pcnet.wiring import connect
 
 
 class Line(NamedTuple):
@@ -84,10 +66,11 @@ class Live:
         self._nodes = graph.nodes
         self._locals = {name: Local() for name in self._nodes}
         self._observers = [name for name, node in self._nodes.items() if node.observes]
+        dims = {node.name: node.error_shape.dim for node in self._nodes.values() if node.observes and node.error_shape}
+        self._intake = Intake(dims, self.dtype, self.device)
         self._resolve_all()
         self._check_record()
-        self._channels: dict[tuple[Link, str], Channel] = {}
-        self._connect()
+        self._channels = connect(graph, self._locals)
         self._begun = False
         self._acts: tuple[Line, ...] = ()
         self._start: Start
@@ -97,12 +80,12 @@ class Live:
     def step(self, observation: Any) -> Live:
         """Take in one observation, (..., dim) or a mapping from sensory names to these."""
         with torch.inference_mode(), limited(self.threads):
-            self._step(self._parse(observation))
+            self._step(self._intake.one(observation))
         return self
 
     def run(self, observations: Any, progress: bool | None = None) -> Live:
         """Take in observations to the end of them."""
-        stream, total = self._stream(observations)
+        stream, total = self._intake.stream(observations)
         hidden = not (sys.stderr.isatty() if progress is None else progress)
         with torch.inference_mode(), limited(self.threads):
             for observation in tqdm(stream, total=total, disable=hidden, unit="obs", desc=self.schedule.name):
@@ -176,7 +159,7 @@ class Live:
         )
 
     # --- a tick ---------------------------------------------------------------------------------------------------
-    def _step(self, observation: Mapping[str, Tensor]) -> None:
+    def _step(self, observation: Observation) -> None:
         if not self._begun:
             self._begin(observation)
         for name, value in observation.items():
@@ -238,7 +221,7 @@ class Live:
         )
 
     # --- setting up -----------------------------------------------------------------------------------------------
-    def _begin(self, observation: Mapping[str, Tensor]) -> None:
+    def _begin(self, observation: Observation) -> None:
         brought = broadcast(*(value.shape[:-1] for value in observation.values()))
         try:
             shape = broadcast(self.graph.batch_shape, self.schedule.batch_shape, brought)
@@ -299,46 +282,6 @@ class Live:
                     found.append(name)
         return found
 
-    def _connect(self) -> None:
-        """Lay a channel for each direction of each link, and note which messages each belief has a part in."""
-        down: dict[Link, frozenset[str]] = {}
-        up: dict[Link, frozenset[str]] = {}
-        order = list(nx.topological_sort(self.graph.network))
-        sides = {name: (self.graph.above(node), self.graph.below(node)) for name, node in self._nodes.items()}
-        for name in order:
-            above, below = sides[name]
-            sources = frozenset({name}).union(*(down[link] for link in above))
-            down |= dict.fromkeys(below, sources)
-        for name in reversed(order):
-            above, below = sides[name]
-            sources = frozenset({name}).union(*(down[link] for link in above), *(up[link] for link in below))
-            up |= dict.fromkeys(above, sources)
-        for name, node in self._nodes.items():
-            local = self._locals[name]
-            local.above, local.below = sides[name]
-            for link in local.below:
-                self._channels[link, "down"] = Channel(lambda n=node, lo=local, li=link: n.predict(lo, li))  # type: ignore[misc]
-            for link in local.above:
-                self._channels[link, "up"] = Channel(lambda n=node, lo=local, li=link: n.err(lo, li))  # type: ignore[misc]
-        for name, local in self._locals.items():
-            above, below = sides[name]
-            local.attach(
-                {link: self._channels[link, "down"] for link in above}
-                | {link: self._channels[link, "up"] for link in below},
-                self._forget(
-                    [self._channels[link, "down"] for link, sources in down.items() if name in sources]
-                    + [self._channels[link, "up"] for link, sources in up.items() if name in sources]
-                ),
-            )
-
-    @staticmethod
-    def _forget(channels: list[Channel]) -> Callable[[], None]:
-        def forget() -> None:
-            for channel in channels:
-                channel.message = None
-
-        return forget
-
     # --- recording ------------------------------------------------------------------------------------------------
     def _check_record(self) -> None:
         known = {quantity for node in self._nodes.values() for quantity in node.quantities} | {ENERGY}
@@ -366,11 +309,8 @@ class Live:
             for i, name in enumerate(self._nodes):
                 self._tapes[f"{name}.free_energy"] = Tape((), lambda i=i: self._share(self._energies[i]))  # type: ignore[misc]
         if self.record.messages:
-            for (link, way), channel in self._channels.items():
-                message, what = _reader(channel, way)
-                ends = (link.parent.name, link.child.name) if way == "down" else (link.child.name, link.parent.name)
-                of = f" ({link.of.name})" if link.of is not None else ""
-                self._tapes[f"{ends[0]} to {ends[1]}{of}.{what}"] = Tape(("message",), message)
+            for channel in self._channels:
+                self._tapes[channel.name] = Tape(("message",), channel.content)
 
     def _common_dt(self) -> float:
         """The sampling interval if all sensory nodes have the same, else 1: then times are observation numbers."""
@@ -380,64 +320,6 @@ class Live:
 
     def _shaped(self, value: Tensor) -> Tensor:
         return value.reshape(self._start.batch_shape).clone()
-
-    # --- observations ---------------------------------------------------------------------------------------------
-    def _parse(self, observation: Any) -> dict[str, Tensor]:
-        """One observation as a tensor (..., dim) for each sensory node."""
-        given = observation if isinstance(observation, Mapping) else {self._only_observer(): observation}
-        return {name: self._tensor(name, value, 1) for name, value in self._named(given).items()}
-
-    def _stream(self, observations: Any) -> tuple[Iterator[dict[str, Tensor]], int | None]:
-        """Parsed observations one by one, and how many there are if that is known."""
-        arrays = (Tensor, np.ndarray, list, tuple)
-        if isinstance(observations, arrays):
-            observations = {self._only_observer(): observations}
-        if isinstance(observations, Mapping):
-            if not all(isinstance(value, arrays) for value in observations.values()):
-                raise ObservationError("give a mapping of arrays, or an iterable of mappings")
-            whole = {
-                name: self._tensor(name, value, 2).movedim(-2, 0).contiguous()
-                for name, value in self._named(observations).items()
-            }
-            lengths = {name: len(value) for name, value in whole.items()}
-            if len(set(lengths.values())) > 1:
-                raise ObservationError(f"observations differ in length: {lengths}")
-            total = next(iter(lengths.values()))
-            return ({name: value[t] for name, value in whole.items()} for t in range(total)), total
-        if not isinstance(observations, Iterable):
-            raise ObservationError(f"observations must be an array or an iterable, not {type(observations).__name__}")
-        return (self._parse(item) for item in observations), None
-
-    def _only_observer(self) -> str:
-        if len(self._observers) > 1:
-            names = ", ".join(f"{name!r}: …" for name in self._observers)
-            raise ObservationError(f"there are several sensory nodes; give a mapping {{{names}}}")
-        return self._observers[0]
-
-    def _named(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
-        if set(given) != set(self._observers):
-            raise ObservationError(
-                f"observations are given for {sorted(map(str, given))}, sensory nodes are {sorted(self._observers)}"
-            )
-        return given
-
-    def _tensor(self, name: str, value: Any, own: int) -> Tensor:
-        shape = self._nodes[name].error_shape
-        assert shape is not None
-        try:
-            tensor = torch.as_tensor(np.asarray(value) if not isinstance(value, Tensor) else value)
-            tensor = tensor.detach().to(dtype=self.dtype, device=self.device)
-        except (TypeError, ValueError, RuntimeError):
-            raise ObservationError(f"observations of {name!r} must be numbers in a rectangular array") from None
-        what = "(…, time, dim)" if own == 2 else "(…, dim)"
-        if tensor.dim() < own or tensor.shape[-1] != shape.dim:
-            raise ObservationError(
-                f"observations of {name!r} have shape {tuple(tensor.shape)}; expected {what} with dim = {shape.dim}"
-            )
-        if not bool(torch.isfinite(tensor).all()):
-            where = (~torch.isfinite(tensor)).nonzero()[0].tolist()
-            raise ObservationError(f"observation of {name!r} at index {where} is not finite")
-        return tensor
 
 
 @contextmanager
@@ -456,19 +338,6 @@ def limited(threads: int | None) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(usual)
-
-
-def _reader(channel: Channel, way: str) -> tuple[Callable[[], Tensor], str]:
-    """How to read a message as a flat tensor: a prediction's value (a precision by its channels), an error's weight."""
-    if way == "up":
-        return (lambda: channel().weighted.flatten(1)), "error"
-
-    def read() -> Tensor:
-        value = channel().value
-        tensor: Tensor = value if isinstance(value, Tensor) else value.channel
-        return tensor.flatten(1)
-
-    return read, "prediction"
 
 
 def _all_kinds() -> list[type[Node]]:

@@ -14,9 +14,10 @@ from hypothesis.extra import numpy as hnp
 from torch import Tensor, nn
 from torch.func import hessian, jacrev, jvp, vmap
 
+from pcnet.derived import Derived, as_function
 from pcnet.errors import GraphError, SettingError
 from pcnet.flows import Linear, Lorenz, LotkaVolterra, linear, lorenz, lorenz96, lotka_volterra, van_der_pol
-from pcnet.functions import Derived, Function, Identity, Quadratic, as_function, less_curve
+from pcnet.functions import Function, Identity, Quadratic, less_curve
 
 F64, F32 = torch.float64, torch.float32
 Plain = Callable[[Tensor, Tensor], Tensor]

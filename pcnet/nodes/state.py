@@ -11,7 +11,8 @@ from pydantic import Field, SkipValidation
 from torch import Tensor
 
 from pcnet.errors import GraphError, SettingError
-from pcnet.functions import Function, Linearisation, as_function, less_curve
+from pcnet.derived import as_function
+from pcnet.functions import Function, Linearisation, check_function, less_curve
 from pcnet.generalised import shift_matrix
 from pcnet.linalg import Indefinite, Posterior, Precision, covariance_of, posterior
 from pcnet.messages import Error, Prediction
@@ -100,7 +101,7 @@ class StateNode(Node):
         return broadcast(mean, self.mover.batch_shape)
 
     def describe(self) -> str:
-        return f"dim {self.dim}, orders {self.orders}, flow {name_of(self.flow)}"
+        return f"dim {self.dim}, orders {self.orders}, flow {self.flow!r}"
 
     def as_parent(self, link: Link) -> None:
         if link.kind != "predicts":
@@ -327,37 +328,3 @@ def _count(above: tuple[Link, ...], of: Node | None) -> int:
         if link.kind == "parametrises" and link.of is of:
             total += link.parent.width
     return total
-
-
-def name_of(function: Function) -> str:
-    inner = getattr(function, "function", function)
-    return getattr(inner, "__name__", None) or repr(inner)
-
-
-def check_function(what: str, function: Function, dim: int, out: int, parameters: int) -> None:
-    """Call a function once with a batch of three and refuse it, in words, if it does not give (3, out)."""
-    wanted = getattr(function, "parameters", None)
-    if isinstance(wanted, int) and wanted != parameters:
-        raise GraphError(
-            f"{what} takes {wanted} parameters and is given {parameters}; "
-            f"attach parameter nodes with {wanted} values in all by graph.parametrises(...)"
-        )
-    x = torch.linspace(0.1, 0.9, 3 * dim, dtype=torch.float64).view(3, dim)
-    theta = torch.linspace(0.2, 0.8, 3 * parameters, dtype=torch.float64).view(3, parameters)
-    with torch.no_grad():
-        try:
-            value = function(x, theta)
-        except Exception as error:
-            raise GraphError(
-                f"{what} failed when called with a state of shape (3, {dim}) and parameters of shape "
-                f"(3, {parameters}): {type(error).__name__}: {error}"
-            ) from error
-        if not isinstance(value, Tensor) or tuple(value.shape) != (3, out):
-            got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-            raise GraphError(
-                f"{what} must turn a batch of states (3, {dim}) into (3, {out}), but it returned {got}; "
-                f"index the last dimension (x[..., 0]) and stack along it (torch.stack([...], -1))"
-            )
-        alone = function(x[2:], theta[2:])
-        if tuple(alone.shape) != (1, out) or not torch.allclose(alone[0], value[2], equal_nan=True):
-            raise GraphError(f"{what} mixes batch elements: a state alone and the same state in a batch must agree")

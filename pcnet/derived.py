@@ -1,0 +1,159 @@
+"""Functions whose derivatives are derived from a plain function, once for each shape of input, by tracing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import jvp
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.passes.dialect.common.cse_pass import CSEPass
+
+from pcnet.errors import GraphError
+from pcnet.functions import Function, Identity, Linearisation, Plain, spread_slope
+
+
+class Derived(Function):
+    """A plain function with derivatives derived by tracing it once for each shape of input.
+
+    An analytic `jacobian` (..., out, dim) or `parameter_jacobian` (..., out, p) is used where given.
+    """
+
+    def __init__(self, function: Plain, jacobian: Plain | None = None, parameter_jacobian: Plain | None = None) -> None:
+        self.function = function
+        self.jacobian = jacobian or (
+            lambda x, theta: _columns(lambda v: function(v, theta.expand(len(v), *theta.shape)), x)
+        )
+        self.parameter_jacobian = parameter_jacobian or (
+            lambda x, theta: _columns(lambda v: function(x.expand(len(v), *x.shape), v), theta)
+        )
+        self._traces: dict[tuple[Any, ...], Callable[..., Any]] = {}
+
+    def __call__(self, x: Tensor, parameters: Tensor) -> Tensor:
+        return self.function(x, parameters)
+
+    def __repr__(self) -> str:
+        return getattr(self.function, "__name__", type(self.function).__name__)
+
+    def linearise(self, x: Tensor, parameters: Tensor, rows: int) -> Linearisation:
+        def body(x: Tensor, theta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            here, motion = x[:, 0], x[:, 1:rows]
+            jacobian = self.jacobian(here, theta)
+            value = self.function(here, theta)[:, None]
+            if rows == 1:
+                return value, jacobian, jacobian[:, None][:, :0]
+            bend = _along(self.jacobian, here, theta, motion)
+            return torch.cat([value, motion @ jacobian.mT], 1), jacobian, bend
+
+        value, jacobian, bend = self._traced("linearise", rows, body, x, parameters)
+        return Linearisation(value, spread_slope(jacobian, bend, x.shape[1]))
+
+    def curve(self, x: Tensor, parameters: Tensor, weights: Tensor) -> Tensor:
+        rows = weights.shape[1]
+
+        def body(x: Tensor, theta: Tensor, weights: Tensor) -> Tensor:
+            def gradient(here: Tensor) -> Tensor:
+                """Of Σ ξ·f̃ in each order of x̃, as a function of the value; (..., rows, dim)."""
+                theta_, weights_, motion = _like(theta, here), _like(weights, here), _like(x[:, 1:rows], here)
+                by_order = weights_ @ self.jacobian(here, theta_)
+                if rows == 1:
+                    return by_order
+                bend = _along(self.jacobian, here, theta_, motion)  # (..., rows − 1, out, dim)
+                value = by_order[..., :1, :] + (weights_[..., 1:, None, :] @ bend).sum(-3)
+                return torch.cat([value, by_order[..., 1:, :]], -2)
+
+            return _columns(gradient, x[:, 0])
+
+        blocks: Tensor = self._traced("curve", rows, body, x, parameters, weights)
+        return blocks
+
+    def parameter_slope(self, x: Tensor, parameters: Tensor, rows: int) -> Tensor:
+        def body(x: Tensor, theta: Tensor) -> Tensor:
+            here, motion = x[:, 0], x[:, 1:rows]
+            slope = self.parameter_jacobian(here, theta)[:, None]
+            if rows == 1:
+                return slope
+            return torch.cat([slope, _along(self.parameter_jacobian, here, theta, motion)], 1)
+
+        result: Tensor = self._traced("parameter_slope", rows, body, x, parameters)
+        return result
+
+    def parameter_curve(self, x: Tensor, parameters: Tensor, weights: Tensor) -> Tensor:
+        rows = weights.shape[1]
+
+        def body(x: Tensor, theta: Tensor, weights: Tensor) -> Tensor:
+            here, motion = x[:, 0], x[:, 1:rows]
+
+            def gradient(theta: Tensor) -> Tensor:
+                """Of Σ ξ·f̃ in θ, as a function of θ; (..., p)."""
+                here_, weights_, motion_ = _like(here, theta), _like(weights, theta), _like(motion, theta)
+                slope = self.parameter_jacobian(here_, theta)[..., None, :, :]
+                if rows > 1:
+                    slope = torch.cat([slope, _along(self.parameter_jacobian, here_, theta, motion_)], -3)
+                return (weights_[..., None, :] @ slope).sum(-3)[..., 0, :]
+
+            return _columns(gradient, theta)
+
+        result: Tensor = self._traced("parameter_curve", rows, body, x, parameters, weights)
+        return result
+
+    def _traced(self, name: str, rows: int, body: Callable[..., Any], *inputs: Tensor) -> Any:
+        key = (name, rows, *((tuple(v.shape), v.dtype, v.device) for v in inputs))
+        trace = self._traces.get(key)
+        if trace is None:
+            trace = self._traces[key] = _trace(body, inputs)
+        return trace(*inputs)
+
+
+def as_function(function: Function | Plain | None) -> Function:
+    """A `Function` as it is, None as the identity, and any other callable with derived derivatives."""
+    if function is None:
+        return Identity()
+    if isinstance(function, Function):
+        return function
+    if not callable(function):
+        raise GraphError(f"a flow or mapping must be a function of (state, parameters), not {function!r}")
+    return Derived(function)
+
+
+def _like(value: Tensor, leading: Tensor) -> Tensor:
+    """`value` (B, …) repeated over the dimensions that `leading` (…, B, n) has before B."""
+    extra = leading.shape[:-2]
+    return value.expand(*extra, *value.shape) if extra else value
+
+
+def _columns(function: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:
+    """Derivative of a function (..., n) → (..., *out), batched over leading dimensions, as (..., *out, n).
+
+    One forward-mode pass over n copies of the input, each with its own unit tangent.
+    """
+    n = at.shape[-1]
+    if n == 0:
+        return function(at[None])[0][..., None][..., :0]
+    copies = at.expand(n, *at.shape).contiguous()
+    units = torch.eye(n, dtype=at.dtype, device=at.device).view(n, *(1,) * (at.dim() - 1), n)
+    tangent: Tensor = jvp(function, (copies,), (units.expand_as(copies).contiguous(),))[1]
+    return tangent.movedim(0, -1)
+
+
+def _along(function: Plain, x: Tensor, theta: Tensor, directions: Tensor) -> Tensor:
+    """Derivative of a matrix-valued function at x (..., dim) along m directions (..., m, dim); (..., m, *matrix)."""
+    ways = directions.movedim(-2, 0).contiguous()
+    copies = x.expand(ways.shape).contiguous()
+    tangent: Tensor = jvp(lambda v: function(v, theta.expand(len(v), *theta.shape)), (copies,), (ways,))[1]
+    return tangent.movedim(0, x.dim() - 1)
+
+
+def _trace(body: Callable[..., Any], inputs: Sequence[Tensor]) -> Callable[..., Any]:
+    """The body as a flat list of tensor operations, for inputs of these shapes."""
+    with torch.inference_mode(False), torch.no_grad():
+        examples = [v.clone() for v in inputs]
+        module = make_fx(body)(*examples)
+        shared = CSEPass()(module)
+        module = module if shared is None else shared.graph_module
+        module.graph.eliminate_dead_code()
+        module.recompile()
+    traced: Callable[..., Any] = module.forward
+    return traced
