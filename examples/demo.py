@@ -18,9 +18,10 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from pcnet import Result
+from pcnet.drawing import COLOURS
 from pcnet.errors import DivergenceError, SettingError
 from pcnet.graphs import paper
-from pcnet.plotting import COLOURS, overview
+from pcnet.plotting import overview
 from pcnet.simulate import GLV_PARAMETERS, Simulation, glv_process
 
 MODELS = {"glv": "GLV", "lorenz": "Lorenz"}

@@ -184,30 +184,32 @@ class Quadratic(Function):
         return None
 
 
-def check_function(what: str, function: Function, dim: int, out: int, parameters: int) -> None:
-    """Call a function once with a batch of three and refuse it, in words, if it does not give (3, out)."""
+def check_function(what: str, function: Function, dim: int, parameters: int, out: int | None, like: Tensor) -> int:
+    """Call a function once with a batch of three and refuse it, in words, if it does not give (3, out); returns out.
+
+    like: a tensor of the dtype and device of the run.
+    """
     wanted = function.parameters
     if wanted is not None and wanted != parameters:
-        raise GraphError(
-            f"{what} takes {wanted} parameters and is given {parameters}; "
-            f"attach parameter nodes with {wanted} values in all by graph.parametrises(...)"
-        )
-    x = torch.linspace(0.1, 0.9, 3 * dim, dtype=torch.float64).view(3, dim)
-    theta = torch.linspace(0.2, 0.8, 3 * parameters, dtype=torch.float64).view(3, parameters)
+        raise GraphError(f"{what} takes {wanted} parameters and is given {parameters}")
+    x = torch.linspace(0.1, 0.9, 3 * dim).to(like).view(3, dim)
+    theta = torch.linspace(0.2, 0.8, 3 * parameters).to(like).view(3, parameters)
     with torch.no_grad():
         try:
             value = function(x, theta)
         except Exception as error:
             raise GraphError(
                 f"{what} failed when called with a state of shape (3, {dim}) and parameters of shape "
-                f"(3, {parameters}): {type(error).__name__}: {error}"
+                f"(3, {parameters}), both {like.dtype}: {type(error).__name__}: {error}"
             ) from error
-        if not isinstance(value, Tensor) or tuple(value.shape) != (3, out):
-            got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        shape = tuple(value.shape) if isinstance(value, Tensor) else None
+        if shape is None or len(shape) != 2 or shape[0] != 3 or out not in (None, shape[1]):
             raise GraphError(
-                f"{what} must turn a batch of states (3, {dim}) into (3, {out}), but it returned {got}; "
-                f"index the last dimension (x[..., 0]) and stack along it (torch.stack([...], -1))"
+                f"{what} must turn a batch of states (3, {dim}) into (3, {'channels' if out is None else out}), but it "
+                f"returned {type(value).__name__ if shape is None else shape}; index the last dimension (x[..., 0]) and stack along it "
+                "(torch.stack([...], -1))"
             )
         alone = function(x[2:], theta[2:])
-        if tuple(alone.shape) != (1, out) or not torch.allclose(alone[0], value[2], equal_nan=True):
+        if tuple(alone.shape) != (1, shape[1]) or not torch.allclose(alone[0], value[2], equal_nan=True):
             raise GraphError(f"{what} mixes batch elements: a state alone and the same state in a batch must agree")
+    return shape[1]

@@ -110,12 +110,12 @@ class Graph:
             return []
         return [link for link in self.below(node) if link.kind == kind]
 
-    def check(self) -> None:
+    def check(self, dtype: torch.dtype = torch.float64, device: torch.device | str = "cpu") -> None:
         """Refuse a graph that cannot run, naming the node and the remedy."""
         if not self.network:
             raise GraphError("the graph is empty; add nodes by graph.predicts(state, sensory) and graph.weighs(...)")
         for node in self.nodes.values():
-            node.check(self.above(node), self.below(node))
+            node.check(self.above(node), self.below(node), torch.empty(0, dtype=dtype, device=device))
         if not any(node.observes for node in self.nodes.values()):
             raise GraphError("nothing in the graph observes; add graph.predicts(state, SensoryNode(...))")
         try:

@@ -213,8 +213,8 @@ class Node(ABC):
         """Refuse a link from a parent to this node that makes no sense."""
         raise GraphError(f"{self.title} cannot be the one that {link.parent.name!r} {link.kind}")
 
-    def check(self, above: tuple[Link, ...], below: tuple[Link, ...]) -> None:
-        """Refuse to run with these links, in words that say what is missing."""
+    def check(self, above: tuple[Link, ...], below: tuple[Link, ...], like: Tensor) -> None:
+        """Refuse to run with these links, in words that say what is missing; `like` has the run's dtype and device."""
 
     @property
     def title(self) -> str:

@@ -56,11 +56,12 @@ class Live:
         device: torch.device | None = None,
         threads: int | None = 1,
     ) -> None:
-        graph.check()
+        device = device or torch.device("cpu")
+        graph.check(dtype, device)
         self.graph = graph
         self.schedule = schedule
         self.record = record if isinstance(record, Record) else Record() if record is None else Record(tuple(record))
-        self.dtype, self.device, self.threads = dtype, device or torch.device("cpu"), threads
+        self.dtype, self.device, self.threads = dtype, device, threads
         self.tick = 0
         """How many observations have been taken in."""
         self._nodes = graph.nodes

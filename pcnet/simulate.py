@@ -10,10 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pcnet.derived import as_function
 from pcnet.errors import DivergenceError, SettingError
 from pcnet.flows import lotka_volterra
-from pcnet.functions import Function, Plain
-from pcnet.settings import finite, not_negative, to_tensor
+from pcnet.functions import Function, Plain, check_function
+from pcnet.settings import broadcast, finite, not_negative, to_tensor
 
 Seed = int | np.random.Generator | Sequence[int]
 """A seed, a generator, or a seed for each of several replicates."""
@@ -102,7 +103,7 @@ def euler(
     clip = _clip(lower, upper)
     x = clip(first.expand(*batch, -1).clone())
     theta = theta.expand(*batch, -1)
-    _check_output("the flow", flow, x, theta, x.shape[-1])
+    check_function("the flow", as_function(flow), x.shape[-1], theta.shape[-1], x.shape[-1], x)
     drive = drive.movedim(-2, 0)
     states = torch.empty(len(drive), *x.shape, dtype=torch.float64)
     with torch.no_grad():
@@ -151,10 +152,7 @@ def simulate(
     theta, first = _vector("parameters", parameters), _vector("initial", initial)
     weights = _vector("mapping_parameters", mapping_parameters)
     dim = first.shape[-1]
-    seen = dim
-    if mapping is not None:
-        both = _batch({"initial": first.shape[:-1], "mapping_parameters": weights.shape[:-1]})
-        seen = _check_output("the mapping", mapping, first.expand(*both, -1), weights.expand(*both, -1), None)
+    seen = check_function("the mapping", as_function(mapping), dim, weights.shape[-1], None, first)
     scale_x, scale_y = _sd("state_sd", state_sd, dim), _sd("observation_sd", observation_sd, seen)
     given = {
         "parameters": theta,
@@ -292,34 +290,12 @@ def _clip(lower: Any, upper: Any) -> Callable[[Tensor], Tensor]:
     return lambda value: value.clamp(low, high)
 
 
-def _check_output(what: str, function: Function | Plain, x: Tensor, theta: Tensor, out: int | None) -> int:
-    """Call a function once and refuse it, in words, if it does not turn (..., dim) into (..., out); returns out."""
-    if not callable(function):
-        raise SettingError(f"{what} must be a function of (state, parameters), not {function!r}")
-    try:
-        with torch.no_grad():
-            value = function(x, theta)
-    except Exception as error:
-        raise SettingError(
-            f"{what} failed when called with a state of shape {tuple(x.shape)} and parameters of shape "
-            f"{tuple(theta.shape)}: {type(error).__name__}: {error}"
-        ) from error
-    shape = tuple(value.shape) if isinstance(value, Tensor) else None
-    if shape is None or len(shape) != x.dim() or shape[:-1] != x.shape[:-1] or out not in (None, shape[-1]):
-        wanted = tuple(x.shape[:-1]) + (("dim_y",) if out is None else (out,))
-        raise SettingError(
-            f"{what} must turn a state of shape {tuple(x.shape)} into {wanted}, but it returned {shape or type(value)}"
-        )
-    return shape[-1]
-
-
 def _batch(shapes: dict[str, torch.Size]) -> torch.Size:
     try:
-        together: torch.Size = torch.broadcast_shapes(*shapes.values())  # type: ignore[no-untyped-call]
+        return broadcast(*shapes.values())
     except RuntimeError:
         found = {name: tuple(shape) for name, shape in shapes.items()}
         raise SettingError(f"batch dimensions do not fit together: {found}") from None
-    return together
 
 
 def _numbers(name: str, value: Any) -> Tensor:

@@ -157,7 +157,7 @@ def test_wrong_number_of_parameters():
     graph.predicts(x, y)
     graph.weighs(noise("noise_x"), x)
     graph.weighs(noise("noise_y"), y)
-    with refusal("flow of StateNode 'x' takes 3 parameters and is given 0", "graph.parametrises"):
+    with refusal("flow of StateNode 'x' takes 3 parameters and is given 0"):
         graph.check()
 
 

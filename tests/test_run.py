@@ -8,7 +8,7 @@ import torch
 from models import build
 
 import pcnet as pc
-from pcnet.errors import DivergenceError, ObservationError, ScheduleError
+from pcnet.errors import DivergenceError, GraphError, ObservationError, ScheduleError
 from pcnet.graphs import paper
 from pcnet.nodes import PrecisionNode, SensoryNode, StateNode
 
@@ -146,6 +146,33 @@ def test_dtypes(dtype, model):
     exact = model.graph.run(model.observations, schedule=SCHEDULE)
     assert result.mean("x0").dtype == (np.float32 if dtype == torch.float32 else np.float64)
     np.testing.assert_allclose(result.mean("x0"), exact.mean("x0"), rtol=2e-3, atol=2e-3)
+
+
+def test_a_module_of_the_dtype_of_the_run():
+    """A float32 module runs in float32, and in float64 is refused with both dtypes named."""
+    torch.manual_seed(0)
+
+    class Decay(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(2, 2)
+
+        def forward(self, x, parameters):
+            return torch.tanh(self.layer(x)) - x
+
+    def graph():
+        x = StateNode("x", dim=2, orders=2, flow=Decay())
+        y = SensoryNode("y", dim=2, orders=1, dt=0.1)
+        made = pc.Graph()
+        made.predicts(x, y)
+        made.weighs(PrecisionNode("nx", expected=10.0, sd=0.1, smoothness=0.5), x)
+        made.weighs(PrecisionNode("ny", expected=10.0, sd=0.1, smoothness=0.5), y)
+        return made
+
+    result = graph().run(np.ones((5, 2)), schedule=pc.states_only(), dtype=torch.float32)
+    assert result.mean("x").dtype == np.float32
+    with pytest.raises(GraphError, match=r"flow of StateNode 'x' failed.*torch.float64"):
+        graph().run(np.ones((5, 2)), schedule=pc.states_only())
 
 
 def test_no_randomness_is_touched(model):

@@ -79,7 +79,7 @@ class ParameterNode(Node):
         if link.kind != "parametrises":
             Node.as_parent(self, link)
 
-    def check(self, above: tuple[Link, ...], below: tuple[Link, ...]) -> None:
+    def check(self, above: tuple[Link, ...], below: tuple[Link, ...], like: Tensor) -> None:
         if not below:
             raise GraphError(f"{self.title} parametrises nothing: add graph.parametrises({self.name}, state)")
 

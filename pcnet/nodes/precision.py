@@ -113,7 +113,7 @@ class PrecisionNode(Node):
                 "(for a batch of single values add one: expected[:, None])"
             )
 
-    def check(self, above: tuple[Link, ...], below: tuple[Link, ...]) -> None:
+    def check(self, above: tuple[Link, ...], below: tuple[Link, ...], like: Tensor) -> None:
         if not below:
             raise GraphError(f"{self.title} weighs nothing: add graph.weighs({self.name}, node)")
         dims = {link.child.error_shape.dim for link in below if link.child.error_shape is not None}

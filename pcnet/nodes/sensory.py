@@ -72,7 +72,7 @@ class SensoryNode(Node):
         if link.kind == "parametrises":
             Node.as_child(self, link)
 
-    def check(self, above: tuple[Link, ...], below: tuple[Link, ...]) -> None:
+    def check(self, above: tuple[Link, ...], below: tuple[Link, ...], like: Tensor) -> None:
         if not any(link.kind == "predicts" for link in above):
             raise GraphError(f"{self.title} is predicted by nothing: add graph.predicts(state, {self.name})")
         if not any(link.kind == "weighs" for link in above):

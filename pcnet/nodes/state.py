@@ -118,18 +118,20 @@ class StateNode(Node):
         if link.kind == "predicts":
             Node.as_child(self, link)
 
-    def check(self, above: tuple[Link, ...], below: tuple[Link, ...]) -> None:
+    def check(self, above: tuple[Link, ...], below: tuple[Link, ...], like: Tensor) -> None:
         if not below:
             raise GraphError(f"{self.title} predicts nothing: add graph.predicts({self.name}, node)")
         if not any(link.kind == "weighs" for link in above):
             raise GraphError(
                 f"{self.title} has no precision: add graph.weighs(PrecisionNode(...), {self.name}) for its motion error"
             )
-        check_function(f"the flow of {self.title}", self.flow, self.dim, self.dim, _count(above, None))
+        given = _count(above, None)
+        check_function(f"the flow of {self.title}", self.flow, self.dim, given, self.dim, like)
         for link in below:
             assert link.function is not None and link.child.error_shape is not None
             what = f"the mapping from {self.name!r} to {link.child.name!r}"
-            check_function(what, link.function, self.dim, link.child.error_shape.dim, _count(above, link.child))
+            given = _count(above, link.child)
+            check_function(what, link.function, self.dim, given, link.child.error_shape.dim, like)
 
     # --- beginning ---------------------------------------------------------------------------------------------
     def begin(self, local: Local, start: Start) -> None:
