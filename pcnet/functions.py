@@ -204,10 +204,10 @@ def check_function(what: str, function: Function, dim: int, parameters: int, out
             ) from error
         shape = tuple(value.shape) if isinstance(value, Tensor) else None
         if shape is None or len(shape) != 2 or shape[0] != 3 or out not in (None, shape[1]):
+            got = type(value).__name__ if shape is None else shape
             raise GraphError(
                 f"{what} must turn a batch of states (3, {dim}) into (3, {'channels' if out is None else out}), but it "
-                f"returned {type(value).__name__ if shape is None else shape}; index the last dimension (x[..., 0]) and stack along it "
-                "(torch.stack([...], -1))"
+                f"returned {got}; index the last dimension (x[..., 0]) and stack along it (torch.stack([...], -1))"
             )
         alone = function(x[2:], theta[2:])
         if tuple(alone.shape) != (1, shape[1]) or not torch.allclose(alone[0], value[2], equal_nan=True):
