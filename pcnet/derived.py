@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.func import jvp
+from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.node import map_arg
 from torch.fx.passes.dialect.common.cse_pass import CSEPass
 
 from pcnet.errors import GraphError
@@ -18,11 +20,20 @@ from pcnet.functions import Function, Identity, Linearisation, Plain, spread_slo
 class Derived(Function):
     """A plain function with derivatives derived by tracing it once for each shape of input.
 
-    An analytic `jacobian` (..., out, dim) or `parameter_jacobian` (..., out, p) is used where given.
+    An analytic `jacobian` (..., out, dim) or `parameter_jacobian` (..., out, p) is used where given. `parameters` is how
+    many it takes, if that is to be checked. A trace sees weights of a module that are trained later, but other
+    attributes as they were.
     """
 
-    def __init__(self, function: Plain, jacobian: Plain | None = None, parameter_jacobian: Plain | None = None) -> None:
+    def __init__(
+        self,
+        function: Plain,
+        jacobian: Plain | None = None,
+        parameter_jacobian: Plain | None = None,
+        parameters: int | None = None,
+    ) -> None:
         self.function = function
+        self.parameters = parameters
         self.jacobian = jacobian or (
             lambda x, theta: _columns(lambda v: function(v, theta.expand(len(v), *theta.shape)), x)
         )
@@ -149,11 +160,34 @@ def _along(function: Plain, x: Tensor, theta: Tensor, directions: Tensor) -> Ten
 def _trace(body: Callable[..., Any], inputs: Sequence[Tensor]) -> Callable[..., Any]:
     """The body as a flat list of tensor operations, for inputs of these shapes."""
     with torch.inference_mode(False), torch.no_grad():
-        examples = [v.clone() for v in inputs]
-        module = make_fx(body)(*examples)
+        try:
+            module = make_fx(body)(*[v.clone() for v in inputs])
+        except RuntimeError as error:
+            raise GraphError(
+                f"a flow or mapping cannot be differentiated: {error}\nIt must be made of torch operations that do not "
+                "branch on values (use torch.where instead of if)"
+            ) from error
         shared = CSEPass()(module)
         module = module if shared is None else shared.graph_module
-        module.graph.eliminate_dead_code()
-        module.recompile()
+        _fold(module)
     traced: Callable[..., Any] = module.forward
     return traced
+
+
+def _fold(module: GraphModule) -> None:
+    """Compute what depends on neither inputs nor weights once and for all, and drop what does nothing."""
+    known: dict[Node, Any] = {}
+    for node in module.graph.nodes:
+        if node.op == "call_function" and callable(node.target):
+            if node.target is torch.ops.aten.alias.default:
+                node.replace_all_uses_with(node.args[0])
+            elif all(source in known for source in node.all_input_nodes):
+                arguments = map_arg((node.args, node.kwargs), known.__getitem__)
+                known[node] = node.target(*arguments[0], **arguments[1])
+    for number, (node, value) in enumerate(known.items()):
+        if isinstance(value, Tensor) and any(user not in known for user in node.users):
+            module.register_buffer(f"folded{number}", value)
+            with module.graph.inserting_before(node):
+                node.replace_all_uses_with(module.graph.get_attr(f"folded{number}"))
+    module.graph.eliminate_dead_code()
+    module.recompile()

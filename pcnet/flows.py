@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import combinations
 
 import torch
 from torch import Tensor
 
+from pcnet.derived import Derived
 from pcnet.errors import SettingError
 from pcnet.functions import Quadratic
 
@@ -39,7 +41,10 @@ class LotkaVolterra(Quadratic):
             c[i, 1 + i, 1 + j, 1 + q] = 1.0
             c[j, 1 + j, 1 + i, 1 + q] = -1.0
         if growth is not None:
-            for i, rate in enumerate(torch.as_tensor(growth).tolist()):
+            rates = torch.as_tensor(growth).reshape(-1).tolist()
+            if len(rates) != species:
+                raise SettingError(f"LotkaVolterra: there are {len(rates)} growth rates for {species} species")
+            for i, rate in enumerate(rates):
                 c[i, 0, 1 + i, 0] = rate
         super().__init__(c)
 
@@ -55,6 +60,8 @@ class Linear(Quadratic):
             raise SettingError("Linear: give either a matrix, or dim for a matrix to be learned")
         if matrix is not None:
             a = torch.as_tensor(matrix, dtype=torch.float64)
+            if a.dim() != 2:
+                raise SettingError(f"Linear: the matrix has shape {tuple(a.shape)}; it must have two dimensions")
             c = torch.zeros(a.shape[0], a.shape[1] + 1, a.shape[1] + 1, 1, dtype=torch.float64)
             c[:, 0, 1:, 0] = a
         else:
@@ -78,12 +85,14 @@ lotka_volterra = LotkaVolterra()
 """The generalised Lotka–Volterra flow of three species with θ = (a₁₂, a₁₃, a₂₃)."""
 
 
+@partial(Derived, parameters=1)
 def van_der_pol(x: Tensor, parameters: Tensor) -> Tensor:
     """ẋ = (x₁, μ(1 − x₀²)x₁ − x₀), with θ = (μ,)."""
     position, velocity = x[..., 0], x[..., 1]
     return torch.stack([velocity, parameters[..., 0] * (1 - position**2) * velocity - position], -1)
 
 
+@partial(Derived, parameters=1)
 def lorenz96(x: Tensor, parameters: Tensor) -> Tensor:
     """ẋ_i = (x_{i+1} − x_{i−2}) x_{i−1} − x_i + F on a ring, with θ = (F,)."""
     return (x.roll(-1, -1) - x.roll(2, -1)) * x.roll(1, -1) - x + parameters[..., :1]

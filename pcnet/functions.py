@@ -95,8 +95,9 @@ class Identity(Function):
         key = (tuple(x.shape), rows, x.dtype, x.device)
         if key not in self._slopes:
             batch, orders, dim = x.shape
-            eye = torch.eye(rows * dim, orders * dim, dtype=x.dtype, device=x.device)
-            self._slopes[key] = eye.expand(batch, -1, -1).contiguous()
+            with torch.inference_mode(False):
+                eye = torch.eye(rows * dim, orders * dim, dtype=x.dtype, device=x.device)
+                self._slopes[key] = eye.expand(batch, -1, -1).contiguous()
         return Linearisation(x[:, :rows], self._slopes[key])
 
     def curve(self, x: Tensor, parameters: Tensor, weights: Tensor) -> None:
@@ -126,16 +127,18 @@ class Quadratic(Function):
         """The coefficients as matrices in the dtype of `like`: (1+p, out·z·z) and, by parameter, (z, p·out·z)."""
         key = (like.dtype, like.device)
         if key not in self._cast:
-            c = self.coefficients.to(like)
-            by_parameter = c.permute(3, 0, 1, 2).reshape(c.shape[3], -1).contiguous()
-            learned = c[..., 1:].permute(2, 3, 0, 1).reshape(c.shape[2], -1).contiguous()
+            with torch.inference_mode(False):  # kept beyond a run, and fit for autograd then
+                c = self.coefficients.to(dtype=like.dtype, device=like.device)
+                by_parameter = c.permute(3, 0, 1, 2).reshape(c.shape[3], -1).contiguous()
+                learned = c[..., 1:].permute(2, 3, 0, 1).reshape(c.shape[2], -1).contiguous()
             self._cast[key] = by_parameter, learned
         return self._cast[key]
 
     def _form(self, parameters: Tensor) -> tuple[Tensor, Tensor]:
         """Σ_q C w_q (B, out·z, z), and the Hessian of f by output (B, out, dim·dim).
 
-        Kept for as long as the parameters are the very same tensor, since they change only on the slow clock.
+        Within a run, where tensors are not changed in place, they are kept for as long as the parameters are the very
+        same tensor: these change only on the slow clock.
         """
         kept = self._kept
         if kept is not None and kept[0] is parameters:
@@ -145,10 +148,16 @@ class Quadratic(Function):
         form = flat.view(batch, self.out, self.dim + 1, self.dim + 1)
         hessian = 2.0 * form[..., 1:, 1:]
         made = form.reshape(batch, -1, self.dim + 1), hessian.reshape(batch, self.out, -1)
-        self._kept = parameters, made
+        if parameters.is_inference():
+            self._kept = parameters, made
         return made
 
     def __call__(self, x: Tensor, parameters: Tensor) -> Tensor:
+        if x.shape[-1] != self.dim or parameters.shape[-1] != self.parameters:
+            raise GraphError(
+                f"{self!r} takes states of dimension {self.dim} and {self.parameters} parameters, not "
+                f"{x.shape[-1]} and {parameters.shape[-1]}"
+            )
         c = self.coefficients.to(x)
         one = torch.ones_like(x[..., :1])
         z = torch.cat([one, x], -1)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pcnet.linalg import exponential_step, log_abs_det
-from pcnet.settings import Fraction, NotNegative, Numbers, Positive, broadcast, number, settings
+from pcnet.settings import Fraction, NotNegative, Numbers, Positive, number, settings
 
 
 def column(value: Tensor, trailing: int) -> Tensor:
@@ -40,10 +40,6 @@ class StateMover(ABC):
     def step(self, evidence: Evidence) -> Tensor:
         """The change of the mean, (B, n)."""
 
-    @property
-    def batch_shape(self) -> torch.Size:
-        return torch.Size()
-
 
 @settings
 class Ozaki(StateMover):
@@ -56,11 +52,6 @@ class Ozaki(StateMover):
     kappa: Positive = number(1.0)
     time: Literal["curvature"] | Positive = "curvature"
     nu: Numbers = number(-4.0)
-
-    @property
-    def batch_shape(self) -> torch.Size:
-        time = torch.Size() if isinstance(self.time, str) else self.time.shape
-        return broadcast(self.kappa.shape, self.nu.shape, time)
 
     def step(self, evidence: Evidence) -> Tensor:
         kappa = column(self.kappa, 1)
@@ -80,10 +71,6 @@ class GradientFlow(StateMover):
     time: Positive
     kappa: Positive = number(1.0)
     needs_curvature = False
-
-    @property
-    def batch_shape(self) -> torch.Size:
-        return broadcast(self.kappa.shape, self.time.shape)
 
     def step(self, evidence: Evidence) -> Tensor:
         time, kappa = (column(v, 1) for v in (self.time, self.kappa))
@@ -113,20 +100,12 @@ class Accumulator(ABC):
     @abstractmethod
     def read(self, gathered: Gathered) -> Tensor: ...
 
-    @property
-    def batch_shape(self) -> torch.Size:
-        return torch.Size()
-
 
 @settings
 class Exponential(Accumulator):
     """acc ← β acc + (1 − β)∇: the last few observations. β = 0 is the last one alone."""
 
     beta: Fraction = number(0.0)
-
-    @property
-    def batch_shape(self) -> torch.Size:
-        return self.beta.shape
 
     def add(self, total: Tensor, gradient: Tensor) -> Tensor:
         beta = column(self.beta, 1)
@@ -155,10 +134,6 @@ class RobbinsMonro:
     t0: NotNegative = number(10.0)
     gamma: Numbers = number(0.3)
     accumulate: Accumulator = Exponential()
-
-    @property
-    def batch_shape(self) -> torch.Size:
-        return broadcast(self.rate.shape, self.t0.shape, self.gamma.shape, self.accumulate.batch_shape)
 
     def gather(self, gathered: Gathered, gradient: Tensor) -> Gathered:
         total = self.accumulate.add(gathered.gradient, gradient)

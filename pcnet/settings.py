@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 from collections.abc import Callable
 from typing import Annotated, Any, TypeVar, dataclass_transform
@@ -9,7 +10,7 @@ from typing import Annotated, Any, TypeVar, dataclass_transform
 import numpy as np
 import torch
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, ValidationError
-from pydantic.dataclasses import dataclass, is_pydantic_dataclass
+from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from pcnet.errors import SettingError
@@ -31,7 +32,8 @@ def settings(cls: C) -> C:
         try:
             validated_init(self, *args, **kwargs)
         except ValidationError as error:
-            name = kwargs.get("name", args[0] if args else None)
+            has_name = "name" in type(self).__dataclass_fields__
+            name = kwargs.get("name", args[0] if args else None) if has_name else None
             raise SettingError(explain(type(self), name, error)) from None
         except TypeError as error:
             raise SettingError(f"{type(self).__name__}: {error}") from None
@@ -43,8 +45,9 @@ def settings(cls: C) -> C:
 
 def explain(cls: type, name: object, error: ValidationError) -> str:
     """Say in one sentence a problem what is wrong with which setting, and which one was probably meant."""
-    assert is_pydantic_dataclass(cls)
-    known = list(cls.__dataclass_fields__)
+    if not dataclasses.is_dataclass(cls) or "__dataclass_fields__" not in vars(cls):
+        return f"decorate {cls.__name__} with pcnet.settings.settings, so that its settings are known"
+    known = [field.name for field in dataclasses.fields(cls)]
     who = f"{cls.__name__} {name!r}" if isinstance(name, str) else cls.__name__
     problems = []
     for item in error.errors():
@@ -57,6 +60,8 @@ def explain(cls: type, name: object, error: ValidationError) -> str:
             near = difflib.get_close_matches(field, known, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"known settings: {', '.join(known)}"
             problems.append(f"unknown setting {field!r}; {hint}")
+        elif item["type"] == "unexpected_positional_argument":
+            problems.append(f"setting {field!r} must be given by name: {field}=...")
         elif item["type"] in ("missing", "missing_argument"):
             problems.append(f"setting {field!r} is required")
         else:
@@ -67,7 +72,7 @@ def explain(cls: type, name: object, error: ValidationError) -> str:
 def to_tensor(value: Any) -> Any:
     """Accept numbers, lists, arrays and tensors as float64 tensors; leave anything else to be refused."""
     if isinstance(value, Tensor):
-        return value.detach().to(torch.float64)
+        return value.detach().to(torch.float64, copy=True)  # what the caller does to it later is no matter of ours
     if isinstance(value, bool):
         raise ValueError("must be a number or an array of numbers, not a bool")
     if isinstance(value, (int, float, list, tuple, np.ndarray, np.number)):
@@ -119,6 +124,17 @@ Period = Annotated[Numbers, AfterValidator(whole_period)]
 def broadcast(*shapes: torch.Size) -> torch.Size:
     """The batch dimensions of several settings together."""
     return torch.Size(torch.broadcast_shapes(*shapes))  # type: ignore[no-untyped-call]
+
+
+def batch_shape_of(part: Any) -> torch.Size:
+    """The batch dimensions of a part (a mover, a kernel) whose tensors are single numbers or batches of them."""
+    shapes = []
+    for value in vars(part).values():
+        if isinstance(value, Tensor):
+            shapes.append(value.shape)
+        elif dataclasses.is_dataclass(value):
+            shapes.append(batch_shape_of(value))
+    return broadcast(*shapes)
 
 
 def listed(value: Tensor) -> Tensor:

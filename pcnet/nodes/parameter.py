@@ -14,7 +14,7 @@ from pcnet.linalg import Indefinite, covariance_of, posterior
 from pcnet.messages import Prediction
 from pcnet.movers import Gathered, RobbinsMonro
 from pcnet.node import Energy, Link, Local, Node, Quantity, Start
-from pcnet.settings import Numbers, Positive, broadcast, listed, settings
+from pcnet.settings import Numbers, Positive, batch_shape_of, broadcast, listed, settings
 
 
 class ParameterBelief(NamedTuple):
@@ -61,6 +61,13 @@ class ParameterNode(Node):
                 f"{self.title}: sd has {self.sd.shape[-1]} values in its last dimension, mean has {self.width}"
             )
 
+        try:
+            _ = broadcast(self.mean.shape, self.sd.shape)
+        except RuntimeError:
+            raise SettingError(
+                f"{self.title}: the shapes of mean {tuple(self.mean.shape)} and sd {tuple(self.sd.shape)} do not fit together"
+            ) from None
+
     @property
     def width(self) -> int:
         """How many parameters there are."""
@@ -69,7 +76,7 @@ class ParameterNode(Node):
     @property
     def batch_shape(self) -> torch.Size:
         return broadcast(
-            self.mean.shape[:-1], listed(self.sd).shape[:-1], self.mover.batch_shape
+            self.mean.shape[:-1], listed(self.sd).shape[:-1], batch_shape_of(self.mover)
         )
 
     def describe(self) -> str:

@@ -17,7 +17,7 @@ from pcnet.linalg import Precision, quadratic
 from pcnet.messages import Error, Prediction
 from pcnet.movers import Gathered, RobbinsMonro
 from pcnet.node import Energy, Link, Local, Node, Quantity, Start
-from pcnet.settings import Numbers, Positive, broadcast, listed, settings
+from pcnet.settings import Numbers, Positive, batch_shape_of, broadcast, listed, settings
 
 
 class PrecisionBelief(NamedTuple):
@@ -68,6 +68,10 @@ class PrecisionNode(Node):
             raise SettingError(f"{self.title}: give either expected (a precision) or mean (a log-precision)")
         if (self.smoothness is None) == (self.kernel is None):
             raise SettingError(f"{self.title}: give either smoothness (a width in time units) or a kernel")
+        try:
+            _ = broadcast(self.prior_mean.shape, listed(self.sd).shape)
+        except RuntimeError:
+            raise SettingError(f"{self.title}: the shapes of sd and of expected or mean do not fit together") from None
 
     @property
     def noise_kernel(self) -> Kernel:
@@ -86,9 +90,8 @@ class PrecisionNode(Node):
 
     @property
     def batch_shape(self) -> torch.Size:
-        width = torch.Size() if self.smoothness is None else self.smoothness.shape
         prior = broadcast(self.prior_mean.shape[:-1], listed(self.sd).shape[:-1])
-        return broadcast(width, prior, self.mover.batch_shape)
+        return broadcast(prior, batch_shape_of(self.noise_kernel), batch_shape_of(self.mover))
 
     def describe(self) -> str:
         kernel = (
@@ -134,10 +137,9 @@ class PrecisionNode(Node):
         mean, variance = fill(self.prior_mean), fill(self.sd) ** 2
         local.belief = PrecisionBelief(mean, variance, mean, variance)
         local.memory = Gathered.nothing(mean)
-        kernel = start.lay_out(self.noise_kernel)
         temporal = {}
         for rows in {link.child.error_shape.rows for link in local.below if link.child.error_shape is not None}:
-            matrix = start.fill(temporal_precision(kernel, rows, self.ridge), 2)
+            matrix = start.fill(temporal_precision(self.noise_kernel, rows, self.ridge), 2)
             temporal[rows] = matrix, torch.linalg.slogdet(matrix)[1]
         local.rule = PrecisionRule(start.lay_out(self.mover), temporal)
 

@@ -19,7 +19,7 @@ from pcnet.messages import Error, Prediction
 from pcnet.movers import Evidence, Ozaki, StateMover
 from pcnet.node import Energy, ErrorShape, Link, Local, Node, Quantity, Start
 from pcnet.nodes.precision import precision_error
-from pcnet.settings import Numbers, broadcast, settings
+from pcnet.settings import Numbers, batch_shape_of, broadcast, settings
 
 
 class StateBelief(NamedTuple):
@@ -98,7 +98,7 @@ class StateNode(Node):
     @property
     def batch_shape(self) -> torch.Size:
         mean = torch.Size() if self.initial_mean is None else self.initial_mean.shape[:-2]
-        return broadcast(mean, self.mover.batch_shape)
+        return broadcast(mean, batch_shape_of(self.mover))
 
     def describe(self) -> str:
         return f"dim {self.dim}, orders {self.orders}, flow {self.flow!r}"
