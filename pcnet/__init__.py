@@ -1,6 +1,6 @@
 """pcnet: message-passing predictive coding in generalised coordinates of motion."""
 
-from pcnet import errors, flows, graphs, nodes, simulate
+from pcnet import errors, flows, graphs, kernels, movers, nodes, simulate
 from pcnet.derived import Derived
 from pcnet.graph import Graph
 from pcnet.nodes import ParameterNode, PrecisionNode, SensoryNode, StateNode
@@ -25,6 +25,8 @@ __all__ = [
     "flows",
     "generalised_filtering",
     "graphs",
+    "kernels",
+    "movers",
     "nodes",
     "odem",
     "simulate",

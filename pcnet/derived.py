@@ -20,8 +20,8 @@ from pcnet.functions import Function, Identity, Linearisation, Plain, spread_slo
 class Derived(Function):
     """A plain function with derivatives derived by tracing it once for each shape of input.
 
-    An analytic `jacobian` (..., out, dim) or `parameter_jacobian` (..., out, p) is used where given. `parameters` is how
-    many it takes, if that is to be checked. A trace sees weights of a module that are trained later, but other
+    An analytic `jacobian` (..., out, dim) or `parameter_jacobian` (..., out, p) is used where given. `parameters` is
+    how many it takes, if that is to be checked. A trace sees weights of a module that are trained later, but other
     attributes as they were.
     """
 

@@ -37,6 +37,7 @@ class Graph:
     # --- composing ---------------------------------------------------------------------------------------------
     def predicts(self, parent: Node, child: Node, via: Function | Plain | None = None) -> None:
         """The parent's state predicts the child through a mapping g(x, θ); the identity unless given."""
+        _nodes_only(parent, child)
         if any(link.child is child for link in self._links(parent, "predicts")):
             raise GraphError(f"{parent.name!r} already predicts {child.name!r}")
         self._connect(Link("predicts", parent, child, as_function(via), None))
@@ -46,6 +47,7 @@ class Graph:
 
         Several parameter nodes of one function are joined in the order in which they are attached.
         """
+        _nodes_only(parent, child, *([] if of is None else [of]))
         if of is not None and not any(link.child is of for link in self._links(child, "predicts")):
             raise GraphError(
                 f"{child.name!r} does not predict {of.name!r}, so {parent.name!r} cannot parametrise that mapping; "
@@ -57,6 +59,7 @@ class Graph:
 
     def weighs(self, parent: Node, child: Node) -> None:
         """The parent is the precision of the child's error."""
+        _nodes_only(parent, child)
         for link in self.links:
             if link.kind == "weighs" and link.child is child:
                 raise GraphError(
@@ -66,19 +69,18 @@ class Graph:
 
     def _connect(self, link: Link) -> None:
         for node in (link.parent, link.child):
-            if not isinstance(node, Node):
-                raise GraphError(f"{node!r} is not a node")
             known = self.network.nodes.get(node.name)
-            if known is not None and known["node"] is not node:
+            twice = link.parent is not link.child and link.parent.name == link.child.name
+            if twice or (known is not None and known["node"] is not node):
                 raise GraphError(f"two nodes are called {node.name!r}; names must differ")
+        link.child.as_child(link)
+        link.parent.as_parent(link)
         parent, child = link.parent.name, link.child.name
         cyclic = parent == child or (
             parent in self.network and child in self.network and nx.has_path(self.network, child, parent)
         )
         if cyclic:
             raise GraphError(f"{parent!r} {link.kind} {child!r} would close a cycle; predictions must go down only")
-        link.child.as_child(link)
-        link.parent.as_parent(link)
         for node in (link.parent, link.child):
             self.network.add_node(node.name, node=node)
         self.network.add_edge(parent, child, link=link)
@@ -106,7 +108,7 @@ class Graph:
         return node
 
     def _links(self, node: Node, kind: Kind) -> list[Link]:
-        if not isinstance(node, Node) or node.name not in self.network:
+        if node.name not in self.network:
             return []
         return [link for link in self.below(node) if link.kind == kind]
 
@@ -180,3 +182,9 @@ class Graph:
         live = self.start(schedule, record=record, dtype=dtype, device=device, threads=threads)
         live.run(observations, progress=progress)
         return live.result()
+
+
+def _nodes_only(*given: object) -> None:
+    for thing in given:
+        if not isinstance(thing, Node):
+            raise GraphError(f"{thing!r} is not a node; make it first, and give the node itself")

@@ -68,8 +68,10 @@ class Posterior(NamedTuple):
     mended: Tensor | None
 
 
-def posterior(curvature: Tensor, indefinite: Indefinite) -> Posterior:
+def posterior(curvature: Tensor, indefinite: Indefinite, due: Tensor | None = None) -> Posterior:
     """The Laplace posterior of a curvature; where it is not positive definite, the named policy acts.
+
+    Batch elements that are not `due` (B,), all unless given, are no reason to raise.
 
     "clamp" lifts eigenvalues to max(1e-9, 1e-12·|largest|), or to ten rounding errors of a coarser dtype.
     """
@@ -80,7 +82,7 @@ def posterior(curvature: Tensor, indefinite: Indefinite) -> Posterior:
     mended = (info != 0) & torch.isfinite(curvature).all(-1).all(-1)
     if not mended.any():  # not finite: left as it is, for the run to report by name
         return Posterior(curvature, log_det, None)
-    if indefinite == "raise":
+    if indefinite == "raise" and bool((mended if due is None else mended & due).any()):
         raise IndefiniteError(mended)
     symmetric = 0.5 * (curvature[mended] + curvature[mended].mT)
     values, vectors = torch.linalg.eigh(symmetric)

@@ -201,8 +201,8 @@ class Node(ABC):
     """Whether a run has to bring observations."""
 
     def __post_init__(self) -> None:
-        if not self.name or not self.name.isprintable():
-            raise SettingError(f"{type(self).__name__}: a node's name must be printable text, not {self.name!r}")
+        if not self.name or not self.name.isprintable() or "/" in self.name:
+            raise SettingError(f"{type(self).__name__}: a name must be printable text without /, not {self.name!r}")
 
     # --- composing ---------------------------------------------------------------------------------------------
     def as_parent(self, link: Link) -> None:
@@ -215,6 +215,9 @@ class Node(ABC):
 
     def check(self, above: tuple[Link, ...], below: tuple[Link, ...], like: Tensor) -> None:
         """Refuse to run with these links, in words that say what is missing; `like` has the run's dtype and device."""
+
+    def __repr__(self) -> str:
+        return f"<{self.title}: {self.describe()}>"
 
     @property
     def title(self) -> str:

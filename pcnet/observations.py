@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -14,7 +14,15 @@ from pcnet.errors import ObservationError
 Observation = dict[str, Tensor]
 """One observation: (..., dim) for each sensory node by name."""
 
-ARRAYS = (Tensor, np.ndarray, list, tuple)
+
+@runtime_checkable
+class Table(Protocol):
+    """What numpy can read as an array: data frames and the like."""
+
+    def __array__(self) -> Any: ...
+
+
+ARRAYS = (Tensor, np.ndarray, list, tuple, Table)
 
 
 class Intake:
@@ -68,9 +76,13 @@ class Intake:
     def _tensor(self, name: str, value: Any, own: int) -> Tensor:
         try:
             tensor = torch.as_tensor(np.asarray(value) if not isinstance(value, Tensor) else value)
+            if tensor.is_complex():
+                raise TypeError
             tensor = tensor.detach().to(dtype=self.dtype, device=self.device)
         except (TypeError, ValueError, RuntimeError):
-            raise ObservationError(f"observations of {name!r} must be numbers in a rectangular array") from None
+            raise ObservationError(f"observations of {name!r} must be real numbers in a rectangular array") from None
+        if tensor.numel() == 0:
+            raise ObservationError(f"there are no observations of {name!r}; give at least one")
         what = "(…, time, dim)" if own == 2 else "(…, dim)"
         if tensor.dim() < own or tensor.shape[-1] != self.dims[name]:
             raise ObservationError(
@@ -79,5 +91,7 @@ class Intake:
             )
         if not bool(torch.isfinite(tensor).all()):
             where = (~torch.isfinite(tensor)).nonzero()[0].tolist()
-            raise ObservationError(f"observation of {name!r} at index {where} is not finite")
+            raise ObservationError(
+                f"observation of {name!r} at index {where} is not finite; fill it in, or leave that time out"
+            )
         return tensor

@@ -100,10 +100,13 @@ class Result:
     def observation(self, node: str) -> Array:
         return self.get(node, "observation")
 
-    def message(self, sender: str, receiver: str) -> Array:
-        """What passed along a link at each time, flattened; recorded by Record(messages=True)."""
+    def message(self, sender: str, receiver: str, of: str | None = None) -> Array:
+        """What passed along a link at each time, flattened; recorded by Record(messages=True).
+
+        of: for parameters of a mapping, the node that is predicted by it.
+        """
         for what in ("prediction", "error"):
-            trace = self.traces.get(f"{sender} to {receiver}.{what}")
+            trace = self.traces.get(f"{sender} to {receiver}{f' ({of})' if of else ''}.{what}")
             if trace is not None:
                 return trace.values
         raise ResultError(
@@ -204,6 +207,8 @@ class Result:
     def save(self, path: str | Path) -> Path:
         """Write a NetCDF file, whole or not at all."""
         path = Path(path)
+        if not path.parent.is_dir():
+            raise ResultError(f"there is no folder {str(path.parent)!r} to save into")
         handle, scratch = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         os.close(handle)
         try:

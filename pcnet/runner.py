@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from pcnet.errors import DivergenceError, ObservationError, ScheduleError
+from pcnet.errors import DivergenceError, ObservationError, ScheduleError, SettingError
 from pcnet.graph import Graph
 from pcnet.linalg import IndefiniteError
 from pcnet.node import Energy, Local, Node, Start
@@ -56,10 +56,16 @@ class Live:
         device: torch.device | None = None,
         threads: int | None = 1,
     ) -> None:
+        if not isinstance(schedule, Schedule):
+            raise ScheduleError(f"schedule must be a Schedule, such as pcnet.odem(), not {schedule!r}")
+        if dtype not in (torch.float32, torch.float64):
+            raise SettingError(f"dtype must be torch.float32 or torch.float64, not {dtype!r}")
         device = device or torch.device("cpu")
         graph.check(dtype, device)
         self.graph = graph
         self.schedule = schedule
+        if isinstance(record, str):
+            record = (record,)
         self.record = record if isinstance(record, Record) else Record() if record is None else Record(tuple(record))
         self.dtype, self.device, self.threads = dtype, device, threads
         self.tick = 0
@@ -100,8 +106,7 @@ class Live:
         quantities = self.graph[node].quantities
         if quantity not in quantities:
             raise ScheduleError(f"{self.graph[node].title} has no {quantity!r}; it has: {', '.join(quantities)}")
-        if not self._begun:
-            raise ObservationError("nothing to read before the first observation; call step(y) first")
+        self._need_begun()
         with torch.inference_mode():
             value = quantities[quantity].read(self._locals[node])
         return value.reshape(*self._start.batch_shape, *value.shape[1:]).clone()
@@ -119,11 +124,13 @@ class Live:
     @property
     def free_energy(self) -> Tensor:
         """F at the last observation, (...)."""
+        self._need_begun()
         return self._shaped(self._complexity - self._accuracy)
 
     @property
     def free_action(self) -> Tensor:
         """The sum of F over all observations, (...)."""
+        self._need_begun()
         return self._shaped(self._action)
 
     @property
@@ -138,8 +145,7 @@ class Live:
 
     def result(self) -> Result:
         """All that was recorded so far."""
-        if not self._begun:
-            raise ObservationError("there is no result before the first observation; call step(y) first")
+        self._need_begun()
         shape = tuple(self._start.batch_shape)
         traces = {}
         for key, tape in self._tapes.items():
@@ -159,12 +165,22 @@ class Live:
             schedule=str(self.schedule),
         )
 
+    def _need_begun(self) -> None:
+        if not self._begun:
+            raise ObservationError("there is nothing to read before the first observation; call step(y) first")
+
     # --- a tick ---------------------------------------------------------------------------------------------------
     def _step(self, observation: Observation) -> None:
         if not self._begun:
             self._begin(observation)
         for name, value in observation.items():
-            self._locals[name].observation = self._start.fill(value, 1)
+            try:
+                self._locals[name].observation = self._start.fill(value, 1)
+            except RuntimeError:
+                raise ObservationError(
+                    f"observation {self.tick} of {name!r} has batch dimensions {tuple(value.shape[:-1])}; the run "
+                    f"began with {tuple(self._start.batch_shape)}"
+                ) from None
         for line in self._acts:
             due = line.due(self.tick)
             if due is not False:
@@ -218,7 +234,7 @@ class Live:
                 break
         raise DivergenceError(
             f"{culprit} is no longer finite at observation {self.tick} (batch elements {where[:8]}); smaller steps "
-            "(lower kappa or rate), lower precisions or a longer smoothness help"
+            "(lower kappa or rate), lower precisions, a longer smoothness or an initial_mean help"
         )
 
     # --- setting up -----------------------------------------------------------------------------------------------
@@ -259,6 +275,10 @@ class Live:
         return tuple(lines)
 
     def _resolve_all(self) -> None:
+        roles = {node.role for node in self._nodes.values()}
+        for name in self._nodes:
+            if name in roles:
+                raise ScheduleError(f"a node is called {name!r}, as all nodes of that role are in schedules; rename it")
         for act in (*self.schedule.opening, *self.schedule.acts):
             self._resolve(act)
         sensing = {name for act in self.schedule.acts if act.verb == "sense" for name in self._resolve(act)}

@@ -9,6 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from pcnet.errors import ScheduleError
 from pcnet.settings import Period, broadcast, number, settings
 
 Verb = Literal["sense", "orient", "move", "gather", "settle", "carry"]
@@ -38,7 +39,9 @@ class Act:
     def __str__(self) -> str:
         every = self.clock.every
         when = "" if bool((every == 1).all()) else f", every {span(every)}"
-        return f"{', '.join(self.who)}: {self.verb}{when}"
+        often = "" if self.times == 1 else f", {self.times} times"
+        but = f" but {', '.join(self.but)}" if self.but else ""
+        return f"{', '.join(self.who)}{but}: {self.verb}{often}{when}"
 
 
 @settings
@@ -48,6 +51,12 @@ class Schedule:
     acts: tuple[Act, ...]
     opening: tuple[Act, ...] = ()
     name: str = "schedule"
+
+    def __post_init__(self) -> None:
+        if any(bool((act.clock.every != 1).any()) for act in self.opening):
+            raise ScheduleError(f"{self.name}: what is done in the opening is done once, so that it has no period")
+        if any(not act.who for act in self.acts + self.opening):
+            raise ScheduleError(f"{self.name}: an act needs nodes or roles to do it: act('move', 'state')")
 
     @property
     def batch_shape(self) -> torch.Size:
@@ -85,15 +94,22 @@ def odem(every: Any = 64, *, periods: Mapping[str, Any] | None = None) -> Schedu
     """States at every observation, precisions and then parameters at every N-th (Algorithm 1 of the paper).
 
     every: N, one number or a tensor with a period for each batch element. periods: other periods for named nodes,
-    for example {"lambda_y": 128}.
+    for example {"lambda_y": 128}; these step after the others.
     """
     own = dict(periods or {})
-    slow = [step for who in SLOW for step in slow_step(who, every=every, but=tuple(own))]
+    others = tuple(own)
+    slow = [step for who in SLOW for step in slow_step(who, every=every, but=others)]
     slow += [step for name, period in own.items() for step in slow_step(name, every=period)]
     return Schedule(
         name="ODEM",
         opening=(ORIENT,),
-        acts=(act("sense", "sensory"), act("move", "state"), act("gather", *SLOW), *slow, act("settle", "state")),
+        acts=(
+            act("sense", "sensory"),
+            act("move", "state", but=others),
+            act("gather", *SLOW),
+            *slow,
+            act("settle", "state", but=others),
+        ),
     )
 
 

@@ -504,3 +504,27 @@ def test_the_total_of_species_is_conserved():
     random = torch.Generator().manual_seed(1)
     x, theta = torch.rand(7, 5, generator=random, dtype=F64), torch.randn(7, 10, generator=random, dtype=F64)
     np.testing.assert_allclose(LotkaVolterra(5)(x, theta).sum(-1).numpy(), 0, atol=1e-14)
+
+
+# --- what closed forms keep ------------------------------------------------------------------------------------------
+def test_a_wrong_number_of_parameters_is_refused():
+    with pytest.raises(GraphError, match="3 and 1 parameters, not 3 and 0"):
+        lorenz(torch.ones(4, 3, dtype=F64), torch.zeros(4, 0, dtype=F64))
+    with pytest.raises(GraphError, match="dimension 3"):
+        lorenz(torch.ones(4, 2, dtype=F64), torch.zeros(4, 1, dtype=F64))
+
+
+def test_closed_forms_are_fit_for_autograd_after_a_run():
+    """What is kept from a run, where nothing is differentiated, is neither in the way of autograd nor stale."""
+    x, theta = torch.rand(1, 2, 3, dtype=F64), torch.rand(1, 3, dtype=F64)
+    with torch.inference_mode():
+        inside = theta.clone()
+        lotka_volterra.linearise(x, inside, 2)
+    theta.requires_grad_()
+    lotka_volterra.linearise(x, theta, 2).value.sum().backward()
+    expected = lotka_volterra.parameter_slope(x, theta.detach(), 2).sum((1, 2))
+    torch.testing.assert_close(theta.grad, expected)
+    with torch.no_grad():
+        before = lotka_volterra.linearise(x, theta, 2).value.clone()
+        theta.mul_(2.0)
+        torch.testing.assert_close(lotka_volterra.linearise(x, theta, 2).value, 2 * before)

@@ -26,6 +26,12 @@ def whole(x=None, y=None, **options):
     return graph
 
 
+class Forgetful(SensoryNode):
+    """A user's own kind, whose author forgot the decorator."""
+
+    memory: int = 0
+
+
 def refusal(*words, error=GraphError):
     """Expect an error whose text contains all these words."""
     return pytest.raises(error, match="".join(f"(?=[\\s\\S]*{word})" for word in words))
@@ -54,17 +60,17 @@ def test_a_whole_graph_is_accepted_and_prints_as_a_summary():
 
 def test_mapping_to_the_wrong_dimension():
     with refusal("mapping from 'x' to 'y'", r"\(3, 2\)", r"returned \(3, 3\)"):
-        whole(y=SensoryNode("y", dim=2, orders=2)).check()
+        whole(y=SensoryNode("y", dim=2, orders=2, dt=0.1)).check()
 
 
 def test_more_orders_than_the_state_has():
     with refusal("'x'", "3 orders", "4", "'y'"):
-        whole(y=SensoryNode("y", dim=3, orders=4))
+        whole(y=SensoryNode("y", dim=3, orders=4, dt=0.1))
 
 
 def test_missing_precision_of_a_state():
     graph = pc.Graph()
-    x, y = state(), SensoryNode("y", dim=3, orders=2)
+    x, y = state(), SensoryNode("y", dim=3, orders=2, dt=0.1)
     graph.predicts(x, y)
     graph.weighs(noise("noise_y"), y)
     with refusal("StateNode 'x' has no precision", "graph.weighs"):
@@ -73,7 +79,7 @@ def test_missing_precision_of_a_state():
 
 def test_missing_precision_of_a_sensory_node():
     graph = pc.Graph()
-    x, y = state(), SensoryNode("y", dim=3, orders=2)
+    x, y = state(), SensoryNode("y", dim=3, orders=2, dt=0.1)
     graph.predicts(x, y)
     graph.weighs(noise("noise_x"), x)
     graph.parametrises(ParameterNode("a", mean=[0.3, -0.2, 0.3], sd=0.25), x)
@@ -90,7 +96,9 @@ def test_doubled_precision():
 def test_duplicate_name():
     graph = whole()
     with refusal("two nodes are called 'y'"):
-        graph.predicts(graph["x"], SensoryNode("y", dim=3, orders=2))
+        graph.predicts(graph["x"], SensoryNode("y", dim=3, orders=2, dt=0.1))
+    with refusal("two nodes are called 'z'"):
+        pc.Graph().predicts(state("z"), SensoryNode("z", dim=3, orders=2, dt=0.1))
 
 
 def test_duplicate_links():
@@ -102,17 +110,27 @@ def test_duplicate_links():
 
 
 def test_a_cycle():
-    graph = whole()
-    with refusal("cycle", "'x'"):
-        graph.weighs(graph["x"], graph["noise_x"])
+    """The shipped kinds cannot close one, since each refuses what makes no sense; a user's own kind might."""
+
+    class Agreeable(StateNode):
+        def as_child(self, link):
+            pass
+
+    a, b, c = (Agreeable(name, dim=3, orders=3, flow=pc.flows.lotka_volterra) for name in "abc")
+    graph = pc.Graph()
+    graph.predicts(a, b)
+    graph.predicts(b, c)
+    with refusal("'c' predicts 'a' would close a cycle"):
+        graph.predicts(c, a)
     with refusal("cycle"):
-        graph.predicts(graph["x"], graph["x"])
+        graph.predicts(a, a)
+    assert len(graph.links) == 2
 
 
 def test_a_node_connected_to_nothing_below():
     """A node enters a graph by a link, so that what is loose is one without a purpose."""
     graph = pc.Graph()
-    x, y = state(), SensoryNode("y", dim=3, orders=2)
+    x, y = state(), SensoryNode("y", dim=3, orders=2, dt=0.1)
     graph.weighs(noise("noise_y"), y)
     graph.weighs(noise("noise_x"), x)
     graph.parametrises(ParameterNode("a", mean=[0.3, -0.2, 0.3], sd=0.25), x)
@@ -153,7 +171,7 @@ def test_a_flow_that_is_no_function():
 
 def test_wrong_number_of_parameters():
     graph = pc.Graph()
-    x, y = state(), SensoryNode("y", dim=3, orders=2)
+    x, y = state(), SensoryNode("y", dim=3, orders=2, dt=0.1)
     graph.predicts(x, y)
     graph.weighs(noise("noise_x"), x)
     graph.weighs(noise("noise_y"), y)
@@ -168,18 +186,22 @@ def test_links_that_make_no_sense():
     with refusal("'y'", "parametrises"):
         graph.parametrises(graph["a"], graph["y"])
     with refusal("SensoryNode 'z' cannot"):
-        graph.predicts(SensoryNode("z", dim=3, orders=1), SensoryNode("w", dim=3, orders=1))
+        graph.predicts(SensoryNode("z", dim=3, orders=1, dt=0.1), SensoryNode("w", dim=3, orders=1, dt=0.1))
     with refusal("not a node"):
         graph.predicts("x", graph["y"])
+    with refusal("'y' is not a node"):
+        graph.parametrises(graph["a"], graph["x"], of="y")
+    with refusal("StateNode 'x' cannot be the one that 'y' predicts"):
+        graph.predicts(graph["y"], graph["x"])
     with refusal("ParameterNode 'b' cannot be the one that 'n' weighs"):
         graph.weighs(noise("n"), ParameterNode("b", mean=0.0, sd=1.0))
     with refusal("'x' does not predict 'z'", "graph.predicts"):
-        graph.parametrises(graph["a"], graph["x"], of=SensoryNode("z", dim=3, orders=1))
+        graph.parametrises(graph["a"], graph["x"], of=SensoryNode("z", dim=3, orders=1, dt=0.1))
 
 
 def test_channels_of_a_precision():
     graph = pc.Graph()
-    x, y = state(), SensoryNode("y", dim=3, orders=2)
+    x, y = state(), SensoryNode("y", dim=3, orders=2, dt=0.1)
     graph.predicts(x, y)
     with refusal("'n' is given 5 channels", "'y' has 3", r"\[:, None\]"):
         graph.weighs(noise("n", expected=torch.full((5,), 10.0)), y)
@@ -207,6 +229,13 @@ def test_batches_that_do_not_fit():
         (lambda: noise("n", sd=0.0), ["'sd'", "positive"]),
         (lambda: noise("n", mean=1.0), ["either expected", "or mean"]),
         (lambda: noise("n", smoothness=None), ["either smoothness", "kernel"]),
+        (lambda: SensoryNode("y", dim=3, orders=2), ["SensoryNode 'y'", "give dt"]),
+        (lambda: state(flow=None), ["StateNode 'x'", "give a flow"]),
+        (lambda: state(name="a/b"), ["printable", "a/b"]),
+        (lambda: noise("n", expected=[1.0, 2.0], sd=[1.0, 2.0, 3.0]), ["'n'", "do not fit"]),
+        (lambda: ParameterNode("a", mean=[[1.0]] * 4, sd=[[1.0]] * 5), ["'a'", "do not fit"]),
+        (lambda: Forgetful("f", dim=1, orders=1, memory=3), ["decorate Forgetful"]),
+        (lambda: pc.act("mvoe", "state"), ["^Act: setting 'verb'"]),
         (lambda: SensoryNode("y", dim=3, orders=2, dt=0.0), ["SensoryNode 'y'", "'dt'", "positive"]),
         (lambda: SensoryNode("y", dim=3, orders=2, dt="fast"), ["'dt'", "number"]),
         (lambda: ParameterNode("a", mean=[1.0, 2.0], sd=[1.0, 2.0, 3.0]), ["'a'", "sd has 3", "mean has 2"]),
@@ -216,6 +245,13 @@ def test_batches_that_do_not_fit():
 def test_settings_are_validated(make, words):
     with refusal(*words, error=SettingError):
         make()
+
+
+def test_settings_own_their_numbers():
+    given = torch.tensor([1.0, 2.0], dtype=torch.float64)
+    node = ParameterNode("a", mean=given, sd=0.1)
+    given.fill_(9.0)
+    assert node.mean.tolist() == [1.0, 2.0]
 
 
 def test_names():

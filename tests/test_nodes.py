@@ -33,7 +33,11 @@ class Small(NodeContract):
             "a", mean=tensor(0.3, -0.2, 0.3) * scale[..., None], sd=0.25, mover=slow, curvature=self.curvature
         )
         gain = ParameterNode(
-            "gain", mean=tensor(1.0, 0.5), sd=scale[..., None], mover=RobbinsMonro(0.01, accumulate=WindowMean())
+            "gain",
+            mean=tensor(1.0, 0.5),
+            sd=scale[..., None],
+            mover=RobbinsMonro(0.01, accumulate=WindowMean()),
+            curvature=self.curvature,
         )
         graph = pc.Graph()
         graph.predicts(x, y, via=MAPPING)
@@ -104,7 +108,7 @@ class TestStudentT(Small):
 
     def test_exact_curvature_is_the_slope_of_the_gradient(self):
         live = self.live(scale=torch.tensor(1.0, dtype=torch.float64))
-        for name in ("x", "noise_y"):
+        for name in ("x", "noise_y", "gain"):
             node, local = live.graph[name], live.local(name)
             with torch.inference_mode():
                 belief, hessian = local.belief, node.hessian(local)[0]

@@ -3,14 +3,18 @@
 import gc
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from models import build
 
 import pcnet as pc
-from pcnet.errors import DivergenceError, GraphError, ObservationError, ScheduleError
+from pcnet.errors import DivergenceError, GraphError, ObservationError, ScheduleError, SettingError
 from pcnet.graphs import paper
+from pcnet.kernels import SquaredExponential
+from pcnet.movers import StateMover
 from pcnet.nodes import PrecisionNode, SensoryNode, StateNode
+from pcnet.settings import Positive, settings
 
 SCHEDULE = pc.odem(every=4)
 
@@ -223,7 +227,8 @@ def test_start_from_the_first_observation():
         (np.zeros((5, 4)), "shape \\(5, 4\\); expected .*dim = 3"),
         (np.zeros(3), "expected"),
         (np.zeros((0, 3)), "no observations"),
-        ([], "expected|no observations"),
+        ([], "no observations"),
+        (np.zeros((5, 3), dtype=complex), "real numbers"),
         (iter([]), "no observations"),
         ([["a", "b", "c"]], "numbers"),
         ([[1.0, 2.0], [1.0]], "rectangular"),
@@ -283,6 +288,100 @@ def test_indefinite_curvature_is_clamped_and_counted_or_raised():
     np.testing.assert_allclose(result.covariance("x"), 1e9)  # the floor of the clamp, 1e-9
     with pytest.raises(DivergenceError, match=r"StateNode 'x' at observation 0.*indefinite='clamp'"):
         graph("raise").run(np.full((3, 1), 5.0), schedule=stay)
+
+
+def test_a_data_frame_is_an_array():
+    graph, schedule = paper.odem()
+    y = np.linspace(1.0, 2.0, 15).reshape(5, 3)
+    same(graph.run(y, schedule=schedule), graph.run(pd.DataFrame(y, columns=list("abc")), schedule=schedule))
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"schedule": pc.odem}, ScheduleError, "schedule must be a Schedule"),
+        ({"dtype": torch.float16}, SettingError, "dtype must be"),
+        ({"dtype": "float32"}, SettingError, "dtype must be"),
+    ],
+)
+def test_bad_options(options, error, words):
+    graph, schedule = paper.odem()
+    with pytest.raises(error, match=words):
+        graph.run(np.ones((3, 3)), **({"schedule": schedule} | options))
+
+
+def test_nothing_to_read_before_the_first_observation():
+    graph, schedule = paper.odem()
+    live = graph.start(schedule)
+    for look in (lambda: live.free_energy, lambda: live.free_action, lambda: live.mean("x"), live.result):
+        with pytest.raises(ObservationError, match=r"call step\(y\) first"):
+            look()
+
+
+def test_a_batch_that_changes_in_mid_stream():
+    graph, schedule = paper.odem()
+    live = graph.start(schedule)
+    live.step(np.ones(3))
+    with pytest.raises(ObservationError, match=r"observation 1 of 'y' has batch dimensions \(2,\).*began with \(\)"):
+        live.step(np.ones((2, 3)))
+
+
+def test_grids_of_two_dimensions_with_smoothness():
+    graph, schedule = paper.odem(kappa=[[1.0], [0.5]], smoothness=[0.005, 0.01, 0.02])
+    y = np.linspace(1.0, 2.0, 15).reshape(5, 3)
+    together = graph.run(y, schedule=schedule)
+    graph, schedule = paper.odem(kappa=0.5, smoothness=0.02)
+    np.testing.assert_allclose(together.mean("x")[1, 2], graph.run(y, schedule=schedule).mean("x"), rtol=1e-10)
+
+
+def test_a_batch_of_kernels_and_of_a_users_own_mover():
+    @settings
+    class Crawl(StateMover):
+        pace: Positive
+
+        def step(self, evidence):
+            return -self.pace[:, None] * evidence.gradient
+
+    x = StateNode("x", dim=1, orders=1, flow=lambda x, p: -x, mover=Crawl([1e-3, 1e-2]))
+    y = SensoryNode("y", dim=1, orders=1)
+    graph = pc.Graph()
+    graph.predicts(x, y)
+    graph.weighs(PrecisionNode("nx", expected=1.0, sd=0.1, kernel=SquaredExponential([[0.1], [0.2], [0.3]])), x)
+    graph.weighs(PrecisionNode("ny", expected=1.0, sd=0.1, smoothness=1.0), y)
+    assert graph.run(np.ones((3, 1)), schedule=pc.states_only()).mean("x").shape == (3, 2, 3, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("mapping", "y", "first"),
+    [
+        (lambda x, p: x.exp(), 50.0, np.log(50.0)),
+        (lambda x, p: x.exp(), 0.1, np.log(0.1)),
+        (torch.Tensor.sinh, 30.0, np.arcsinh(30.0)),
+    ],
+)
+def test_first_states_through_a_bent_mapping(mapping, y, first):
+    """A plain Gauss–Newton step from 0 overshoots by far; what is found solves g(x) = y."""
+    bent = mapping if mapping is not torch.Tensor.sinh else lambda x, p: x.sinh()
+    x = StateNode("x", dim=1, orders=1, flow=lambda x, p: -x)
+    sensor = SensoryNode("y", dim=1, orders=1)
+    graph = pc.Graph()
+    graph.predicts(x, sensor, via=bent)
+    graph.weighs(PrecisionNode("nx", expected=1.0, sd=0.1, smoothness=1.0), x)
+    graph.weighs(PrecisionNode("ny", expected=1.0, sd=0.1, smoothness=1.0), sensor)
+    schedule = pc.Schedule(acts=(pc.act("sense", "sensory"),), opening=(pc.act("orient", "state", times=12),))
+    live = graph.start(schedule).step([y])
+    assert live.mean("x").item() == pytest.approx(first, rel=1e-6)
+
+
+def test_a_flow_that_branches_on_values_is_refused_with_the_remedy():
+    x = StateNode("x", dim=1, orders=2, flow=lambda x, p: x if x.sum() > 0 else -x)
+    y = SensoryNode("y", dim=1, orders=1)
+    graph = pc.Graph()
+    graph.predicts(x, y)
+    graph.weighs(PrecisionNode("nx", expected=1.0, sd=0.1, smoothness=1.0), x)
+    graph.weighs(PrecisionNode("ny", expected=1.0, sd=0.1, smoothness=1.0), y)
+    with pytest.raises(GraphError, match=r"torch\.where"):
+        graph.run(np.ones((3, 1)), schedule=pc.states_only())
 
 
 def test_progress_bar_is_silent_unless_asked(model, capsys):

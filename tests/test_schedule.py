@@ -53,6 +53,11 @@ def test_a_period_for_each_node(monkeypatch):
     assert done["theta00", "move"] == 4
 
 
+def test_a_period_for_a_state(monkeypatch):
+    done = counted(monkeypatch, pc.odem(every=4, periods={"x0": 3}))
+    assert done["x0", "move"] == done["x0", "settle"] == 4
+
+
 def test_a_schedule_of_ones_own(monkeypatch):
     schedule = pc.Schedule(
         acts=(
@@ -110,6 +115,27 @@ def test_a_deaf_schedule_is_refused():
 def test_periods_are_whole(every):
     with pytest.raises(SettingError, match="whole numbers"):
         pc.odem(every=every)
+
+
+def test_openings_have_no_period():
+    with pytest.raises(SettingError, match="no period"):
+        pc.Schedule(acts=(pc.act("sense", "sensory"),), opening=(pc.act("orient", "state", every=3),))
+
+
+def test_somebody_must_act():
+    with pytest.raises(SettingError, match="needs nodes or roles"):
+        pc.Schedule(acts=(pc.act("sense", "sensory"), pc.act("move")))
+
+
+def test_a_node_called_like_a_role_is_refused():
+    graph = pc.Graph()
+    x = StateNode("x", dim=1, orders=1, flow=lambda x, p: -x)
+    y = pc.SensoryNode("y", dim=1, orders=1)
+    graph.predicts(x, y)
+    graph.weighs(PrecisionNode("state", expected=1.0, sd=0.1, smoothness=1.0), x)
+    graph.weighs(PrecisionNode("noise", expected=1.0, sd=0.1, smoothness=1.0), y)
+    with pytest.raises(ScheduleError, match="called 'state'"):
+        graph.start()
 
 
 def test_verbs_are_known():

@@ -248,7 +248,7 @@ def test_observations_can_be_left_unclamped():
         ({"state_sd": -0.1}, "state_sd must not be negative"),
         ({"state_sd": [0.1, 0.1, 0.1]}, "state_sd has 3 values"),
         ({"observation_sd": "loud"}, "observation_sd"),
-        ({"initial": [1.0, 2.0, 3.0], "parameters": []}, "the flow failed"),
+        ({"initial": [1.0, 2.0, 3.0], "parameters": []}, "the flow takes 1 parameters and is given 0"),
         ({"initial": [[1.0, 0.0]] * 3, "parameters": [[1.0]] * 2}, "batch dimensions do not fit"),
         ({"mapping": 3}, "must be a function of"),
         ({"mapping": lambda x, theta: x.sum()}, "the mapping must turn"),

@@ -128,7 +128,7 @@ class ParameterNode(Node):
         return curvature
 
     def settle(self, local: Local) -> None:
-        found = posterior(self.hessian(local), self.indefinite)
+        found = posterior(self.hessian(local), self.indefinite, local.mask)
         if found.mended is not None:
             local.memory = local.memory._replace(mended=local.memory.mended + found.mended)
         local.belief = local.belief._replace(precision=found.precision, log_det_covariance=found.log_det_covariance)

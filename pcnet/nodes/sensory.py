@@ -11,7 +11,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from pcnet.errors import GraphError
+from pcnet.errors import GraphError, SettingError
 from pcnet.generalised import backward_differences
 from pcnet.linalg import Precision
 from pcnet.messages import Error
@@ -41,16 +41,23 @@ class SensoryNode(Node):
 
     Local energy ½ε̃ᵀΠ̃ε̃ − ½log|Π̃| of ε̃ = ỹ − Σ g̃, the sum over the states that predict it.
 
-    start: where differences begin. "first" takes the first observation as standing still, "zeros" as a jump from 0.
+    dt: the time between two observations; needed for more orders than one.
+    start: where differences begin. "first" takes the first observation as standing still, "zeros" as a jump from 0; what
+    is done before the first observation then finds an observation of 0.
     """
 
     _: KW_ONLY
     dim: int = Field(ge=1)
     orders: int = Field(ge=1)
-    dt: Positive = number(1.0)
+    dt: Positive | None = None
     start: Literal["first", "zeros"] = "first"
     role: ClassVar[str] = "sensory"
     observes: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        Node.__post_init__(self)
+        if self.dt is None and self.orders > 1:
+            raise SettingError(f"{self.title}: give dt, the time between two observations, for {self.orders} orders")
 
     @property
     def error_shape(self) -> ErrorShape:
@@ -58,14 +65,15 @@ class SensoryNode(Node):
 
     @property
     def batch_shape(self) -> torch.Size:
-        return self.dt.shape
+        return self.sampling_interval.shape
 
     @property
     def sampling_interval(self) -> Tensor:
-        return self.dt
+        return number(1.0) if self.dt is None else self.dt
 
     def describe(self) -> str:
-        dt = f"{self.dt.item():g}" if self.dt.numel() == 1 else "one for each batch element"
+        interval = self.sampling_interval
+        dt = f"{interval.item():g}" if interval.numel() == 1 else "one for each batch element"
         return f"dim {self.dim}, orders {self.orders}, dt {dt}"
 
     def as_child(self, link: Link) -> None:
@@ -81,7 +89,7 @@ class SensoryNode(Node):
             )
 
     def begin(self, local: Local, start: Start) -> None:
-        local.rule = start.fill(self.dt, 0)[:, None]
+        local.rule = start.fill(self.sampling_interval, 0)[:, None]
         zeros = torch.zeros(start.batch, self.orders, self.dim, dtype=start.dtype, device=start.device)
         if self.start == "first" and local.observation is not None:
             zeros[:, 0] = local.observation

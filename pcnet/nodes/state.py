@@ -50,6 +50,10 @@ class Work(NamedTuple):
     mappings: dict[Link, Linearisation]
 
 
+HALVINGS = 30
+"""How often a step towards the first observation is halved before it is given up."""
+
+
 @settings
 class StateNode(Node):
     """A generalised hidden state (..., orders, dim) that moves by `flow` and predicts the nodes below it.
@@ -83,6 +87,8 @@ class StateNode(Node):
                 f"{self.title}: initial_mean has shape {tuple(self.initial_mean.shape)}; "
                 f"it must end in (orders, dim) = {shape}"
             )
+        if self.flow is None:
+            raise SettingError(f"{self.title}: give a flow; for a state that drifts freely, lambda x, theta: 0 * x")
         object.__setattr__(self, "flow", as_function(self.flow))
 
     # --- composing ---------------------------------------------------------------------------------------------
@@ -144,27 +150,38 @@ class StateNode(Node):
         local.memory = StateMemory(none)
 
     def orient(self, local: Local) -> None:
-        """One Gauss–Newton step on what the nodes below report, of the value alone.
+        """One Gauss–Newton step on what the nodes below report, of the value alone, halved until their errors fall.
 
         Its velocity then follows the flow. Higher orders start at zero: their precision is so low that what a wrong flow
         puts there would stay, and push the state away.
         """
         if self.initial_mean is not None:
             return
-        mean: Tensor = local.belief.mean
-        here = torch.zeros_like(mean)
-        here[:, 0] = mean[:, 0]
-        local.belief = local.belief._replace(mean=here)
-        gradient, curvature = here.new_zeros(here.shape[0], self.dim), here.new_zeros(here.shape[0], self.dim, self.dim)
-        for link in local.below:
-            slope = self._work(local).mappings[link].slope[..., : self.dim]
-            error = local.error(link)
+        value: Tensor = local.belief.mean[:, 0]
+
+        def place(value: Tensor) -> Tensor:
+            """Believe in this value, at rest; the squared errors of the nodes below, (B,)."""
+            rest = torch.zeros_like(value)
+            local.belief = local.belief._replace(mean=torch.stack([value] + [rest] * (self.orders - 1), 1))
+            errors = [local.error(link).weighted.flatten(1) for link in local.below]
+            return torch.cat(errors, 1).square().sum(1)
+
+        before = place(value)
+        gradient, curvature = value.new_zeros(value.shape), value.new_zeros(*value.shape, self.dim)
+        for link, mapping in self._work(local).mappings.items():
+            slope, error = mapping.slope[..., : self.dim], local.error(link)
             gradient = gradient - torch.einsum("bri,br->bi", slope, error.weighted.flatten(1))
             curvature = curvature + error.precision.sandwich(slope)
-        value = here[:, 0] - torch.einsum("bij,bj->bi", torch.linalg.pinv(curvature, hermitian=True), gradient)
-        rows = [value]
-        if self.orders > 1:
-            rows.append(self.flow(value, self._parameters(local, None)))
+        step = -torch.einsum("bij,bj->bi", torch.linalg.pinv(curvature, hermitian=True), gradient)
+        worse = torch.ones_like(before, dtype=torch.bool)
+        for _ in range(HALVINGS):
+            worse = ~(place(value + step) <= before)
+            if not bool(worse.any()):
+                break
+            step = torch.where(worse[:, None], 0.5 * step, step)
+        value = torch.where(worse[:, None], value, value + step)
+        place(value)
+        rows = [value, self.flow(value, self._parameters(local, None))][: self.orders]
         rows += [torch.zeros_like(value)] * (self.orders - len(rows))
         local.belief = local.belief._replace(mean=torch.stack(rows, 1))
 
@@ -177,17 +194,16 @@ class StateNode(Node):
         if link.kind == "weighs":
             return precision_error(work.weighted, work.error)
         if link.of is None:  # the parameters of the flow hear of the motion error
-            return self._parameter_error(local, link, self.flow, work.weighted, work.precision)
+            return self._parameter_error(local, link, self.flow, Error(work.weighted, work.precision))
         (below,) = (other for other in local.below if other.child is link.of)
-        error = local.error(below)
         assert below.function is not None
-        return self._parameter_error(local, link, below.function, error.weighted, error.precision)
+        return self._parameter_error(local, link, below.function, local.error(below))
 
     def _parameter_error(
-        self, local: Local, link: Link, function: Function, weighted: Tensor, precision: Precision
+        self, local: Local, link: Link, function: Function, error: Error[Precision]
     ) -> Error[Tensor]:
         """An error pulled back to the parameters of the function that made the prediction."""
-        mean, rows = local.belief.mean, weighted.shape[1]
+        mean, weighted, rows = local.belief.mean, error.weighted, error.weighted.shape[1]
         everything = self._parameters(local, link.of)
         mine = self._slice(local, link)
         slope = function.parameter_slope(mean, everything, rows)[..., mine]
@@ -195,10 +211,14 @@ class StateNode(Node):
 
         def remainder() -> Tensor | None:
             curve = function.parameter_curve(mean, everything, weighted)
-            return None if curve is None else -curve[:, mine, mine]
+            own = None if curve is None else -curve[:, mine, mine]
+            if error.remainder is None:
+                return own
+            passed_on = flat.mT @ error.remainder @ flat
+            return passed_on if own is None else own + passed_on
 
         pulled = torch.bmm(weighted.reshape(slope.shape[0], 1, -1), flat)[:, 0]
-        return Error(pulled, lambda: precision.sandwich(flat), remainder)
+        return Error(pulled, lambda: error.precision.sandwich(flat), remainder)
 
     # --- acting ------------------------------------------------------------------------------------------------
     def move(self, local: Local) -> None:
@@ -211,7 +231,7 @@ class StateNode(Node):
         local.belief = local.belief._replace(mean=mean + step.view_as(mean))
 
     def settle(self, local: Local) -> None:
-        found: Posterior = posterior(self.hessian(local), self.indefinite)
+        found: Posterior = posterior(self.hessian(local), self.indefinite, local.mask)
         if found.mended is not None:
             local.memory = StateMemory(local.memory.mended + found.mended)
         local.belief = StateBelief(local.belief.mean, found.precision, found.log_det_covariance)
