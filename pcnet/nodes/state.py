@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import KW_ONLY
+from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
@@ -332,15 +333,13 @@ class StateNode(Node):
 
     def _gauss_newton(self, local: Local) -> Tensor:
         work = self._work(local)
-        precisions = [local.error(link).precision for link in work.mappings]
-
-        def compute() -> Tensor:
-            curvature = work.precision.sandwich(work.slope)
-            for mapping, precision in zip(work.mappings.values(), precisions, strict=True):
-                curvature = curvature + precision.sandwich(mapping.slope)
-            return curvature
-
-        return local.once("gauss-newton", compute, work, *precisions)
+        shares = []
+        for link, mapping in work.mappings.items():
+            slope, precision = mapping.slope, local.error(link).precision
+            # for a linear mapping this changes on the slow clock only
+            name = f"evidence of {link.child.name}"
+            shares.append(local.once(name, partial(precision.sandwich, slope), slope, precision))
+        return local.once("gauss-newton", lambda: sum(shares, work.precision.sandwich(work.slope)), work, *shares)
 
 
 def _count(above: tuple[Link, ...], of: Node | None) -> int:
