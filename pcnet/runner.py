@@ -4,43 +4,27 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from pcnet import plan
 from pcnet.errors import DivergenceError, ObservationError, ScheduleError, SettingError
 from pcnet.graph import Graph
 from pcnet.linalg import IndefiniteError
-from pcnet.node import Energy, Local, Node, Start
+from pcnet.node import Energy, Local, Start
 from pcnet.observations import Intake, Observation
+from pcnet.plan import Line
 from pcnet.record import ENERGY, Record, Tape
 from pcnet.result import Result, Trace
-from pcnet.schedule import Act, Schedule
+from pcnet.schedule import Schedule
 from pcnet.settings import broadcast
 from pcnet.wiring import connect
-
-
-class Line(NamedTuple):
-    """One act of a schedule, ready to be done: who does what, and at which ticks."""
-
-    doers: tuple[tuple[Callable[[Local], None], Local, Node], ...]
-    times: int
-    periods: tuple[int, ...]
-    by_element: Tensor | None
-
-    def due(self, tick: int) -> bool | Tensor:
-        """Whether the tick (from 0) is one of its own: for all batch elements, or for which."""
-        if self.by_element is None:
-            return (tick + 1) % self.periods[0] == 0
-        if not any((tick + 1) % period == 0 for period in self.periods):
-            return False
-        mask = (tick + 1) % self.by_element == 0
-        return True if bool(mask.all()) else mask
 
 
 class Live:
@@ -75,7 +59,7 @@ class Live:
         self._observers = [name for name, node in self._nodes.items() if node.observes]
         dims = {node.name: node.error_shape.dim for node in self._nodes.values() if node.observes and node.error_shape}
         self._intake = Intake(dims, self.dtype, self.device)
-        self._resolve_all()
+        plan.check(schedule, self._nodes)
         self._check_record()
         self._channels = connect(graph, self._locals)
         self._begun = False
@@ -254,54 +238,12 @@ class Live:
             if name in observation:
                 self._locals[name].observation = self._start.fill(observation[name], 1)
             node.begin(self._locals[name], self._start)
-        opening = self._lines(self.schedule.opening)
-        self._acts = self._lines(self.schedule.acts)
+        opening = plan.lay_out(self.schedule.opening, self._nodes, self._locals, self._start)
+        self._acts = plan.lay_out(self.schedule.acts, self._nodes, self._locals, self._start)
         self._prepare_tapes()
         self._begun = True
         for line in opening:
             self._do(line, None)
-
-    def _lines(self, acts: Iterable[Act]) -> tuple[Line, ...]:
-        lines = []
-        for act in acts:
-            every = act.clock.every.to(torch.int64)
-            periods = tuple(sorted(set(every.reshape(-1).tolist())))
-            mixed = self._start.fill(act.clock.every, 0).to(torch.int64) if len(periods) > 1 else None
-            doers = tuple(
-                (getattr(self._nodes[name], act.verb), self._locals[name], self._nodes[name])
-                for name in self._resolve(act)
-            )
-            lines.append(Line(doers, act.times, periods, mixed))
-        return tuple(lines)
-
-    def _resolve_all(self) -> None:
-        roles = {node.role for node in self._nodes.values()}
-        for name in self._nodes:
-            if name in roles:
-                raise ScheduleError(f"a node is called {name!r}, as all nodes of that role are in schedules; rename it")
-        for act in (*self.schedule.opening, *self.schedule.acts):
-            self._resolve(act)
-        sensing = {name for act in self.schedule.acts if act.verb == "sense" for name in self._resolve(act)}
-        deaf = [name for name in self._observers if name not in sensing]
-        if deaf:
-            raise ScheduleError(f"{self.schedule.name}: {deaf[0]!r} never senses; add act('sense', {deaf[0]!r})")
-
-    def _resolve(self, act: Act) -> list[str]:
-        """The names an act stands for. A role that no node has is fine, a name that is neither is not."""
-        roles = {cls.role for cls in _all_kinds()} | {node.role for node in self._nodes.values()}
-        for who in (*act.who, *act.but):
-            if who not in self._nodes and who not in roles:
-                raise ScheduleError(
-                    f"{self.schedule.name}: there is no node or role {who!r}; nodes: {', '.join(self._nodes)}; "
-                    f"roles: {', '.join(sorted(roles))}"
-                )
-        found = []
-        for who in act.who:
-            for name, node in self._nodes.items():
-                left_out = name in act.but or node.role in act.but
-                if who in (name, node.role) and not left_out and name not in found:
-                    found.append(name)
-        return found
 
     # --- recording ------------------------------------------------------------------------------------------------
     def _check_record(self) -> None:
@@ -359,11 +301,3 @@ def limited(threads: int | None) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(usual)
-
-
-def _all_kinds() -> list[type[Node]]:
-    """All kinds of node there are, shipped or a user's own."""
-    found = list(Node.__subclasses__())
-    for kind in found:
-        found += kind.__subclasses__()  # the list grows while it is walked
-    return found

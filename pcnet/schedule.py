@@ -86,6 +86,9 @@ def slow_step(*who: str, every: Any, but: Sequence[str] = ()) -> tuple[Act, ...]
 ORIENT = act("orient", "state", times=5)
 """Find the first states from the first observation; repeated for the sake of mappings that are not linear."""
 
+ROLES = ("sensory", "state", "precision", "parameter")
+"""The roles that schedules speak of; a graph need not have nodes of all of them, and may have others."""
+
 SLOW = ("precision", "parameter")
 """The roles that make up the context, in the order in which they step."""
 

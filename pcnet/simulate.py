@@ -199,18 +199,21 @@ def glv_process(
     if width is not None and noise != "smooth":
         raise SettingError(f"noise={noise!r} is white and takes no width; leave it out, or use noise='smooth'")
     floor = GLV_LOWER if clamp_observations else None
+    process: dict[str, Any] = {
+        "parameters": GLV_PARAMETERS,
+        "initial": GLV_INITIAL,
+        "dt": dt,
+        "lower": GLV_LOWER,
+        "upper": GLV_UPPER,
+    }
     if noise != "authors":
         return simulate(
             lotka_volterra,
-            parameters=GLV_PARAMETERS,
-            initial=GLV_INITIAL,
+            **process,
             samples=samples,
-            dt=dt,
             state_sd=GLV_STATE_SD,
             observation_sd=GLV_OBSERVATION_SD,
             width=0.0 if noise == "white" else 0.05 if width is None else width,
-            lower=GLV_LOWER,
-            upper=GLV_UPPER,
             observation_lower=floor,
             seed=seed,
         )
@@ -218,15 +221,7 @@ def glv_process(
     if samples > AUTHORS_SAMPLES:
         raise SettingError(f"noise='authors' has {AUTHORS_SAMPLES} samples, not {samples}; use noise='white' for more")
     z, w = _replicate(lambda each: _authors_noise(each, samples), seed)
-    states = euler(
-        lotka_volterra,
-        parameters=GLV_PARAMETERS,
-        initial=GLV_INITIAL,
-        noise=z,
-        dt=dt,
-        lower=GLV_LOWER,
-        upper=GLV_UPPER,
-    )
+    states = euler(lotka_volterra, **process, noise=z)
     return _observe(states, z, w, dt=dt, floor=floor)
 
 

@@ -1,0 +1,74 @@
+"""A schedule laid out for a graph: for each of its lines, which nodes act and at which ticks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pcnet.errors import ScheduleError
+from pcnet.node import Local, Node, Start
+from pcnet.schedule import ROLES, Act, Schedule
+
+
+class Line(NamedTuple):
+    """One act of a schedule, ready to be done: who does what, and at which ticks."""
+
+    doers: tuple[tuple[Callable[[Local], None], Local, Node], ...]
+    times: int
+    periods: tuple[int, ...]
+    by_element: Tensor | None
+
+    def due(self, tick: int) -> bool | Tensor:
+        """Whether the tick (from 0) is one of its own: for all batch elements, or for which."""
+        if self.by_element is None:
+            return (tick + 1) % self.periods[0] == 0
+        if not any((tick + 1) % period == 0 for period in self.periods):
+            return False
+        mask = (tick + 1) % self.by_element == 0
+        return True if bool(mask.all()) else mask
+
+
+def check(schedule: Schedule, nodes: Mapping[str, Node]) -> None:
+    """Refuse a schedule that asks for nodes that are not there, or that leaves a sensory node deaf."""
+    roles = {node.role for node in nodes.values()}
+    for name in nodes:
+        if name in roles:
+            raise ScheduleError(f"a node is called {name!r}, as all nodes of that role are in schedules; rename it")
+    known = {*nodes, *roles, *ROLES}
+    for act in (*schedule.opening, *schedule.acts):
+        for who in (*act.who, *act.but):
+            if who not in known:
+                raise ScheduleError(
+                    f"{schedule.name}: there is no node or role {who!r}; nodes: {', '.join(nodes)}; "
+                    f"roles: {', '.join(sorted(roles))}"
+                )
+    sensing = {name for act in schedule.acts if act.verb == "sense" for name in who_acts(act, nodes)}
+    for name, node in nodes.items():
+        if node.observes and name not in sensing:
+            raise ScheduleError(f"{schedule.name}: {name!r} never senses; add act('sense', {name!r})")
+
+
+def who_acts(act: Act, nodes: Mapping[str, Node]) -> list[str]:
+    """The names an act stands for, in the order in which it gives them."""
+    found: list[str] = []
+    for who in act.who:
+        for name, node in nodes.items():
+            left_out = name in act.but or node.role in act.but
+            if who in (name, node.role) and not left_out and name not in found:
+                found.append(name)
+    return found
+
+
+def lay_out(
+    acts: Iterable[Act], nodes: Mapping[str, Node], locals_: Mapping[str, Local], start: Start
+) -> tuple[Line, ...]:
+    lines = []
+    for act in acts:
+        periods = tuple(sorted({int(period) for period in act.clock.every.reshape(-1)}))
+        by_element = start.fill(act.clock.every, 0).to(torch.int64) if len(periods) > 1 else None
+        doers = tuple((getattr(nodes[name], act.verb), locals_[name], nodes[name]) for name in who_acts(act, nodes))
+        lines.append(Line(doers, act.times, periods, by_element))
+    return tuple(lines)
