@@ -179,10 +179,8 @@ def merge(mask: Tensor, new: Any, old: Any) -> Any:
     """`new` where the mask (B,) holds and `old` elsewhere, field by field of a named tuple of tensors."""
     fields = []
     for fresh, kept in zip(new, old, strict=True):
-        if fresh is kept or fresh is None or kept is None:
-            fields.append(fresh)
-        else:
-            fields.append(torch.where(mask.view(-1, *(1,) * (fresh.dim() - 1)), fresh, kept))
+        shaped = mask.view(-1, *(1,) * (fresh.dim() - 1))
+        fields.append(fresh if fresh is kept else torch.where(shaped, fresh, kept))
     return type(new)(*fields)
 
 

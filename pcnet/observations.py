@@ -75,7 +75,7 @@ class Intake:
 
     def _tensor(self, name: str, value: Any, own: int) -> Tensor:
         try:
-            tensor = torch.as_tensor(np.asarray(value) if not isinstance(value, Tensor) else value)
+            tensor = value if isinstance(value, Tensor) else torch.tensor(np.asarray(value))
             if tensor.is_complex():
                 raise TypeError
             tensor = tensor.detach().to(dtype=self.dtype, device=self.device)

@@ -78,10 +78,12 @@ class Result:
         if key not in self.traces:
             if node not in self.roles:
                 raise ResultError(f"there is no node {node!r}; nodes: {', '.join(self.roles)}")
+            if not len(self.times):
+                raise ResultError("nothing was recorded: record.every is more than the number of observations")
             held = sorted(k.removeprefix(f"{node}.") for k in self.traces if k.startswith(f"{node}."))
             raise ResultError(
                 f"{quantity!r} of {node!r} was not recorded; recorded of it: {', '.join(held) or 'nothing'}. "
-                f"Ask for it by record=[..., {quantity!r}]"
+                f"Ask for it by record=[..., {quantity!r}], if it is a quantity of such a node"
             )
         return self.traces[key].values
 

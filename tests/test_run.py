@@ -268,6 +268,13 @@ def test_divergence_is_named():
         graph.run(1e9 * np.ones((200, 1)), schedule=pc.states_only())
 
 
+def test_a_log_precision_that_runs_away_is_named():
+    graph, _ = paper.odem(rate=1.0)
+    schedule = pc.odem(every=1)
+    with pytest.raises(DivergenceError, match=r"PrecisionNode 'lambda_[xy]': a log-precision reached"):
+        graph.run(1e6 * np.ones((20, 3)) * np.arange(20)[:, None], schedule=schedule)
+
+
 def test_indefinite_curvature_is_clamped_and_counted_or_raised():
     """Exact curvature of a mapping bent away from the data is negative: −ξg'' outweighs g'²Π."""
 

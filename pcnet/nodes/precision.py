@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import KW_ONLY
 from typing import ClassVar, Literal, NamedTuple
@@ -10,7 +11,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from pcnet.errors import GraphError, SettingError
+from pcnet.errors import DivergenceError, GraphError, SettingError
 from pcnet.generalised import temporal_precision
 from pcnet.kernels import Kernel, SquaredExponential
 from pcnet.linalg import Precision, quadratic
@@ -154,7 +155,13 @@ class PrecisionNode(Node):
     def move(self, local: Local) -> None:
         change, emptied = local.rule.mover.step(local.memory)
         local.memory = emptied
-        local.belief = local.belief._replace(mean=local.belief.mean + change)
+        mean: Tensor = local.belief.mean + change
+        if bool((mean.abs() > math.log(torch.finfo(mean.dtype).max)).any()):
+            raise DivergenceError(
+                f"{self.title}: a log-precision reached {float(mean.abs().max()):.3g}, so that its precision is 0 or "
+                "infinite; the error it weighs has run away: smaller steps (lower kappa or rate) help"
+            )
+        local.belief = local.belief._replace(mean=mean)
 
     def gather(self, local: Local) -> None:
         local.memory = local.rule.mover.gather(local.memory, self.gradient(local))
