@@ -14,12 +14,9 @@ from pcnet.errors import SettingError
 from pcnet.kernels import Kernel
 
 
-def shift_matrix(rows: int, orders: int, dim: int) -> Tensor:
-    """D, which moves every order up by one: (Dx̃)_i = x̃_{i+1}, 0 beyond the last; (rows·dim, orders·dim)."""
-    shift = torch.zeros(rows, orders, dtype=torch.float64)
-    for i in range(min(rows, orders - 1)):
-        shift[i, i + 1] = 1.0
-    return torch.kron(shift, torch.eye(dim, dtype=torch.float64))
+def shift_matrix(orders: int, dim: int) -> Tensor:
+    """D, which moves every order up by one: (Dx̃)_i = x̃_{i+1}, 0 beyond the last; (orders·dim, orders·dim)."""
+    return torch.eye(orders * dim, dtype=torch.float64).roll(dim, 1).triu(1)
 
 
 def temporal_covariance(kernel: Kernel, orders: int) -> Tensor:

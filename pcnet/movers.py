@@ -22,13 +22,16 @@ def column(value: Tensor, trailing: int) -> Tensor:
 
 # --- fast: generalised states -------------------------------------------------------------------------------------
 class Evidence(NamedTuple):
-    """What a state moves by: its mean x̃ (B, n), its own motion Dx̃ (B, n) and the matrix D, gradient and curvature."""
+    """What a state moves by: its mean x̃ (B, n), its own motion Dx̃ (B, n) and the matrix D, gradient and curvature.
+
+    The curvature is None for a rule that does not need it.
+    """
 
     mean: Tensor
     motion: Tensor
     shift: Tensor
     gradient: Tensor
-    curvature: Tensor
+    curvature: Tensor | None
 
 
 class StateMover(ABC):
@@ -54,6 +57,7 @@ class Ozaki(StateMover):
     nu: Numbers = number(-4.0)
 
     def step(self, evidence: Evidence) -> Tensor:
+        assert evidence.curvature is not None
         kappa = column(self.kappa, 1)
         flow = torch.addcmul(evidence.motion, kappa, evidence.gradient, value=-1)
         jacobian = torch.addcmul(evidence.shift, column(self.kappa, 2), evidence.curvature, value=-1)

@@ -105,7 +105,7 @@ def parameters(
 ) -> Axes:
     """Believed parameters with their credible intervals, and the true ones (..., p) where given."""
     found = _slow(result, node, truth, "parameter", element=element, probability=probability)
-    return draw_slow(ax, result.times, found, "parameter", labels=labels, probability=probability)
+    return _draw_slow(ax, result.times, found, "parameter", labels=labels, probability=probability)
 
 
 def precisions(
@@ -120,7 +120,7 @@ def precisions(
 ) -> Axes:
     """Believed log-precisions with their credible intervals, and the true ones (..., channels) where given."""
     found = _slow(result, node, truth, "precision", element=element, probability=probability)
-    return draw_slow(ax, result.times, found, "log-precision", labels=labels, probability=probability)
+    return _draw_slow(ax, result.times, found, "log-precision", labels=labels, probability=probability)
 
 
 def free_energy(result: Result, *, ax: Axes | None = None, element: Element = 0) -> Axes:
@@ -372,7 +372,7 @@ def _levels(result: Result, truth: Any, element: Element, dim: int, name: str) -
     return np.broadcast_to(values, (dim,))
 
 
-def draw_slow(
+def _draw_slow(
     ax: Axes | None, times: Array, found: list[Series], name: str, *, labels: Sequence[str] | None, probability: float
 ) -> Axes:
     chosen = _choose(found, None, labels)

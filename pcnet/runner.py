@@ -289,8 +289,8 @@ class Live:
 def limited(threads: int | None) -> Iterator[None]:
     """Let torch use so many threads within an operation, for the time being; None leaves it alone.
 
-    With matrices as small as these, threads cost more than they bring, and on a busy machine one that waits for
-    a second thread takes milliseconds instead of microseconds.
+    With matrices as small as these, threads cost more than they bring, and on a busy machine an
+    operation that waits for a second thread takes milliseconds instead of microseconds.
     """
     usual = torch.get_num_threads()
     if threads is None or threads == usual:

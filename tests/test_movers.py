@@ -62,7 +62,7 @@ class Problem:
 
 
 def test_the_problem_has_the_package_s_shift():
-    np.testing.assert_array_equal(Problem().shift, shift_matrix(3, 3, 2).numpy())
+    np.testing.assert_array_equal(Problem().shift, shift_matrix(3, 2).numpy())
 
 
 @pytest.mark.parametrize("time", [1e-3, 0.1, 1.0, 20.0])

@@ -1,4 +1,4 @@
-"""The single-layer graph of *Online Generalised Predictive Coding*, with the paper's defaults or the authors' program's.
+"""The single-layer graph of *Online Generalised Predictive Coding*, in the paper's conventions or its authors'.
 
 The conventions of the published program are ordinary options, chosen here and nowhere else:
 
@@ -78,7 +78,7 @@ def odem(
     """The paper's graph (nodes x, y, theta, lambda_x, lambda_y) and its ODEM schedule.
 
     Numbers may be tensors of settings: then every result gains their leading batch dimensions; theta_mean and
-    theta_sd end in the parameters, initial_mean in (orders, 3). orders counts those of the states, k_x; k_y is one less.
+    theta_sd end in the parameters, initial_mean in (orders, 3). orders is that of the states, k_x; k_y is one less.
     seed draws the first states under the authors' conventions, where initial_mean is not given.
     """
     if model not in MODELS:

@@ -60,13 +60,11 @@ class ParameterNode(Node):
             raise SettingError(
                 f"{self.title}: sd has {self.sd.shape[-1]} values in its last dimension, mean has {self.width}"
             )
-
         try:
             _ = broadcast(self.mean.shape, self.sd.shape)
         except RuntimeError:
-            raise SettingError(
-                f"{self.title}: the shapes of mean {tuple(self.mean.shape)} and sd {tuple(self.sd.shape)} do not fit together"
-            ) from None
+            shapes = f"mean {tuple(self.mean.shape)} and sd {tuple(self.sd.shape)}"
+            raise SettingError(f"{self.title}: the shapes of {shapes} do not fit together") from None
 
     @property
     def width(self) -> int:
@@ -75,9 +73,7 @@ class ParameterNode(Node):
 
     @property
     def batch_shape(self) -> torch.Size:
-        return broadcast(
-            self.mean.shape[:-1], listed(self.sd).shape[:-1], batch_shape_of(self.mover)
-        )
+        return broadcast(self.mean.shape[:-1], listed(self.sd).shape[:-1], batch_shape_of(self.mover))
 
     def describe(self) -> str:
         return f"{self.width} parameter{'s' if self.width > 1 else ''}"

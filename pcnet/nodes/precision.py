@@ -112,8 +112,8 @@ class PrecisionNode(Node):
         allowed = {1} if self.shared else {1, shape.dim}
         if given not in allowed:
             raise GraphError(
-                f"{self.title} is given {given} channels but {link.child.name!r} has {shape.dim}; the last dimension of "
-                f"expected, mean and sd must be {' or '.join(str(n) for n in sorted(allowed))} "
+                f"{self.title} is given {given} channels but {link.child.name!r} has {shape.dim}; the last dimension "
+                f"of expected, mean and sd must be {' or '.join(str(n) for n in sorted(allowed))} "
                 "(for a batch of single values add one: expected[:, None])"
             )
 

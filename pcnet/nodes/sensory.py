@@ -42,8 +42,8 @@ class SensoryNode(Node):
     Local energy ½ε̃ᵀΠ̃ε̃ − ½log|Π̃| of ε̃ = ỹ − Σ g̃, the sum over the states that predict it.
 
     dt: the time between two observations; needed for more orders than one.
-    start: where differences begin. "first" takes the first observation as standing still, "zeros" as a jump from 0; what
-    is done before the first observation then finds an observation of 0.
+    start: where differences begin. "first" takes the first observation as standing still, "zeros" as a jump from 0.
+    What is done before the first observation then finds an observation of 0.
     """
 
     _: KW_ONLY

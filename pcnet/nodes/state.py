@@ -11,8 +11,8 @@ import torch
 from pydantic import Field, SkipValidation
 from torch import Tensor
 
-from pcnet.errors import GraphError, SettingError
 from pcnet.derived import as_function
+from pcnet.errors import GraphError, SettingError
 from pcnet.functions import Function, Linearisation, check_function, less_curve
 from pcnet.generalised import shift_matrix
 from pcnet.linalg import Indefinite, Posterior, Precision, covariance_of, posterior
@@ -153,8 +153,8 @@ class StateNode(Node):
     def orient(self, local: Local) -> None:
         """One Gauss–Newton step on what the nodes below report, of the value alone, halved until their errors fall.
 
-        Its velocity then follows the flow. Higher orders start at zero: their precision is so low that what a wrong flow
-        puts there would stay, and push the state away.
+        Its velocity then follows the flow. Higher orders start at zero: their precision is so low that what a wrong
+        flow puts there would stay, and push the state away.
         """
         if self.initial_mean is not None:
             return
@@ -181,7 +181,6 @@ class StateNode(Node):
                 break
             step = torch.where(worse[:, None], 0.5 * step, step)
         value = torch.where(worse[:, None], value, value + step)
-        place(value)
         rows = [value, self.flow(value, self._parameters(local, None))][: self.orders]
         rows += [torch.zeros_like(value)] * (self.orders - len(rows))
         local.belief = local.belief._replace(mean=torch.stack(rows, 1))
@@ -200,9 +199,7 @@ class StateNode(Node):
         assert below.function is not None
         return self._parameter_error(local, link, below.function, local.error(below))
 
-    def _parameter_error(
-        self, local: Local, link: Link, function: Function, error: Error[Precision]
-    ) -> Error[Tensor]:
+    def _parameter_error(self, local: Local, link: Link, function: Function, error: Error[Precision]) -> Error[Tensor]:
         """An error pulled back to the parameters of the function that made the prediction."""
         mean, weighted, rows = local.belief.mean, error.weighted, error.weighted.shape[1]
         everything = self._parameters(local, link.of)
@@ -225,10 +222,9 @@ class StateNode(Node):
     def move(self, local: Local) -> None:
         mean: Tensor = local.belief.mean
         flat = mean.flatten(1)
-        shift = local.once("shift", lambda: shift_matrix(self.orders, self.orders, self.dim).to(mean)[None])
         motion = torch.constant_pad_nd(flat[:, self.dim :], (0, self.dim))
-        curvature = self.hessian(local) if local.rule.needs_curvature else flat
-        step = local.rule.step(Evidence(flat, motion, shift, self.gradient(local), curvature))
+        curvature = self.hessian(local) if local.rule.needs_curvature else None
+        step = local.rule.step(Evidence(flat, motion, self._shift(local), self.gradient(local), curvature))
         local.belief = local.belief._replace(mean=mean + step.view_as(mean))
 
     def settle(self, local: Local) -> None:
@@ -267,11 +263,7 @@ class StateNode(Node):
 
         def compute() -> Work:
             flow = self.flow.linearise(mean, self._parameters(local, None), self.rows)
-            shift = local.once("rows", lambda: shift_matrix(self.rows, self.orders, self.dim).to(mean))
-            if self.last_error == "keep":
-                target = torch.constant_pad_nd(mean[:, 1:], (0, 0, 0, 1))
-            else:
-                target = mean[:, 1:]
+            target = torch.constant_pad_nd(mean[:, 1:], (0, 0, 0, 1))[:, : self.rows]
             (link,) = local.links_above("weighs")
             precision: Precision = local.prediction(link)
             error = target - flow.value
@@ -280,9 +272,15 @@ class StateNode(Node):
                 function, shape = below.function, below.child.error_shape
                 assert function is not None and shape is not None
                 mappings[below] = function.linearise(mean, self._parameters(local, below.child), shape.rows)
-            return Work(error, shift - flow.slope, precision, precision.weigh(error), mappings)
+            slope = self._shift(local)[:, : self.rows * self.dim] - flow.slope
+            return Work(error, slope, precision, precision.weigh(error), mappings)
 
         return local.once("work", compute, mean, *[local.prediction(link) for link in local.above])
+
+    def _shift(self, local: Local) -> Tensor:
+        """D, (1, n, n)."""
+        mean: Tensor = local.belief.mean
+        return local.once("shift", lambda: shift_matrix(self.orders, self.dim).to(mean)[None])
 
     def _parameters(self, local: Local, of: Node | None) -> Tensor:
         """θ (B, p) of the flow, or of the mapping to `of`: what the parameter nodes predict, in order of attachment."""
