@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import networkx as nx
 import torch
@@ -154,12 +154,21 @@ class Graph:
         dtype: torch.dtype = torch.float64,
         device: torch.device | str = "cpu",
         threads: int | None = 1,
+        on_divergence: Literal["raise", "stop"] = "raise",
     ) -> Live:
         """A run that takes one observation at a time: `live.step(y)`. The options are those of `run`."""
         from pcnet.runner import Live
 
         where = torch.device(device)
-        return Live(self, schedule or odem(), record=record, dtype=dtype, device=where, threads=threads)
+        return Live(
+            self,
+            schedule or odem(),
+            record=record,
+            dtype=dtype,
+            device=where,
+            threads=threads,
+            on_divergence=on_divergence,
+        )
 
     def run(
         self,
@@ -170,6 +179,7 @@ class Graph:
         dtype: torch.dtype = torch.float64,
         device: torch.device | str = "cpu",
         threads: int | None = 1,
+        on_divergence: Literal["raise", "stop"] = "raise",
         progress: bool | None = None,
     ) -> Result:
         """Run over all observations and return what was recorded.
@@ -177,9 +187,13 @@ class Graph:
         observations: (..., T, dim), or any iterable of (..., dim); a mapping from names to these where there are
         several sensory nodes. schedule: `odem()` unless given. record: what to keep; see `pcnet.Record`.
         threads: how many torch may use within an operation meanwhile; one is best for small graphs, None leaves torch's
-        own setting. progress: a bar on standard error; by default if that is a terminal.
+        own setting. on_divergence: "raise" ends the run with a DivergenceError; "stop" ends the batch elements that
+        diverge and no others: `result.diverged` names them, and their traces are NaN from there on.
+        progress: a bar on standard error; by default if that is a terminal.
         """
-        live = self.start(schedule, record=record, dtype=dtype, device=device, threads=threads)
+        live = self.start(
+            schedule, record=record, dtype=dtype, device=device, threads=threads, on_divergence=on_divergence
+        )
         live.run(observations, progress=progress)
         return live.result()
 

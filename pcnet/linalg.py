@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-
-from pcnet.errors import PcnetError
-
-Indefinite = Literal["clamp", "raise"]
-"""What to do where a curvature is not positive definite: clamp its eigenvalues (counted), or raise."""
 
 
 class Precision:
@@ -68,12 +63,10 @@ class Posterior(NamedTuple):
     mended: Tensor | None
 
 
-def posterior(curvature: Tensor, indefinite: Indefinite, due: Tensor | None = None) -> Posterior:
-    """The Laplace posterior of a curvature; where it is not positive definite, the named policy acts.
+def posterior(curvature: Tensor) -> Posterior:
+    """The Laplace posterior of a curvature, mended where it is not positive definite.
 
-    Batch elements that are not `due` (B,), all unless given, are no reason to raise.
-
-    "clamp" lifts eigenvalues to max(1e-9, 1e-12·|largest|), or to ten rounding errors of a coarser dtype.
+    Mending lifts eigenvalues to max(1e-9, 1e-12·|largest|), or to ten rounding errors of a coarser dtype.
     """
     factor, info = torch.linalg.cholesky_ex(curvature)
     log_det = -2.0 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
@@ -82,8 +75,6 @@ def posterior(curvature: Tensor, indefinite: Indefinite, due: Tensor | None = No
     mended = (info != 0) & torch.isfinite(curvature).all(-1).all(-1)
     if not mended.any():  # not finite: left as it is, for the run to report by name
         return Posterior(curvature, log_det, None)
-    if indefinite == "raise" and bool((mended if due is None else mended & due).any()):
-        raise IndefiniteError(mended)
     symmetric = 0.5 * (curvature[mended] + curvature[mended].mT)
     values, vectors = torch.linalg.eigh(symmetric)
     relative = max(1e-12, 10 * torch.finfo(values.dtype).eps)
@@ -98,18 +89,14 @@ def posterior(curvature: Tensor, indefinite: Indefinite, due: Tensor | None = No
 def covariance_of(precision: Tensor) -> Tensor:
     """Σ of a posterior precision (B, n, n)."""
     factor, info = torch.linalg.cholesky_ex(precision)
-    if info.any():  # clamped eigenvalues, which rounding may have pushed below zero again
-        inverse: Tensor = torch.linalg.pinv(precision, hermitian=True)
-        return inverse
-    return torch.cholesky_inverse(factor)
-
-
-class IndefiniteError(PcnetError, ArithmeticError):
-    """A curvature was not positive definite and the policy is to raise."""
-
-    def __init__(self, where: Tensor) -> None:
-        self.where = where
-        super().__init__(f"curvature not positive definite in {int(where.sum())} of {where.numel()} batch elements")
+    if not info.any():
+        return torch.cholesky_inverse(factor)
+    covariance = torch.full_like(precision, torch.nan)
+    good, finite = info == 0, torch.isfinite(precision).all(-1).all(-1)
+    covariance[good] = torch.cholesky_inverse(factor[good])
+    flat = ~good & finite  # clamped eigenvalues, which rounding may have pushed below zero again
+    covariance[flat] = torch.linalg.pinv(precision[flat], hermitian=True)
+    return covariance
 
 
 _SERIES = torch.tensor(

@@ -22,8 +22,13 @@ from pcnet.messages import Error, Prediction
 from pcnet.settings import settings
 
 Kind = Literal["predicts", "parametrises", "weighs"]
+Indefinite = Literal["clamp", "raise"]
+"""Where a curvature is not positive definite: clamp its eigenvalues and count it, or count it as divergence."""
 P = TypeVar("P")
 R = TypeVar("R")
+
+
+INDEFINITE = "its curvature is not positive definite; use indefinite='clamp' or curvature='gauss-newton'"
 
 
 class Link:
@@ -92,6 +97,13 @@ class Quantity(NamedTuple):
     read: Callable[[Local], Tensor]
 
 
+class Trouble(NamedTuple):
+    """Which batch elements (B,) a node cannot go on with, and why."""
+
+    where: Tensor
+    why: str
+
+
 class Local:
     """What one node sees during a run: its belief, its memory, its observation and the messages on its own links.
 
@@ -111,6 +123,7 @@ class Local:
         "mask",
         "observation",
         "rule",
+        "trouble",
     )
 
     def __init__(self) -> None:
@@ -120,6 +133,8 @@ class Local:
         self.observation: Tensor | None = None
         self.rule: Any = None
         """How the node moves, laid out for this run."""
+        self.trouble: Trouble | None = None
+        """What `fail` said, until the run has dealt with it."""
         self._belief: Any = None
         self._memory: Any = None
         self._by_kind: dict[tuple[Kind, Node | None], tuple[Link, ...]] = {}
@@ -157,6 +172,12 @@ class Local:
         """The error that came back along a link below."""
         message: Error[Any] = self._inbox[link]()
         return message
+
+    def fail(self, where: Tensor, why: str) -> None:
+        """Say that batch elements (B,) cannot go on; what the node does to them then is of no consequence."""
+        concerned = where if self.mask is None else where & self.mask
+        if bool(concerned.any()):
+            self.trouble = Trouble(concerned, why)
 
     def links_above(self, kind: Kind, of: Node | None = None) -> tuple[Link, ...]:
         """The links above of one kind; for `parametrises`, those of the flow or of the mapping to `of`."""

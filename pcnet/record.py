@@ -41,8 +41,12 @@ class Tape:
         self._full: list[Tensor] = []
         self._open: list[Tensor] = []
 
-    def write(self) -> None:
-        self._open.append(self._read())
+    def write(self, going: Tensor | None = None) -> None:
+        """Keep the quantity as it is now; batch elements that are not `going` (B,) are kept as NaN."""
+        value = self._read()
+        if going is not None:
+            value = torch.where(going.view(-1, *(1,) * (value.dim() - 1)), value, torch.nan)
+        self._open.append(value)
         if len(self._open) == self._block:
             self._full.append(torch.stack(self._open).cpu())
             self._open = []

@@ -40,6 +40,13 @@ class Interval(NamedTuple):
     upper: Array
 
 
+class Divergence(NamedTuple):
+    """The number of the observation at which a run stopped, −1 where it did not, and the name of the node; (...)."""
+
+    at: Array
+    node: Array
+
+
 class Result:
     """Recorded beliefs, predictions and free energies of a run. Arrays are (..., time, *own), batch leading."""
 
@@ -51,6 +58,7 @@ class Result:
         times: Array,
         free_action: Array,
         fallbacks: Mapping[str, Array],
+        diverged: Divergence | None = None,
         observations: int,
         roles: Mapping[str, str],
         summary: str,
@@ -64,6 +72,8 @@ class Result:
         """The sum of the free energy over all observations, recorded or not; (...)."""
         self.fallbacks = dict(fallbacks)
         """How often a named fallback acted, by node; (...)."""
+        self.diverged = diverged or Divergence(np.full(batch_shape, -1), np.full(batch_shape, ""))
+        """Where and when batch elements diverged, if the run was to stop those only; (...)."""
         self.observations = observations
         """How many observations were taken in."""
         self.roles = dict(roles)
@@ -168,6 +178,8 @@ class Result:
         variables["free_action"] = (batch, self.free_action)
         for node, count in self.fallbacks.items():
             variables[f"{node}.fallbacks"] = (batch, count)
+        variables["diverged.at"] = (batch, self.diverged.at)
+        variables["diverged.node"] = (batch, self.diverged.node)
         about = {
             "format": FORMAT,
             "pcnet_version": _version(),
@@ -246,6 +258,7 @@ class Result:
             batch_shape=data["free_action"].shape,
             times=data["time"].values,
             free_action=data["free_action"].values,
+            diverged=Divergence(data["diverged.at"].values, data["diverged.node"].values.astype(str)),
             fallbacks={str(k).removesuffix(ending): data[k].values for k in data if str(k).endswith(ending)},
             observations=int(data.attrs["observations"]),
             roles=json.loads(data.attrs["roles"]),

@@ -6,7 +6,7 @@ import math
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -16,12 +16,11 @@ from tqdm import tqdm
 from pcnet import plan
 from pcnet.errors import DivergenceError, ObservationError, ScheduleError, SettingError
 from pcnet.graph import Graph
-from pcnet.linalg import IndefiniteError
-from pcnet.node import Energy, Local, Start
+from pcnet.node import Energy, Local, Node, Start, merge
 from pcnet.observations import Intake, Observation
 from pcnet.plan import Line
 from pcnet.record import ENERGY, Record, Tape
-from pcnet.result import Result, Trace
+from pcnet.result import Divergence, Result, Trace
 from pcnet.schedule import Schedule
 from pcnet.settings import broadcast
 from pcnet.wiring import connect
@@ -39,11 +38,14 @@ class Live:
         dtype: torch.dtype = torch.float64,
         device: torch.device | None = None,
         threads: int | None = 1,
+        on_divergence: Literal["raise", "stop"] = "raise",
     ) -> None:
         if not isinstance(schedule, Schedule):
             raise ScheduleError(f"schedule must be a Schedule, such as pcnet.odem(), not {schedule!r}")
         if dtype not in (torch.float32, torch.float64):
             raise SettingError(f"dtype must be torch.float32 or torch.float64, not {dtype!r}")
+        if on_divergence not in ("raise", "stop"):
+            raise SettingError(f"on_divergence must be 'raise' or 'stop', not {on_divergence!r}")
         device = device or torch.device("cpu")
         graph.check(dtype, device)
         self.graph = graph
@@ -52,6 +54,7 @@ class Live:
             record = (record,)
         self.record = record if isinstance(record, Record) else Record() if record is None else Record(tuple(record))
         self.dtype, self.device, self.threads = dtype, device, threads
+        self.on_divergence = on_divergence
         self.tick = 0
         """How many observations have been taken in."""
         self._nodes = graph.nodes
@@ -63,9 +66,13 @@ class Live:
         self._check_record()
         self._channels = connect(graph, self._locals)
         self._begun = False
+        self._failing: dict[int, Node] = {}
         self._acts: tuple[Line, ...] = ()
         self._start: Start
-        self._action: Tensor
+        self._sum_accuracy: Tensor
+        self._sum_complexity: Tensor
+        self._going: Tensor | None = None  # which batch elements go on, once some have diverged
+        self._stopped: dict[int, tuple[int, str]] = {}
 
     # --- one observation at a time --------------------------------------------------------------------------------
     def step(self, observation: Any) -> Live:
@@ -113,9 +120,30 @@ class Live:
 
     @property
     def free_action(self) -> Tensor:
-        """The sum of F over all observations, (...)."""
+        """The sum of F over all observations, (...); NaN where the run diverged."""
+        return self.total_complexity - self.total_accuracy
+
+    @property
+    def total_accuracy(self) -> Tensor:
+        """The sum of the accuracy over all observations, (...)."""
         self._need_begun()
-        return self._shaped(self._action)
+        return self._shaped(self._sum_accuracy)
+
+    @property
+    def total_complexity(self) -> Tensor:
+        """The sum of the complexity over all observations, (...)."""
+        self._need_begun()
+        return self._shaped(self._sum_complexity)
+
+    @property
+    def diverged(self) -> Divergence:
+        """Which batch elements have stopped, when and at which node; they are held where they were before."""
+        self._need_begun()
+        at, node = np.full(self._start.batch, -1), np.full(self._start.batch, "", dtype=object)
+        for i, (tick, name) in self._stopped.items():
+            at[i], node[i] = tick, name
+        shape = tuple(self._start.batch_shape)
+        return Divergence(at.reshape(shape), node.astype(str).reshape(shape))
 
     @property
     def fallbacks(self) -> dict[str, Tensor]:
@@ -142,6 +170,7 @@ class Live:
             batch_shape=shape,
             times=np.asarray(self._times, dtype=np.float64),
             free_action=self.free_action.cpu().numpy(),
+            diverged=self.diverged,
             fallbacks={name: count.cpu().numpy() for name, count in self.fallbacks.items()},
             observations=self.tick,
             roles={name: node.role for name, node in self._nodes.items()},
@@ -165,6 +194,7 @@ class Live:
                     f"observation {self.tick} of {name!r} has batch dimensions {tuple(value.shape[:-1])}; the run "
                     f"began with {tuple(self._start.batch_shape)}"
                 ) from None
+        before = [(local.belief, local.memory) for local in self._locals.values()]
         for line in self._acts:
             due = line.due(self.tick)
             if due is not False:
@@ -174,13 +204,18 @@ class Live:
         self._complexity = self._total([energy.complexity for energy in energies])
         self._energies = energies
         free_energy = self._complexity - self._accuracy
-        if not math.isfinite(free_energy.sum().item()):
-            self._diverged(free_energy)
-        self._action = self._action + free_energy
+        counted = free_energy if self._going is None else free_energy[self._going]
+        if self._failing or not math.isfinite(counted.sum().item()):
+            self._stop_diverged(free_energy, before)
+        if self._going is not None:
+            self._accuracy = torch.where(self._going, self._accuracy, torch.nan)
+            self._complexity = torch.where(self._going, self._complexity, torch.nan)
+        self._sum_accuracy = self._sum_accuracy + self._accuracy
+        self._sum_complexity = self._sum_complexity + self._complexity
         if (self.tick + 1) % self.record.every == 0 and self._tapes:
             self._times.append(self.tick * self._dt)
             for tape in self._tapes.values():
-                tape.write()
+                tape.write(self._going)
         self.tick += 1
 
     def _total(self, parts: list[Tensor | None]) -> Tensor:
@@ -194,32 +229,65 @@ class Live:
         return -energy.accuracy if energy.complexity is None else energy.complexity - energy.accuracy
 
     def _do(self, line: Line, mask: Tensor | None) -> None:
+        if self._going is not None:
+            mask = self._going if mask is None else mask & self._going
         for _ in range(line.times):
             for do, local, node in line.doers:
                 local.mask = mask
                 try:
                     do(local)
-                except IndefiniteError as error:
-                    raise DivergenceError(
-                        f"{node.title} at observation {self.tick}: {error}; use indefinite='clamp' or "
-                        "curvature='gauss-newton'"
-                    ) from None
                 finally:
                     local.mask = None
+                if local.trouble is not None:
+                    self._take_note(node, local)
 
-    def _diverged(self, free_energy: Tensor) -> None:
-        where = (~torch.isfinite(free_energy)).nonzero()[:, 0].tolist()
-        culprit = "the graph"
+    # --- divergence -----------------------------------------------------------------------------------------------
+    def _take_note(self, node: Node, local: Local) -> None:
+        """A node says that it cannot go on with some batch elements: end the run, or remember it to the tick's end."""
+        assert local.trouble is not None
+        (where, why), local.trouble = local.trouble, None
+        indices = where.nonzero()[:, 0].tolist()
+        if self.on_divergence == "raise":
+            raise DivergenceError(f"{node.title} at observation {self.tick}{_elements(indices, len(where))}: {why}")
+        for i in indices:
+            self._failing.setdefault(i, node)
+
+    def _stop_diverged(self, free_energy: Tensor, before: list[tuple[Any, Any]]) -> None:
+        """End the run, or put the failing batch elements back to where they were before this tick and leave them there.
+
+        Held there they stay finite, so that whatever is still computed of them does not spoil their neighbours.
+        """
+        lost = ~torch.isfinite(free_energy)
+        if self._going is not None:
+            lost = lost & self._going
+        for i in lost.nonzero()[:, 0].tolist():
+            self._failing.setdefault(i, self._culprit(i))
+        if not self._failing:  # finite each, but not their sum over the batch
+            return
+        if self.on_divergence == "raise":
+            node = next(iter(self._failing.values()))
+            raise DivergenceError(
+                f"{node.title} is no longer finite at observation {self.tick}"
+                f"{_elements(list(self._failing), len(lost))}; smaller steps (lower kappa or rate), lower precisions, "
+                "a longer smoothness or an initial_mean help"
+            )
+        going = torch.ones_like(lost) if self._going is None else self._going.clone()
+        for i, node in self._failing.items():
+            self._stopped[i] = self.tick, node.name
+            going[i] = False
+        self._failing.clear()
+        self._going = going
+        for local, (belief, memory) in zip(self._locals.values(), before, strict=True):
+            local.belief = merge(going, local.belief, belief)
+            local.memory = local.memory if memory is None else merge(going, local.memory, memory)
+
+    def _culprit(self, i: int) -> Node:
+        """The first node whose belief or share of the free energy is not finite in a batch element."""
         for (name, node), energy in zip(self._nodes.items(), self._energies, strict=True):
-            belief = self._locals[name].belief
-            parts = [*belief, self._share(energy)]
-            if not all(bool(torch.isfinite(v).all()) for v in parts):
-                culprit = node.title
-                break
-        raise DivergenceError(
-            f"{culprit} is no longer finite at observation {self.tick} (batch elements {where[:8]}); smaller steps "
-            "(lower kappa or rate), lower precisions, a longer smoothness or an initial_mean help"
-        )
+            parts = [*self._locals[name].belief, self._share(energy)]
+            if not all(bool(torch.isfinite(part[i]).all()) for part in parts):
+                return node
+        return next(iter(self._nodes.values()))  # finite each, but not their sum
 
     # --- setting up -----------------------------------------------------------------------------------------------
     def _begin(self, observation: Observation) -> None:
@@ -233,7 +301,7 @@ class Live:
             ) from None
         self._start = Start(shape.numel(), self.dtype, self.device, shape)
         self._nothing = torch.zeros(shape.numel(), dtype=self.dtype, device=self.device)
-        self._action = self._nothing
+        self._sum_accuracy = self._sum_complexity = self._nothing
         for name, node in self._nodes.items():
             if name in observation:
                 self._locals[name].observation = self._start.fill(observation[name], 1)
@@ -283,6 +351,14 @@ class Live:
 
     def _shaped(self, value: Tensor) -> Tensor:
         return value.reshape(self._start.batch_shape).clone()
+
+
+def _elements(indices: list[int], batch: int) -> str:
+    """Which batch elements, in words, where there are several."""
+    if batch == 1:
+        return ""
+    more = ", …" if len(indices) > 8 else ""
+    return f" (batch elements {', '.join(map(str, indices[:8]))}{more})"
 
 
 @contextmanager

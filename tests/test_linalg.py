@@ -11,8 +11,7 @@ from hypothesis import example, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from pcnet.errors import PcnetError
-from pcnet.linalg import IndefiniteError, Precision, exponential_step, log_abs_det, posterior, quadratic
+from pcnet.linalg import Precision, covariance_of, exponential_step, log_abs_det, posterior, quadratic
 from pcnet.node import ErrorShape, Link, Local, Start
 from pcnet.nodes.precision import PrecisionNode
 
@@ -189,11 +188,10 @@ def definite(n: int, spread: float) -> np.ndarray:
     return rotated(list(10.0 ** np.linspace(-spread, spread, n)))
 
 
-@pytest.mark.parametrize("policy", ["clamp", "raise"])
 @pytest.mark.parametrize("n", [1, 2, 6, 9])
-def test_posterior_of_a_definite_curvature_is_left_alone(n, policy):
+def test_posterior_of_a_definite_curvature_is_left_alone(n):
     curvatures = np.stack([definite(n, spread) for spread in (0.0, 1.0, 3.0)])
-    found = posterior(tensor(curvatures), policy)
+    found = posterior(tensor(curvatures))
     assert found.mended is None
     np.testing.assert_array_equal(found.precision.numpy(), curvatures)
     expected = np.array([-log_det(c) for c in curvatures])
@@ -216,7 +214,7 @@ def test_posterior_of_a_definite_curvature_is_left_alone(n, policy):
 def test_posterior_of_an_indefinite_curvature_is_clamped(values):
     curvature = np.diag(values)  # diagonal: its eigenvalues are exact
     turned = rotated(values)
-    found = posterior(tensor(np.stack([curvature, turned])), "clamp")
+    found = posterior(tensor(np.stack([curvature, turned])))
     floor = max(1e-9, 1e-12 * np.abs(values).max())
     lifted = np.maximum(values, floor)
     assert found.mended is not None
@@ -237,7 +235,7 @@ def test_posterior_mends_only_what_needs_it():
     good = [definite(4, 2.0), definite(4, 0.5)]
     bad = np.diag([-1.0, 2.0, 3.0, 4.0])
     broken = np.full((4, 4), np.nan)
-    found = posterior(tensor(np.stack([good[0], bad, good[1], broken, bad])), "clamp")
+    found = posterior(tensor(np.stack([good[0], bad, good[1], broken, bad])))
     assert found.mended is not None
     assert found.mended.tolist() == [False, True, False, False, True]
     for i, matrix in ((0, good[0]), (2, good[1])):
@@ -252,25 +250,26 @@ def test_posterior_mends_only_what_needs_it():
 def test_posterior_does_not_write_into_what_it_is_given():
     curvature = tensor(np.stack([np.diag([-1.0, 2.0]), np.eye(2)]))
     before = curvature.clone()
-    posterior(curvature, "clamp")
+    posterior(curvature)
     assert torch.equal(curvature, before)
 
 
-def test_posterior_can_refuse():
-    curvatures = tensor(np.stack([np.eye(2), np.diag([1.0, -1.0]), np.eye(2), np.diag([-1.0, -1.0])]))
-    with pytest.raises(IndefiniteError, match="2 of 4 batch elements") as caught:
-        posterior(curvatures, "raise")
-    assert caught.value.where.tolist() == [False, True, False, True]
-    assert isinstance(caught.value, PcnetError)
+def test_covariance_of_broken_elements_leaves_their_neighbours_alone():
+    good = definite(3, 1.0)
+    flat, lost = np.diag([1.0, 2.0, 0.0]), np.full((3, 3), np.nan)
+    found = covariance_of(tensor(np.stack([good, flat, lost, good])))
+    alone = covariance_of(tensor(good[None]))[0]
+    assert torch.equal(found[0], alone)
+    assert torch.equal(found[3], alone)
+    np.testing.assert_allclose(found[1].numpy(), np.diag([1.0, 0.5, 0.0]), atol=1e-12)
 
 
 def test_posterior_leaves_what_is_not_finite_to_be_reported():
     curvatures = tensor(np.stack([np.eye(2), np.full((2, 2), np.nan), np.array([[np.inf, 0], [0, 1.0]])]))
-    for policy in ("clamp", "raise"):
-        found = posterior(curvatures, policy)
-        assert found.mended is None
-        assert found.log_det_covariance[0].item() == 0.0
-        assert not found.log_det_covariance[1:].isfinite().any()
+    found = posterior(curvatures)
+    assert found.mended is None
+    assert found.log_det_covariance[0].item() == 0.0
+    assert not found.log_det_covariance[1:].isfinite().any()
 
 
 # --- precisions, formed where they are small and not formed where they are large ---

@@ -271,8 +271,70 @@ def test_divergence_is_named():
 def test_a_log_precision_that_runs_away_is_named():
     graph, _ = paper.odem(rate=1.0)
     schedule = pc.odem(every=1)
-    with pytest.raises(DivergenceError, match=r"PrecisionNode 'lambda_[xy]': a log-precision reached"):
+    with pytest.raises(DivergenceError, match=r"PrecisionNode 'lambda_[xy]' at observation 1: a log-precision reached"):
         graph.run(1e6 * np.ones((20, 3)) * np.arange(20)[:, None], schedule=schedule)
+
+
+# --- a batch in which some elements diverge ---
+def runaway(rate, every=1):
+    """A step far too long makes log-precisions run away; a batch element with a small one is fine."""
+    graph, _ = paper.odem(rate=rate)
+    return graph, pc.odem(every=every), 3 * np.sin(np.arange(40.0) / 10)[:, None] * np.ones(3)
+
+
+def test_a_diverging_element_stops_alone():
+    rates = torch.tensor([1e-4, 1.0, 0.3, 100.0, 10.0], dtype=torch.float64)
+    graph, schedule, seen = runaway(rates)
+    result = graph.run(seen, schedule=schedule, on_divergence="stop")
+    for i, rate in enumerate(rates.tolist()):
+        graph, schedule, seen = runaway(rate)
+        if rate < 1:
+            alone = graph.run(seen, schedule=schedule)
+            assert (result.diverged.at[i], result.diverged.node[i]) == (-1, "")
+            np.testing.assert_allclose(result.free_action[i], alone.free_action, rtol=1e-12)
+            for key, trace in alone.traces.items():
+                np.testing.assert_allclose(result.traces[key].values[i], trace.values, rtol=1e-9, atol=1e-9)
+            continue
+        with pytest.raises(DivergenceError) as caught:
+            graph.run(seen, schedule=schedule)
+        at, node = result.diverged.at[i], result.diverged.node[i]
+        assert f"Node '{node}' " in str(caught.value)
+        assert f"observation {at}" in str(caught.value)
+        assert np.isnan(result.free_action[i])
+        for trace in result.traces.values():
+            assert np.isfinite(trace.values[i, :at]).all()
+            assert np.isnan(trace.values[i, at:]).all()
+
+
+def test_an_element_that_is_no_longer_finite_stops_alone():
+    x = StateNode("x", dim=1, orders=1, flow=lambda x, p: x**9, initial_mean=torch.tensor([1e-3, 50.0])[:, None, None])
+    y = SensoryNode("y", dim=1, orders=1)
+    graph = pc.Graph()
+    graph.predicts(x, y)
+    graph.weighs(PrecisionNode("nx", expected=1.0, sd=0.1, smoothness=1.0), x)
+    graph.weighs(PrecisionNode("ny", expected=[[1.0], [1e300]], sd=0.1, smoothness=1.0), y)
+    seen = np.stack([np.zeros((200, 1)), 1e9 * np.ones((200, 1))])
+    live = graph.start(pc.states_only(), on_divergence="stop").run(seen)
+    assert live.diverged.at[0] == -1
+    assert live.diverged.at[1] >= 0
+    assert live.diverged.node[1] in ("x", "y")
+    assert live.mean("x").isfinite().all()
+    assert live.free_action[0].isfinite()
+
+
+def test_a_run_in_which_all_diverge_is_still_a_result(tmp_path):
+    graph, schedule, seen = runaway(torch.tensor([1.0, 10.0]))
+    result = graph.run(seen, schedule=schedule, on_divergence="stop")
+    assert (result.diverged.at >= 0).all()
+    again = pc.Result.load(result.save(tmp_path / "lost.nc"))
+    np.testing.assert_array_equal(again.diverged.at, result.diverged.at)
+    np.testing.assert_array_equal(again.diverged.node, result.diverged.node)
+
+
+def test_unknown_divergence_policy():
+    graph, schedule, _ = runaway(1.0)
+    with pytest.raises(SettingError, match="'raise' or 'stop'"):
+        graph.start(schedule, on_divergence="ignore")
 
 
 def test_indefinite_curvature_is_clamped_and_counted_or_raised():

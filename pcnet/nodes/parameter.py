@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from pcnet.errors import GraphError, SettingError
-from pcnet.linalg import Indefinite, covariance_of, posterior
+from pcnet.linalg import covariance_of, posterior
 from pcnet.messages import Prediction
 from pcnet.movers import Gathered, RobbinsMonro
-from pcnet.node import Energy, Link, Local, Node, Quantity, Start
+from pcnet.node import INDEFINITE, Energy, Indefinite, Link, Local, Node, Quantity, Start
 from pcnet.settings import Numbers, Positive, batch_shape_of, broadcast, listed, settings
 
 
@@ -124,8 +124,10 @@ class ParameterNode(Node):
         return curvature
 
     def settle(self, local: Local) -> None:
-        found = posterior(self.hessian(local), self.indefinite, local.mask)
+        found = posterior(self.hessian(local))
         if found.mended is not None:
+            if self.indefinite == "raise":
+                local.fail(found.mended, INDEFINITE)
             local.memory = local.memory._replace(mended=local.memory.mended + found.mended)
         local.belief = local.belief._replace(precision=found.precision, log_det_covariance=found.log_det_covariance)
 

@@ -11,7 +11,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from pcnet.errors import DivergenceError, GraphError, SettingError
+from pcnet.errors import GraphError, SettingError
 from pcnet.generalised import temporal_precision
 from pcnet.kernels import Kernel, SquaredExponential
 from pcnet.linalg import Precision, quadratic
@@ -156,10 +156,12 @@ class PrecisionNode(Node):
         change, emptied = local.rule.mover.step(local.memory)
         local.memory = emptied
         mean: Tensor = local.belief.mean + change
-        if bool((mean.abs() > math.log(torch.finfo(mean.dtype).max)).any()):
-            raise DivergenceError(
-                f"{self.title}: a log-precision reached {float(mean.abs().max()):.3g}, so that its precision is 0 or "
-                "infinite; the error it weighs has run away: smaller steps (lower kappa or rate) help"
+        beyond = mean.abs() > math.log(torch.finfo(mean.dtype).max)
+        if bool(beyond.any()):
+            local.fail(
+                beyond.any(-1),
+                f"a log-precision reached {float(mean[beyond].abs().max()):.3g}, so that its precision is 0 or "
+                "infinite; the error it weighs has run away: smaller steps (lower kappa or rate) help",
             )
         local.belief = local.belief._replace(mean=mean)
 

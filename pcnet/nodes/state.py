@@ -15,10 +15,10 @@ from pcnet.derived import as_function
 from pcnet.errors import GraphError, SettingError
 from pcnet.functions import Function, Linearisation, check_function, less_curve
 from pcnet.generalised import shift_matrix
-from pcnet.linalg import Indefinite, Posterior, Precision, covariance_of, posterior
+from pcnet.linalg import Precision, covariance_of, posterior
 from pcnet.messages import Error, Prediction
 from pcnet.movers import Evidence, Ozaki, StateMover
-from pcnet.node import Energy, ErrorShape, Link, Local, Node, Quantity, Start
+from pcnet.node import INDEFINITE, Energy, ErrorShape, Indefinite, Link, Local, Node, Quantity, Start
 from pcnet.nodes.precision import precision_error
 from pcnet.settings import Numbers, batch_shape_of, broadcast, settings
 
@@ -228,8 +228,10 @@ class StateNode(Node):
         local.belief = local.belief._replace(mean=mean + step.view_as(mean))
 
     def settle(self, local: Local) -> None:
-        found: Posterior = posterior(self.hessian(local), self.indefinite, local.mask)
+        found = posterior(self.hessian(local))
         if found.mended is not None:
+            if self.indefinite == "raise":
+                local.fail(found.mended, INDEFINITE)
             local.memory = StateMemory(local.memory.mended + found.mended)
         local.belief = StateBelief(local.belief.mean, found.precision, found.log_det_covariance)
 
