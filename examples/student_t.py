@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 import pcnet as pc
@@ -21,7 +22,7 @@ from pcnet.messages import Error
 from pcnet.movers import Ozaki
 from pcnet.node import Energy, Link, Local
 from pcnet.nodes import SensoryNode
-from pcnet.settings import Positive, number, settings
+from pcnet.settings import settings
 
 
 @settings
@@ -33,12 +34,12 @@ class StudentTSensoryNode(SensoryNode):
     """
 
     _: KW_ONLY
-    degrees: Positive = number(3.0)
+    degrees: float = Field(default=3.0, gt=0)
 
     def err(self, local: Local, link: Link) -> Error[Any]:
         work = self.work(local)
         q = quadratic(work.weighted, work.error)
-        nu, k = self.degrees.to(q), self.orders
+        nu, k = q.new_tensor(self.degrees), self.orders
         weight = (nu + k) / (nu + q)
         if link.kind == "weighs":
             excess = 0.5 * (weight * q - k)
@@ -59,7 +60,7 @@ class StudentTSensoryNode(SensoryNode):
     def energy(self, local: Local) -> Energy:
         work = self.work(local)
         q = quadratic(work.weighted, work.error)
-        nu, k = self.degrees.to(q), self.orders
+        nu, k = q.new_tensor(self.degrees), self.orders
         constant = torch.lgamma((nu + k) / 2) - torch.lgamma(nu / 2) - 0.5 * k * (nu * math.pi).log()
         tails = (constant - 0.5 * (nu + k) * (1 + q / nu).log()).sum(-1)
         return Energy(accuracy=tails + 0.5 * work.precision.log_det)

@@ -7,6 +7,8 @@ from pcnet.nodes import ParameterNode, PrecisionNode, SensoryNode, StateNode
 from pcnet.record import Record
 from pcnet.result import Result
 from pcnet.schedule import Act, Clock, Schedule, act, generalised_filtering, odem, states_only
+from pcnet.study import Study
+from pcnet.sweeps import sweep
 
 __all__ = [
     "Act",
@@ -20,6 +22,7 @@ __all__ = [
     "Schedule",
     "SensoryNode",
     "StateNode",
+    "Study",
     "act",
     "errors",
     "flows",
@@ -31,4 +34,5 @@ __all__ = [
     "odem",
     "simulate",
     "states_only",
+    "sweep",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
@@ -34,6 +34,7 @@ class Derived(Function):
     ) -> None:
         self.function = function
         self.parameters = parameters
+        self._given = (function, jacobian, parameter_jacobian, parameters)
         self.jacobian = jacobian or (
             lambda x, theta: _columns(lambda v: function(v, theta.expand(len(v), *theta.shape)), x)
         )
@@ -44,6 +45,10 @@ class Derived(Function):
 
     def __call__(self, x: Tensor, parameters: Tensor) -> Tensor:
         return self.function(x, parameters)
+
+    @property
+    def essence(self) -> Hashable:
+        return self._given
 
     def __repr__(self) -> str:
         return getattr(self.function, "__name__", type(self.function).__name__)

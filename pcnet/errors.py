@@ -25,6 +25,10 @@ class DivergenceError(PcnetError, ArithmeticError):
     """A belief stopped being finite."""
 
 
+class StudyError(PcnetError, ValueError):
+    """A study cannot do what it is asked for, or its file is not what it should be."""
+
+
 class ResultError(PcnetError, KeyError):
     """A result was asked for something it does not hold."""
 

@@ -8,7 +8,7 @@ they are closed forms, or derived from f once by tracing, never differentiated a
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
 import torch
@@ -32,6 +32,11 @@ class Function(ABC):
 
     parameters: int | None = None
     """How many parameters it takes, if it knows."""
+
+    @property
+    def essence(self) -> Hashable:
+        """What makes two functions the same: it is equal only where they are. Identity, unless more is known."""
+        return self
 
     @abstractmethod
     def __call__(self, x: Tensor, parameters: Tensor) -> Tensor:
@@ -85,6 +90,10 @@ class Identity(Function):
     def __init__(self) -> None:
         self._slopes: dict[tuple[Any, ...], Tensor] = {}
 
+    @property
+    def essence(self) -> Hashable:
+        return Identity
+
     def __call__(self, x: Tensor, parameters: Tensor) -> Tensor:
         return x
 
@@ -122,6 +131,10 @@ class Quadratic(Function):
         self.out, self.dim, self.parameters = c.shape[0], c.shape[1] - 1, c.shape[3] - 1
         self._cast: dict[tuple[Any, ...], tuple[Tensor, Tensor]] = {}
         self._kept: tuple[Tensor, tuple[Tensor, Tensor]] | None = None
+
+    @property
+    def essence(self) -> Hashable:
+        return (Quadratic, tuple(self.coefficients.shape), self.coefficients.numpy().tobytes())
 
     def _tables(self, like: Tensor) -> tuple[Tensor, Tensor]:
         """The coefficients as matrices in the dtype of `like`: (1+p, out·z·z) and, by parameter, (z, p·out·z)."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import networkx as nx
 import torch
@@ -33,6 +33,7 @@ class Graph:
     def __init__(self) -> None:
         self.network: nx.MultiDiGraph[str] = nx.MultiDiGraph()
         """Node names with attribute `node`, edges from parent to child with attribute `link`."""
+        self._attached: list[Link] = []
 
     # --- composing ---------------------------------------------------------------------------------------------
     def predicts(self, parent: Node, child: Node, via: Function | Plain | None = None) -> None:
@@ -84,6 +85,15 @@ class Graph:
         for node in (link.parent, link.child):
             self.network.add_node(node.name, node=node)
         self.network.add_edge(parent, child, link=link)
+        self._attached.append(link)
+
+    def with_nodes(self, nodes: Mapping[str, Node]) -> Graph:
+        """The same graph of other nodes of the same names: their links are made anew, in the same order."""
+        made = Graph()
+        for link in self._attached:
+            of = nodes[link.of.name] if link.of is not None else None
+            made._connect(Link(link.kind, nodes[link.parent.name], nodes[link.child.name], link.function, of))
+        return made
 
     # --- looking -----------------------------------------------------------------------------------------------
     @property
@@ -93,7 +103,8 @@ class Graph:
 
     @property
     def links(self) -> tuple[Link, ...]:
-        return tuple(data["link"] for _, _, data in self.network.edges(data=True))
+        """All links, in the order in which they were added."""
+        return tuple(self._attached)
 
     def above(self, node: Node) -> tuple[Link, ...]:
         return tuple(data["link"] for _, _, data in self.network.in_edges(node.name, data=True))
@@ -196,6 +207,13 @@ class Graph:
         )
         live.run(observations, progress=progress)
         return live.result()
+
+
+class Model(NamedTuple):
+    """A graph and the schedule that goes with it."""
+
+    graph: Graph
+    schedule: Schedule
 
 
 def _nodes_only(*given: object) -> None:

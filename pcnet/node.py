@@ -19,7 +19,7 @@ from torch import Tensor
 from pcnet.errors import GraphError, SettingError
 from pcnet.functions import Function
 from pcnet.messages import Error, Prediction
-from pcnet.settings import settings
+from pcnet.settings import batch_shape_of, settings
 
 Kind = Literal["predicts", "parametrises", "weighs"]
 Indefinite = Literal["clamp", "raise"]
@@ -255,12 +255,18 @@ class Node(ABC):
     @property
     def batch_shape(self) -> torch.Size:
         """The batch dimensions of this node's settings."""
-        return torch.Size()
+        return batch_shape_of(self)
 
     @property
     def sampling_interval(self) -> Tensor | None:
         """The time between two observations, if this node observes."""
         return None
+
+    @property
+    def data(self) -> Mapping[str, Any]:
+        """What becomes of an observation here: free energies of different data cannot be compared."""
+        shape = self.error_shape
+        return {} if shape is None else {"orders": shape.rows, "channels": shape.dim}
 
     def describe(self) -> str:
         """A few words for the graph's summary."""

@@ -157,6 +157,25 @@ class Result:
             raise ResultError(f"{name} was not recorded; ask for it by record=[..., 'energy']")
         return self.traces[name].values
 
+    def element(self, index: int) -> Result:
+        """One batch element, along the first batch dimension."""
+        if not self.batch_shape:
+            raise ResultError("this result has no batch dimensions")
+        if not -self.batch_shape[0] <= index < self.batch_shape[0]:
+            raise ResultError(f"there is no batch element {index}; there are {self.batch_shape[0]}")
+        return Result(
+            traces={key: Trace(trace.values[index], trace.dims) for key, trace in self.traces.items()},
+            batch_shape=self.batch_shape[1:],
+            times=self.times,
+            free_action=self.free_action[index],
+            fallbacks={name: count[index] for name, count in self.fallbacks.items()},
+            diverged=Divergence(np.asarray(self.diverged.at[index]), np.asarray(self.diverged.node[index])),
+            observations=self.observations,
+            roles=self.roles,
+            summary=self.summary,
+            schedule=self.schedule,
+        )
+
     def __repr__(self) -> str:
         batch = f", batch {self.batch_shape}" if self.batch_shape else ""
         lines = [f"Result of {self.observations} observations{batch}, {len(self.times)} recorded"]
@@ -182,7 +201,7 @@ class Result:
         variables["diverged.node"] = (batch, self.diverged.node)
         about = {
             "format": FORMAT,
-            "pcnet_version": _version(),
+            "pcnet_version": package_version(),
             "observations": self.observations,
             "roles": json.dumps(self.roles),
             "dims": json.dumps({key: trace.dims for key, trace in self.traces.items()}),
@@ -274,7 +293,7 @@ class Result:
         return overview(self, **options)
 
 
-def _version() -> str:
+def package_version() -> str:
     try:
         return version("pcnet")
     except PackageNotFoundError:

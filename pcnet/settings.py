@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Callable
-from typing import Annotated, Any, TypeVar, dataclass_transform
+import functools
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, NamedTuple, TypeVar, dataclass_transform, get_args, get_type_hints
 
 import numpy as np
 import torch
@@ -113,6 +114,12 @@ def fraction(value: Tensor) -> Tensor:
     return value
 
 
+class Own(NamedTuple):
+    """Marks how many trailing dimensions of a setting are its own; those before them are batch."""
+
+    dims: int
+
+
 Numbers = Annotated[Tensor, BeforeValidator(to_tensor), AfterValidator(finite)]
 """A number, or an array of them whose leading dimensions are batch."""
 Positive = Annotated[Numbers, AfterValidator(positive)]
@@ -121,17 +128,41 @@ Fraction = Annotated[Numbers, AfterValidator(fraction)]
 Period = Annotated[Numbers, AfterValidator(whole_period)]
 
 
+Vector = Annotated[Numbers, Own(1)]
+"""A number, or (..., channels)."""
+PositiveVector = Annotated[Positive, Own(1)]
+Table = Annotated[Numbers, Own(2)]
+"""(..., rows, columns)."""
+
+
+def own_dims(cls: type) -> Mapping[str, int]:
+    """How many trailing dimensions of each setting of a class are its own."""
+    return _own_dims(cls)
+
+
+@functools.cache
+def _own_dims(cls: Any) -> Mapping[str, int]:
+    hints = get_type_hints(cls, include_extras=True)
+    return {field.name: _marked(hints[field.name]) for field in dataclasses.fields(cls)}
+
+
+def _marked(hint: Any) -> int:
+    parts = (*getattr(hint, "__metadata__", ()), *get_args(hint))
+    return max((part.dims if isinstance(part, Own) else _marked(part) for part in parts), default=0)
+
+
 def broadcast(*shapes: torch.Size) -> torch.Size:
     """The batch dimensions of several settings together."""
     return torch.Size(torch.broadcast_shapes(*shapes))  # type: ignore[no-untyped-call]
 
 
 def batch_shape_of(part: Any) -> torch.Size:
-    """The batch dimensions of a part (a mover, a kernel) whose tensors are single numbers or batches of them."""
+    """The batch dimensions of a part (a node, a mover, a kernel) that was declared by `settings`."""
     shapes = []
-    for value in vars(part).values():
+    for name, own in own_dims(type(part)).items():
+        value = getattr(part, name)
         if isinstance(value, Tensor):
-            shapes.append(value.shape)
+            shapes.append(value.shape[: max(value.dim() - own, 0)])
         elif dataclasses.is_dataclass(value):
             shapes.append(batch_shape_of(value))
     return broadcast(*shapes)

@@ -21,7 +21,7 @@ from torch import Tensor
 from pcnet import flows
 from pcnet.errors import SettingError
 from pcnet.functions import Function
-from pcnet.graph import Graph
+from pcnet.graph import Graph, Model
 from pcnet.movers import Exponential, Ozaki, RobbinsMonro
 from pcnet.nodes import ParameterNode, PrecisionNode, SensoryNode, StateNode
 from pcnet.schedule import SLOW, Schedule, act, slow_step
@@ -42,13 +42,6 @@ MODELS = {
     "glv": Prior(flows.lotka_volterra, (0.3, -0.2, 0.3), 0.25),
 }
 """The two generative models of the study."""
-
-
-class Model(NamedTuple):
-    """A graph and the schedule that goes with it."""
-
-    graph: Graph
-    schedule: Schedule
 
 
 def odem(

@@ -14,7 +14,7 @@ from pcnet.linalg import covariance_of, posterior
 from pcnet.messages import Prediction
 from pcnet.movers import Gathered, RobbinsMonro
 from pcnet.node import INDEFINITE, Energy, Indefinite, Link, Local, Node, Quantity, Start
-from pcnet.settings import Numbers, Positive, batch_shape_of, broadcast, listed, settings
+from pcnet.settings import PositiveVector, Vector, broadcast, listed, settings
 
 
 class ParameterBelief(NamedTuple):
@@ -45,8 +45,8 @@ class ParameterNode(Node):
     """
 
     _: KW_ONLY
-    mean: Numbers
-    sd: Positive
+    mean: Vector
+    sd: PositiveVector
     mover: RobbinsMonro = RobbinsMonro()
     curvature: Literal["gauss-newton", "exact"] = "gauss-newton"
     indefinite: Indefinite = "clamp"
@@ -70,10 +70,6 @@ class ParameterNode(Node):
     def width(self) -> int:
         """How many parameters there are."""
         return self.mean.shape[-1]
-
-    @property
-    def batch_shape(self) -> torch.Size:
-        return broadcast(self.mean.shape[:-1], listed(self.sd).shape[:-1], batch_shape_of(self.mover))
 
     def describe(self) -> str:
         return f"{self.width} parameter{'s' if self.width > 1 else ''}"

@@ -18,7 +18,7 @@ from pcnet.linalg import Precision, quadratic
 from pcnet.messages import Error, Prediction
 from pcnet.movers import Gathered, RobbinsMonro
 from pcnet.node import Energy, Link, Local, Node, Quantity, Start
-from pcnet.settings import Numbers, Positive, batch_shape_of, broadcast, listed, settings
+from pcnet.settings import Positive, PositiveVector, Vector, broadcast, listed, settings
 
 
 class PrecisionBelief(NamedTuple):
@@ -52,9 +52,9 @@ class PrecisionNode(Node):
     """
 
     _: KW_ONLY
-    expected: Positive | None = None
-    mean: Numbers | None = None
-    sd: Positive
+    expected: PositiveVector | None = None
+    mean: Vector | None = None
+    sd: PositiveVector
     smoothness: Positive | None = None
     kernel: Kernel | None = None
     shared: bool = False
@@ -88,11 +88,6 @@ class PrecisionNode(Node):
             return listed(self.mean)
         assert self.expected is not None
         return listed(self.expected.log() - self.sd**2 / 2)
-
-    @property
-    def batch_shape(self) -> torch.Size:
-        prior = broadcast(self.prior_mean.shape[:-1], listed(self.sd).shape[:-1])
-        return broadcast(prior, batch_shape_of(self.noise_kernel), batch_shape_of(self.mover))
 
     def describe(self) -> str:
         kernel = (

@@ -64,12 +64,13 @@ class SensoryNode(Node):
         return ErrorShape(self.orders, self.dim)
 
     @property
-    def batch_shape(self) -> torch.Size:
-        return self.sampling_interval.shape
-
-    @property
     def sampling_interval(self) -> Tensor:
         return number(1.0) if self.dt is None else self.dt
+
+    @property
+    def data(self) -> Mapping[str, Any]:
+        dt = None if self.dt is None else self.dt.tolist()
+        return {"orders": self.orders, "channels": self.dim, "dt": dt, "start": self.start}
 
     def describe(self) -> str:
         interval = self.sampling_interval

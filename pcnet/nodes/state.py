@@ -20,7 +20,7 @@ from pcnet.messages import Error, Prediction
 from pcnet.movers import Evidence, Ozaki, StateMover
 from pcnet.node import INDEFINITE, Energy, ErrorShape, Indefinite, Link, Local, Node, Quantity, Start
 from pcnet.nodes.precision import precision_error
-from pcnet.settings import Numbers, batch_shape_of, broadcast, settings
+from pcnet.settings import Table, settings
 
 
 class StateBelief(NamedTuple):
@@ -71,7 +71,7 @@ class StateNode(Node):
     dim: int = Field(ge=1)
     orders: int = Field(ge=1)
     flow: SkipValidation[Any]
-    initial_mean: Numbers | None = None
+    initial_mean: Table | None = None
     mover: StateMover = Ozaki()
     curvature: Literal["gauss-newton", "exact"] = "gauss-newton"
     last_error: Literal["keep", "drop"] = "keep"
@@ -101,11 +101,6 @@ class StateNode(Node):
     @property
     def error_shape(self) -> ErrorShape:
         return ErrorShape(self.rows, self.dim)
-
-    @property
-    def batch_shape(self) -> torch.Size:
-        mean = torch.Size() if self.initial_mean is None else self.initial_mean.shape[:-2]
-        return broadcast(mean, batch_shape_of(self.mover))
 
     def describe(self) -> str:
         return f"dim {self.dim}, orders {self.orders}, flow {self.flow!r}"

@@ -1,0 +1,193 @@
+"""A batch of inversions of models that differ in numbers, each boiled down to a few figures."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pcnet.batching import together
+from pcnet.errors import SettingError, StudyError
+from pcnet.graph import Graph, Model
+from pcnet.runner import Live
+from pcnet.schedule import odem
+
+Array = NDArray[Any]
+Build = Callable[..., Any]
+"""A function of settings by name that returns a graph, or a graph and its schedule."""
+
+LOOKS = 500
+"""How many times, evenly over a run, its intervals are held against the truth."""
+REACH = 2.0
+"""Intervals reach this many standard deviations either way."""
+REPORT = 20
+"""How many observations pass between two reports of progress."""
+
+
+class Task(NamedTuple):
+    """Settings to invert in one batch, each with the number of the replicate (data set) it sees.
+
+    observations: (replicates, T, dim) by sensory node. truth: (replicates, T, dim) by node, or (dim,) for what is
+    constant.
+    """
+
+    build: Build
+    settings: tuple[Mapping[str, Any], ...]
+    replicates: tuple[int, ...]
+    observations: Mapping[str, Array]
+    truth: Mapping[str, Array]
+
+    @property
+    def length(self) -> int:
+        return int(next(iter(self.observations.values())).shape[1])
+
+
+class Outcome(NamedTuple):
+    """What is kept of one inversion. Numbers are NaN where it diverged; `diverged_at` is then an observation.
+
+    scores: "mse" and "coverage" (how often the truth is within two standard deviations) of nodes whose truth is known.
+    beliefs: "mean" and "sd" of each node at the end, as nested lists.
+    """
+
+    free_action: float
+    accuracy: float
+    complexity: float
+    diverged_at: int | None
+    diverged_node: str | None
+    scores: dict[str, dict[str, float]]
+    beliefs: dict[str, dict[str, Any]]
+    fallbacks: dict[str, int]
+    seconds: float
+
+
+def built(build: Build, settings: Mapping[str, Any]) -> Model:
+    """The model of one setting; ODEM is its schedule unless it brings one."""
+    made = build(**settings)
+    graph, schedule = made if isinstance(made, tuple) and len(made) == 2 else (made, odem())
+    if not isinstance(graph, Graph):
+        raise StudyError(f"build must return a graph, or a graph and a schedule; for {dict(settings)} it gave {made!r}")
+    if graph.batch_shape or schedule.batch_shape:
+        raise StudyError(
+            f"build returned a graph with batch dimensions {tuple(graph.batch_shape or schedule.batch_shape)} for "
+            f"{dict(settings)}; give it single numbers: the sweep makes the batch"
+        )
+    return Model(graph, schedule)
+
+
+def invert(task: Task, report: Callable[[int], object] = lambda _: None) -> list[Outcome]:
+    """Run a batch to the end of its observations; `report` is told now and then how many more have passed."""
+    begun = time.perf_counter()
+    model = together([built(task.build, settings) for settings in task.settings])
+    live = model.graph.start(model.schedule, record=(), on_divergence="stop")
+    which = torch.tensor(task.replicates)
+    observations = {name: torch.as_tensor(values) for name, values in task.observations.items()}
+    scores = [Score(live, name, torch.as_tensor(values), which) for name, values in task.truth.items()]
+    unreported = 0
+    for tick in range(task.length):
+        live.step({name: values[which, tick] for name, values in observations.items()})
+        for score in scores:
+            score.take(tick, task.length)
+        unreported += 1
+        if unreported == REPORT:
+            report(unreported)
+            unreported = 0
+            if bool((live.diverged.at >= 0).all()):
+                break
+    report(task.length - live.tick + unreported)
+    return _outcomes(live, scores, len(task.settings), time.perf_counter() - begun)
+
+
+class Score:
+    """How far a node's belief is from the truth, and how often the truth is within reach of it."""
+
+    def __init__(self, live: Live, node: str, truth: Tensor, which: Tensor) -> None:
+        self.node = node
+        self._live, self._truth, self._which = live, truth, which
+        self._over_time = truth.dim() == 3
+        self._squared = torch.zeros(len(which), dtype=torch.float64)
+        self._covered = torch.zeros(len(which), dtype=torch.float64)
+        self._taken = self._looked = 0
+
+    def take(self, tick: int, length: int) -> None:
+        """Compare the belief after an observation; of what is constant, only the last one counts."""
+        last = tick == length - 1
+        if not self._over_time and not last:
+            return
+        truth = self._truth[self._which, tick] if self._over_time else self._truth
+        mean = self._value(self._live.mean(self.node))
+        if tick == 0 or last:
+            self._check(mean, truth)
+        self._squared += ((mean - truth) ** 2).mean(-1)
+        self._taken += 1
+        if last or tick % max(1, length // LOOKS) == 0:
+            sd = self._value(self._live.sd(self.node))
+            self._covered += ((mean - truth).abs() <= REACH * sd).double().mean(-1)
+            self._looked += 1
+
+    def figures(self) -> list[dict[str, float]]:
+        if not self._taken:  # everything diverged before the end
+            return [{} for _ in self._squared]
+        mse, coverage = (self._squared / self._taken).tolist(), (self._covered / max(1, self._looked)).tolist()
+        return [{"mse": m, "coverage": c} for m, c in zip(mse, coverage, strict=True)]
+
+    def _value(self, belief: Tensor) -> Tensor:
+        """The value itself, without its higher orders."""
+        return belief[:, 0] if belief.dim() == 3 else belief
+
+    def _check(self, mean: Tensor, truth: Tensor) -> None:
+        if mean.shape[-1] != truth.shape[-1]:
+            raise SettingError(
+                f"the truth of {self.node!r} has {truth.shape[-1]} dimensions and its belief {mean.shape[-1]}"
+            )
+
+
+def _outcomes(live: Live, scores: list[Score], count: int, seconds: float) -> list[Outcome]:
+    energies = [each.tolist() for each in (live.free_action, live.total_accuracy, live.total_complexity)]
+    at, node = live.diverged
+    found = {score.node: score.figures() for score in scores}
+    beliefs: dict[str, dict[str, list[Any]]] = {}
+    for name, each in live.graph.nodes.items():
+        known = [quantity for quantity in ("mean", "sd") if quantity in each.quantities]
+        if known:
+            beliefs[name] = {quantity: live.read(name, quantity).tolist() for quantity in known}
+    fallbacks = {name: counts.tolist() for name, counts in live.fallbacks.items()}
+    outcomes = []
+    for i in range(count):
+        lost = bool(at[i] >= 0)
+        free_action, accuracy, complexity = (math.nan if lost else energy[i] for energy in energies)
+        outcomes.append(
+            Outcome(
+                free_action,
+                accuracy,
+                complexity,
+                int(at[i]) if lost else None,
+                str(node[i]) if lost else None,
+                {} if lost else {name: figures[i] for name, figures in found.items()},
+                {} if lost else {name: {q: v[i] for q, v in parts.items()} for name, parts in beliefs.items()},
+                {name: int(counts[i]) for name, counts in fallbacks.items()},
+                seconds / count,
+            )
+        )
+    return outcomes
+
+
+def memory_of(model: Model, observations: Mapping[str, Array]) -> int:
+    """About how many bytes one inversion takes within a batch, from the size of its beliefs and memories."""
+    live = model.graph.start(model.schedule, record=(), on_divergence="stop")
+    live.step({name: np.asarray(values[0, 0]) for name, values in observations.items()})
+    numbers = 0
+    for name in model.graph.nodes:
+        local = live.local(name)
+        parts = [*(local.belief or ()), *(local.memory or ())]
+        numbers += sum(part.numel() for part in parts if isinstance(part, Tensor))
+    return COPIES * 8 * numbers
+
+
+COPIES = 64
+"""How many arrays of the size of all beliefs are alive at once in a tick; measured as some 50 for the paper's graph."""
