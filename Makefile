@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint bench reproduce build clean
+.PHONY: demo paper test test-slow lint bench build clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -15,6 +15,9 @@ $(STAMP): pyproject.toml constraints.txt
 
 demo: $(STAMP)  ## track the paper's process with both of its models; figures go to output/demo
 	$(BIN)/python examples/demo.py
+
+paper: $(STAMP)  ## the whole study of the paper: 2 x 1512 inversions of 10,000 observations, figures and a report in output/paper
+	$(BIN)/pcnet reproduce output/paper
 
 test: lint  ## lint, types and the quick tests
 	$(BIN)/python -m pytest -n 2
@@ -27,7 +30,7 @@ lint: $(STAMP)
 bench: $(STAMP)  ## microseconds an observation, beside an extended Kalman filter in the same run
 	$(BIN)/python examples/benchmark.py
 
-reproduce: $(STAMP)  ## the slow tests: the paper's figures on 10,000 observations
+test-slow: $(STAMP)  ## the slow tests: the whole study against figures measured from the authors' program
 	$(BIN)/python -m pytest -m slow
 
 build: $(STAMP)  ## wheel and sdist into dist/
