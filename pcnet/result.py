@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -15,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pcnet.errors import ResultError
+from pcnet.files import whole
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -242,14 +241,8 @@ class Result:
         path = Path(path)
         if not path.parent.is_dir():
             raise ResultError(f"there is no folder {str(path.parent)!r} to save into")
-        handle, scratch = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        os.close(handle)
-        try:
+        with whole(path) as scratch:
             self.to_xarray().to_netcdf(scratch, engine="h5netcdf")
-            os.replace(scratch, path)
-        except BaseException:
-            Path(scratch).unlink(missing_ok=True)
-            raise
         return path
 
     @classmethod

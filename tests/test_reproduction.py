@@ -132,4 +132,8 @@ def test_the_whole_study_gives_the_measured_errors(tmp_path):
                 rounding = 0.5 * 10.0 ** -len(text.partition(".")[2])
                 expected = float(text)
                 found = errors[row["model"], int(row["orders"]), ratio]
-                assert found == pytest.approx(expected, abs=0.02 * expected + rounding), (row["model"], row["orders"], text)
+                assert found == pytest.approx(expected, abs=0.02 * expected + rounding), (
+                    row["model"],
+                    row["orders"],
+                    text,
+                )

@@ -14,7 +14,7 @@ from matplotlib.collections import PolyCollection
 
 from pcnet import simulate
 from pcnet.graphs import paper
-from pcnet.reproduction import claims, figures, report
+from pcnet.reproduction import claims, figures, judging, report
 from pcnet.reproduction.findings import MODELS, RATIOS, Cell, Findings, Speed, lowest, ratio_name
 from pcnet.result import Result, Trace
 
@@ -567,7 +567,7 @@ def test_replicates_are_counted_one_by_one():
 
 
 def test_lag_is_measured_in_time():
-    evidence = claims.Evidence(made())
+    evidence = judging.Evidence(made())
     assert claims.lag(evidence, Cell("glv", 2, 1 / 50)) == pytest.approx(40 * DT)
     assert claims.lag(evidence, Cell("glv", 3, 1 / 50)) == 0.0
 
@@ -642,7 +642,7 @@ def test_beliefs_of_replicates_are_found_where_some_have_no_winner():
     gone = findings.winners.eval("model == 'glv' and orders == 2 and ratio == 1.0 and replicate == 1")
     left = part(findings.slow[cell], [0, 2])
     left.traces["theta.mean"] = Trace(np.stack([np.full((100, 3), 0.0), np.full((100, 3), 2.0)]), ("dimension",))
-    evidence = claims.Evidence(findings._replace(winners=findings.winners[~gone], slow={cell: left}))
+    evidence = judging.Evidence(findings._replace(winners=findings.winners[~gone], slow={cell: left}))
     assert evidence.slow(cell, 0, "theta", "mean")[0, 0] == 0.0
     assert evidence.slow(cell, 1, "theta", "mean") is None
     assert evidence.slow(cell, 2, "theta", "mean")[0, 0] == 2.0
@@ -660,7 +660,7 @@ def test_nothing_left_is_not_measured(found):
 def test_real_runs_are_judged(found, single):
     for findings in (found, single):
         judged = claims.examine(findings)
-        assert all(claim.verdict in claims.VERDICTS and claim.measured and claim.criterion for claim in judged)
+        assert all(claim.verdict in judging.VERDICTS and claim.measured and claim.criterion for claim in judged)
         assert {claim.title for claim in judged} == {claim.title for claim in claims.examine(made())}
     judged = verdicts(found)
     assert judged["The model of the right form has less error"] == "holds"
@@ -681,7 +681,7 @@ def test_real_runs_are_judged(found, single):
     ],
 )
 def test_numbers_are_written_for_people(value, shown):
-    assert claims.number(value) == shown
+    assert judging.number(value) == shown
 
 
 # --- report ----------------------------------------------------------------------------------------------------------
@@ -761,7 +761,7 @@ def test_tables_show_the_winners(written, single):
     row = next(line for line in errors.splitlines() if line.startswith("| GLV, 3 orders"))
     shown = [cell.strip() for cell in row.strip("|").split("|")][1:]
     rows = single.winners.query("model == 'glv' and orders == 3").sort_values("ratio")
-    assert shown == [claims.number(value) for value in rows["x.mse"]]
+    assert shown == [judging.number(value) for value in rows["x.mse"]]
     lost = next(line for line in errors.splitlines() if line.startswith("| Lorenz, 3 orders"))
     assert lost.endswith("| diverged |")
 

@@ -16,9 +16,9 @@ from pcnet.errors import SettingError
 from pcnet.inversion import built
 from pcnet.record import Record
 from pcnet.reproduction import claims, figures, report
-from pcnet.reproduction.claims import Claim
 from pcnet.reproduction.design import GRIDS, Conventions, Data, GridName, build, worlds
 from pcnet.reproduction.findings import MODELS, Cell, Findings, Speed, ratio_name
+from pcnet.reproduction.judging import Claim
 from pcnet.reproduction.report import Report
 from pcnet.result import Result, Trace
 from pcnet.simulate import Simulation

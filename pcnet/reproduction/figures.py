@@ -18,7 +18,7 @@ from matplotlib.patches import Patch
 from numpy.typing import NDArray
 
 from pcnet.drawing import COLOURS, DASHES, Series, channel_names, draw_series, extremes, finish
-from pcnet.reproduction.files import whole
+from pcnet.files import whole
 from pcnet.reproduction.findings import MODELS, NOISES, PARAMETERS, SCENARIOS, Cell, Findings, ratio_name
 from pcnet.result import Result
 from pcnet.simulate import GLV_OBSERVATION_SD, GLV_PARAMETERS, GLV_STATE_SD

@@ -7,7 +7,6 @@ import html
 import os
 import re
 from collections.abc import Iterable, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,10 +15,11 @@ import numpy as np
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from pcnet.reproduction.claims import HALF, NEARLY_ALL, VERDICTS, Claim, Verdict, number
+from pcnet.files import whole
 from pcnet.reproduction.figures import Picture
-from pcnet.reproduction.files import whole
 from pcnet.reproduction.findings import MODELS, NOISES, SCENARIOS, SETTINGS, Cell, Findings, ratio_name
+from pcnet.reproduction.judging import HALF, NEARLY_ALL, VERDICTS, Claim, Verdict, number
+from pcnet.result import package_version
 
 TITLE = "Online Generalised Predictive Coding: the study run again"
 MARKS = dict(zip(VERDICTS, ("✓", "◐", "✗", "–"), strict=True))
@@ -134,7 +134,7 @@ def _what_was_run(findings: Findings) -> str:
         ("Replicates", f"{worlds}, each with noise of its own" if worlds > 1 else "1"),
         ("Observations", f"{speed.observations:,} for each inversion"),
         ("Inversions", f"{len(findings.table):,}"),
-        ("pcnet", plain(_version())),
+        ("pcnet", plain(package_version())),
     ]
     return table(("What", "How"), rows, left=2)
 
@@ -286,13 +286,6 @@ def _diverged(findings: Findings) -> str:
         rows.append((str(Cell(model, orders, ratio)), plain(node), f"{len(group):,}", *times))
     head = ("Model", "node", "inversions", "first at observation", "median", "last")
     return f"{len(lost):,} in all.\n\n" + table(head, rows, left=2)
-
-
-def _version() -> str:
-    try:
-        return version("pcnet")
-    except PackageNotFoundError:
-        return "unknown"
 
 
 # --- HTML ------------------------------------------------------------------------------------------------------------
