@@ -8,8 +8,10 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Hashable, Iterable, Sequence
+from types import CodeType, FunctionType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -35,7 +37,10 @@ def together(models: Sequence[Model]) -> Model:
 
 
 def digest(model: Model) -> str:
-    """A fingerprint of a model with its numbers, the same in every process; functions count by their names."""
+    """A fingerprint of a model with its numbers and the code of its functions, the same in every process.
+
+    What functions find in global variables, or call, is beyond it.
+    """
     found = hashlib.sha256()
     for part in (*model.graph.nodes.values(), *_links(model), model.schedule):
         for text in _texts(part):
@@ -89,11 +94,20 @@ def _padded(value: Tensor, own: int) -> Tensor:
 
 
 def _texts(value: Any) -> Iterable[bytes]:
-    if isinstance(value, Tensor):
-        yield str(tuple(value.shape)).encode() + value.to(torch.float64).contiguous().numpy().tobytes()
-    elif isinstance(value, Function):
-        yield repr(value).encode()
-    elif dataclasses.is_dataclass(value):
+    if isinstance(value, (Tensor, np.ndarray)):
+        numbers = np.asarray(value, dtype=np.float64)
+        yield str(numbers.shape).encode() + numbers.tobytes()
+    elif isinstance(value, Function) and value.essence is not value:
+        yield from _texts(value.essence)
+    elif isinstance(value, torch.nn.Module):
+        yield from _texts((type(value), type(value).forward, *value.state_dict().values()))
+    elif isinstance(value, FunctionType):
+        bound = [cell.cell_contents for cell in value.__closure__ or ()]
+        yield from _texts((value.__qualname__, value.__code__, value.__defaults__))
+        yield from _texts(tuple(each for each in bound if isinstance(each, (*PLAIN, Tensor, np.ndarray))))
+    elif isinstance(value, CodeType):
+        yield from _texts((value.co_code, value.co_names, value.co_consts))
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         yield type(value).__qualname__.encode()
         for name, each, _ in _fields(value):
             yield name.encode()
@@ -102,5 +116,10 @@ def _texts(value: Any) -> Iterable[bytes]:
         yield str(len(value)).encode()
         for each in value:
             yield from _texts(each)
-    else:
+    elif isinstance(value, PLAIN):
         yield repr(value).encode()
+    else:  # of other objects no more is known that is the same in every process
+        yield (value if isinstance(value, type) else type(value)).__qualname__.encode()
+
+
+PLAIN = (bool, int, float, complex, str, bytes, type(None))

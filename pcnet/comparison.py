@@ -34,7 +34,7 @@ def probabilities(free_actions: Array, prior: Array | None = None) -> Array:
     log_prior = np.zeros(len(free_actions)) if prior is None else _log_prior(prior, len(free_actions))
     log_joint = np.where(np.isnan(free_actions), -np.inf, log_prior - free_actions)
     if not np.isfinite(log_joint.max(initial=-np.inf)):
-        raise StudyError("there is no model with a free action to compare: all of them diverged")
+        raise StudyError("there is no model to compare: all of them diverged or have a prior probability of 0")
     weights: Array = np.exp(log_joint - log_joint.max())
     weights /= weights.sum()
     return weights
@@ -74,8 +74,8 @@ def _log_mean_exp(values: Array, count: int) -> float:
 
 def _log_prior(prior: Array, count: int) -> Array:
     prior = np.asarray(prior, dtype=float)
-    if prior.shape != (count,) or not (prior >= 0).all() or not prior.sum() > 0:
-        raise StudyError(f"a prior must be {count} numbers that are not negative, one for each model")
+    if prior.shape != (count,) or not (prior >= 0).all() or not 0 < prior.sum() < np.inf:
+        raise StudyError(f"a prior must be {count} finite numbers, one for each model, not negative and not all 0")
     with np.errstate(divide="ignore"):
         logs: Array = np.log(prior / prior.sum())
     return logs

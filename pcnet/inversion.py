@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,10 +14,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pcnet.batching import together
-from pcnet.errors import SettingError, StudyError
+from pcnet.errors import StudyError
 from pcnet.graph import Graph, Model
 from pcnet.runner import Live
-from pcnet.schedule import odem
+from pcnet.schedule import Schedule, odem
 
 Array = NDArray[Any]
 Build = Callable[..., Any]
@@ -30,22 +31,85 @@ REPORT = 20
 """How many observations pass between two reports of progress."""
 
 
-class Task(NamedTuple):
-    """Settings to invert in one batch, each with the number of the replicate (data set) it sees.
+class Data(NamedTuple):
+    """Observations (replicates, T, dim) by sensory node; what is known of nodes: the same, or (dim,) of constants."""
 
-    observations: (replicates, T, dim) by sensory node. truth: (replicates, T, dim) by node, or (dim,) for what is
-    constant.
-    """
+    observations: dict[str, Array]
+    truth: dict[str, Array]
 
-    build: Build
-    settings: tuple[Mapping[str, Any], ...]
-    replicates: tuple[int, ...]
-    observations: Mapping[str, Array]
-    truth: Mapping[str, Array]
+    @property
+    def replicates(self) -> int:
+        return len(next(iter(self.observations.values())))
 
     @property
     def length(self) -> int:
         return int(next(iter(self.observations.values())).shape[1])
+
+    def of(self, replicates: Sequence[int]) -> Data:
+        """Some of the replicates."""
+        return Data(
+            {name: values[replicates] for name, values in self.observations.items()},
+            {name: values[replicates] if values.ndim == 3 else values for name, values in self.truth.items()},
+        )
+
+
+def given_data(observations: Any, truth: Mapping[str, Any], model: Model) -> Data:
+    """Observations and truth in any form that `pcnet.sweep` takes."""
+    if not isinstance(observations, Mapping):
+        names = [name for name, node in model.graph.nodes.items() if node.observes]
+        if len(names) != 1:
+            raise StudyError(f"there are several sensory nodes; give a mapping from {', '.join(map(repr, names))}")
+        observations = {names[0]: observations}
+    seen = {name: _array(f"observations of {name!r}", values) for name, values in observations.items()}
+    seen = {name: values[None] if values.ndim == 2 else values for name, values in seen.items()}
+    shape = {values.shape[:2] for values in seen.values()}
+    if any(values.ndim != 3 for values in seen.values()) or len(shape) != 1:
+        raise StudyError("observations must be (T, dim) or (replicates, T, dim), of the same length for all nodes")
+    (replicates, length), *_ = shape
+    known = {}
+    if not isinstance(truth, Mapping):
+        raise StudyError("truth must be a mapping from nodes to what is known of them")
+    for name, given in truth.items():
+        values = _array(f"truth of {name!r}", given)
+        if values.ndim == 2:
+            values = np.broadcast_to(values, (replicates, *values.shape))
+        if values.ndim not in (1, 3) or (values.ndim == 3 and values.shape[:2] != (replicates, length)):
+            raise StudyError(
+                f"the truth of {name!r} has shape {tuple(np.shape(given))}; give (dim,) for a constant, (T, dim) or "
+                f"(replicates, T, dim) with {replicates} replicates and T = {length}"
+            )
+        known[name] = values
+    return Data(seen, known)
+
+
+def _array(what: str, values: Any) -> Array:
+    try:
+        array = np.asarray(values.detach().cpu() if isinstance(values, Tensor) else values)
+        if np.iscomplexobj(array):
+            raise TypeError
+        array = array.astype(np.float64)
+    except (TypeError, ValueError):
+        raise StudyError(f"{what} must be real numbers in a rectangular array") from None
+    if not array.size or not np.isfinite(array).all():
+        raise StudyError(f"{what} must not be empty and must be finite")
+    return array
+
+
+def fingerprint(arrays: Mapping[str, Array]) -> str:
+    """The same for the same numbers only."""
+    found = hashlib.sha256()
+    for name, values in sorted(arrays.items()):
+        found.update(f"{name}{values.shape}".encode() + np.ascontiguousarray(values).tobytes())
+    return found.hexdigest()
+
+
+class Task(NamedTuple):
+    """Settings to invert in one batch, each with the number of the replicate (data set) it sees."""
+
+    build: Build
+    settings: tuple[Mapping[str, Any], ...]
+    replicates: tuple[int, ...]
+    data: Data
 
 
 class Outcome(NamedTuple):
@@ -68,9 +132,13 @@ class Outcome(NamedTuple):
 
 def built(build: Build, settings: Mapping[str, Any]) -> Model:
     """The model of one setting; ODEM is its schedule unless it brings one."""
-    made = build(**settings)
+    try:
+        made = build(**settings)
+    except Exception as error:
+        error.add_note(f"build was called with {dict(settings)}")
+        raise
     graph, schedule = made if isinstance(made, tuple) and len(made) == 2 else (made, odem())
-    if not isinstance(graph, Graph):
+    if not isinstance(graph, Graph) or not isinstance(schedule, Schedule):
         raise StudyError(f"build must return a graph, or a graph and a schedule; for {dict(settings)} it gave {made!r}")
     if graph.batch_shape or schedule.batch_shape:
         raise StudyError(
@@ -83,23 +151,25 @@ def built(build: Build, settings: Mapping[str, Any]) -> Model:
 def invert(task: Task, report: Callable[[int], object] = lambda _: None) -> list[Outcome]:
     """Run a batch to the end of its observations; `report` is told now and then how many more have passed."""
     begun = time.perf_counter()
-    model = together([built(task.build, settings) for settings in task.settings])
+    texts = [repr(settings) for settings in task.settings]  # the same settings may be there for several replicates
+    models = {text: built(task.build, each) for text, each in dict(zip(texts, task.settings, strict=True)).items()}
+    model = together([models[text] for text in texts])
     live = model.graph.start(model.schedule, record=(), on_divergence="stop")
     which = torch.tensor(task.replicates)
-    observations = {name: torch.as_tensor(values) for name, values in task.observations.items()}
-    scores = [Score(live, name, torch.as_tensor(values), which) for name, values in task.truth.items()]
+    observations = {name: torch.as_tensor(values) for name, values in task.data.observations.items()}
+    scores = [Score(live, name, torch.as_tensor(values), which) for name, values in task.data.truth.items()]
     unreported = 0
-    for tick in range(task.length):
+    for tick in range(task.data.length):
         live.step({name: values[which, tick] for name, values in observations.items()})
         for score in scores:
-            score.take(tick, task.length)
+            score.take(tick, task.data.length)
         unreported += 1
         if unreported == REPORT:
             report(unreported)
             unreported = 0
             if bool((live.diverged.at >= 0).all()):
                 break
-    report(task.length - live.tick + unreported)
+    report(task.data.length - live.tick + unreported)
     return _outcomes(live, scores, len(task.settings), time.perf_counter() - begun)
 
 
@@ -120,13 +190,11 @@ class Score:
         if not self._over_time and not last:
             return
         truth = self._truth[self._which, tick] if self._over_time else self._truth
-        mean = self._value(self._live.mean(self.node))
-        if tick == 0 or last:
-            self._check(mean, truth)
+        mean = value_of(self._live.mean(self.node))
         self._squared += ((mean - truth) ** 2).mean(-1)
         self._taken += 1
         if last or tick % max(1, length // LOOKS) == 0:
-            sd = self._value(self._live.sd(self.node))
+            sd = value_of(self._live.sd(self.node))
             self._covered += ((mean - truth).abs() <= REACH * sd).double().mean(-1)
             self._looked += 1
 
@@ -136,15 +204,10 @@ class Score:
         mse, coverage = (self._squared / self._taken).tolist(), (self._covered / max(1, self._looked)).tolist()
         return [{"mse": m, "coverage": c} for m, c in zip(mse, coverage, strict=True)]
 
-    def _value(self, belief: Tensor) -> Tensor:
-        """The value itself, without its higher orders."""
-        return belief[:, 0] if belief.dim() == 3 else belief
 
-    def _check(self, mean: Tensor, truth: Tensor) -> None:
-        if mean.shape[-1] != truth.shape[-1]:
-            raise SettingError(
-                f"the truth of {self.node!r} has {truth.shape[-1]} dimensions and its belief {mean.shape[-1]}"
-            )
+def value_of(belief: Tensor) -> Tensor:
+    """The value (B, dim) itself, without its higher orders."""
+    return belief[:, 0] if belief.dim() == 3 else belief
 
 
 def _outcomes(live: Live, scores: list[Score], count: int, seconds: float) -> list[Outcome]:
@@ -177,10 +240,17 @@ def _outcomes(live: Live, scores: list[Score], count: int, seconds: float) -> li
     return outcomes
 
 
-def memory_of(model: Model, observations: Mapping[str, Array]) -> int:
-    """About how many bytes one inversion takes within a batch, from the size of its beliefs and memories."""
+def rehearse(model: Model, data: Data) -> int:
+    """Take in one observation, so that what does not fit is refused before any work is done.
+
+    Returns about how many bytes one inversion takes within a batch, from the size of its beliefs and memories.
+    """
     live = model.graph.start(model.schedule, record=(), on_divergence="stop")
-    live.step({name: np.asarray(values[0, 0]) for name, values in observations.items()})
+    live.step({name: values[:1, 0] for name, values in data.observations.items()})
+    for name, truth in data.truth.items():
+        dim = value_of(live.mean(name)).shape[-1]
+        if truth.shape[-1] != dim:
+            raise StudyError(f"the truth of {name!r} has {truth.shape[-1]} dimensions and its belief {dim}")
     numbers = 0
     for name in model.graph.nodes:
         local = live.local(name)

@@ -76,17 +76,18 @@ class Store:
         where = ":memory:" if path is None else str(path)
         if path is not None and not create and not path.exists():
             raise StudyError(f"there is no study {where!r}")
-        if path is not None and not path.parent.is_dir():
-            raise StudyError(f"there is no folder {str(path.parent)!r} for a study")
-        self._connection = sqlite3.connect(where, timeout=60, isolation_level=None)
         try:
-            with self._transaction():
+            self._connection = sqlite3.connect(where, timeout=60, isolation_level=None)
+        except sqlite3.OperationalError as error:
+            raise StudyError(f"cannot open {where!r}: {error}") from None
+        try:
+            with self._transaction(writing=create):
                 self._prepare(where, create)
         except sqlite3.DatabaseError as error:
-            self._connection.close()
+            self.close()
             raise StudyError(f"{where!r} is not a study, or it is damaged: {error}") from None
         except StudyError:
-            self._connection.close()
+            self.close()
             raise
 
     def _prepare(self, where: str, create: bool) -> None:
@@ -122,6 +123,10 @@ class Store:
         """The fingerprints of the models in the study, by settings and replicate."""
         rows = self._connection.execute("SELECT settings, replicate, model FROM inversions")
         return {(settings, replicate): model for settings, replicate, model in rows}
+
+    def models(self) -> dict[int, str]:
+        """The same by the numbers of the inversions."""
+        return dict(self._connection.execute("SELECT id, model FROM inversions"))
 
     def plan(self, batches: Iterable[Sequence[Planned]]) -> None:
         """Add inversions, batch by batch. They stay in that batch however often the study is interrupted.
@@ -192,8 +197,8 @@ class Store:
         return int(self._connection.execute(query).fetchone()[0])
 
     @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        self._connection.execute("BEGIN IMMEDIATE")
+    def _transaction(self, writing: bool = True) -> Iterator[None]:
+        self._connection.execute("BEGIN IMMEDIATE" if writing else "BEGIN")
         try:
             yield
         except BaseException:

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pcnet import comparison
-from pcnet.batching import form, together
+from pcnet.batching import digest, form, together
 from pcnet.comparison import Average
 from pcnet.errors import StudyError
-from pcnet.inversion import Array, Build, built
+from pcnet.graph import Model
+from pcnet.inversion import Build, Data, built, fingerprint, given_data
 from pcnet.record import Record
 from pcnet.result import Result
 from pcnet.store import Row, Store
@@ -29,9 +30,9 @@ Where = Mapping[str, Any]
 class Source:
     """What a study was made from, as long as it is at hand: it is not in the file."""
 
-    def __init__(self, build: Build, observations: Mapping[str, Array]) -> None:
+    def __init__(self, build: Build, data: Data) -> None:
         self.build = build
-        self.observations = observations
+        self.data = data
 
 
 class Study:
@@ -84,20 +85,21 @@ class Study:
     ) -> pd.DataFrame:
         """The inversion with the lowest score in each group, in the order of the groups.
 
-        Free actions are compared within the same data only. Others, such as "x.mse", may be compared at will.
+        Free actions are compared within the same data only. Others, such as "x.mse", may be compared at will. What is
+        still open is left out.
         """
         by = [by] if isinstance(by, str) else list(by)
         table = self.to_dataframe(where)
         for name in (*by, score):
             if name not in table:
-                raise StudyError(f"there is no column {name!r}; columns: {', '.join(map(str, table.columns))}")
+                raise _no_column(name, table)
         table = table[table["status"] == "done"]
         if table.empty:
             raise StudyError("no inversion of these is done, or all of them diverged")
         groups = [table] if not by else [group for _, group in table.groupby(by, sort=True, dropna=False)]
         for group in groups:
             if score == "free_action":
-                _same_data(group, table)
+                _same_data(group)
         found = [group[score].idxmin() for group in groups if group[score].notna().any()]
         return table.loc[found]
 
@@ -106,6 +108,7 @@ class Study:
         """The settings with their posterior probabilities, the likeliest first.
 
         Over several replicates the free actions of a setting are added. One that diverged has probability 0.
+        prior: one number for each setting, in the order in which they come in `to_dataframe(where)`; even unless given.
         """
         models = self._models(where)
         weights = comparison.probabilities(
@@ -127,11 +130,14 @@ class Study:
         return table.assign(lowest_free_action=lowest).sort_values("probability", ascending=False, kind="stable")
 
     def average(self, node: str, where: Where | None = None, prior: Sequence[float] | None = None) -> Average:
-        """Bayesian model average of a node's final belief, over all settings that are compared."""
-        table = self.to_dataframe(where)
+        """Bayesian model average of a node's final belief, over all settings that are compared.
+
+        prior: one number for each row of `to_dataframe(where)`; even unless given.
+        """
+        table = _finished(self.to_dataframe(where))
         if table["replicate"].nunique() > 1:
             raise StudyError("beliefs of several replicates cannot be averaged; choose one: where={'replicate': 0}")
-        _same_data(table, table)
+        _same_data(table)
         weights = comparison.probabilities(
             table["free_action"].to_numpy(float), None if prior is None else np.asarray(prior)
         )
@@ -151,9 +157,9 @@ class Study:
 
     def _models(self, where: Where | None) -> pd.DataFrame:
         """A row for each setting, its free actions added over the replicates; NaN where one of them is lacking."""
-        table = self.to_dataframe(where)
+        table = _finished(self.to_dataframe(where))
         for _, group in table.groupby("replicate"):
-            _same_data(group, table)
+            _same_data(group)
         settings = self._settings(table)
         replicates = table["replicate"].nunique()
         grouped = table.groupby(settings, sort=False, dropna=False) if settings else table.groupby("status")
@@ -173,21 +179,24 @@ class Study:
         record: Record | Sequence[str] | None = None,
         *,
         build: Build | None = None,
-        observations: Mapping[str, Array] | None = None,
+        observations: Any = None,
     ) -> dict[int, Result]:
         """Full results of some inversions (rows of a table of this study), by their numbers; run anew, in batches.
 
-        build, observations: as given to the sweep; needed if the study was opened from its file. Observations are then
-        a mapping from sensory nodes to (replicates, T, dim).
+        build, observations: as given to the sweep; needed if the study was opened from its file.
         """
-        source = self._source
-        if build is not None and observations is not None:
-            source = Source(build, {name: np.asarray(values) for name, values in observations.items()})
-        if source is None:
-            raise StudyError("a study that was read from a file needs build= and observations= to run anything again")
+        import pandas as pd
+
         known = {row.id: row for row in self._store.rows()}
+        if not isinstance(rows, pd.DataFrame) or rows.index.name != "id" or not set(rows.index) <= set(known):
+            raise StudyError("rerun takes rows of to_dataframe() or best() of this study, with their index")
         wanted = [known[int(number)] for number in rows.index]
-        models = {row.id: built(source.build, row.settings) for row in wanted}
+        if self._source is not None:
+            build = build or self._source.build
+        if build is None or (self._source is None and observations is None):
+            raise StudyError("a study that was read from a file needs build= and observations= to run anything again")
+        models = {row.id: built(build, row.settings) for row in wanted}
+        data = self._data(observations, wanted, models)
         groups: dict[Hashable, list[Row]] = {}
         for row in wanted:
             groups.setdefault(form(models[row.id]), []).append(row)
@@ -195,16 +204,31 @@ class Study:
         for group in groups.values():
             model = together([models[row.id] for row in group])
             which = [row.replicate for row in group]
-            seen = {name: values[which] for name, values in source.observations.items()}
+            seen = {name: values[which] for name, values in data.observations.items()}
             result = model.graph.run(seen, model.schedule, record=record, on_divergence="stop", progress=False)
             results |= {row.id: result.element(i) for i, row in enumerate(group)}
         return {row.id: results[row.id] for row in wanted}
+
+    def _data(self, observations: Any, rows: list[Row], models: Mapping[int, Model]) -> Data:
+        """What to run models on again, if that and they are the same as in the study."""
+        marks = self._store.models()
+        for row in rows:
+            if digest(models[row.id]) != marks[row.id]:
+                raise StudyError(f"build makes another model of {row.settings} than when the study was made")
+        if observations is None:
+            assert self._source is not None
+            return self._source.data
+        data = given_data(observations, {}, next(iter(models.values())))
+        if fingerprint(data.observations) != self._store.about("observations"):
+            raise StudyError("the study was made from other observations")
+        return data
 
 
 def _flat(row: Row) -> dict[str, Any]:
     """A row as columns."""
     own = {name: value for name, value in row._asdict().items() if name not in ("settings", *NESTED)}
-    columns: dict[str, Any] = {"id": own.pop("id"), **row.settings, **own}
+    settings = {name: _hashable(value) for name, value in row.settings.items()}
+    columns: dict[str, Any] = {"id": own.pop("id"), **settings, **own}
     for node, figures in row.scores.items():
         columns |= {f"{node}.{name}": value for name, value in figures.items()}
     columns |= {f"{node}.fallbacks": count for node, count in row.fallbacks.items()}
@@ -217,6 +241,11 @@ def _flat(row: Row) -> dict[str, Any]:
 NESTED = ("scores", "beliefs", "fallbacks")
 RESERVED = frozenset(Row._fields)
 """Names that settings cannot have, since columns of the table have them."""
+
+
+def _hashable(value: Any) -> Any:
+    """A setting as a table can group by it: lists become tuples."""
+    return tuple(map(_hashable, value)) if isinstance(value, (list, tuple)) else value
 
 
 def _numbered(values: Any) -> Iterator[tuple[str, Any]]:
@@ -232,15 +261,32 @@ def _numbered(values: Any) -> Iterator[tuple[str, Any]]:
 def _select(table: pd.DataFrame, where: Where | None) -> pd.DataFrame:
     for name, value in (where or {}).items():
         if name not in table:
-            raise StudyError(f"there is no column {name!r}; columns: {', '.join(map(str, table.columns))}")
-        wanted = value if isinstance(value, (list, tuple, set, np.ndarray)) else [value]
-        table = table[table[name].isin(list(wanted))]
+            raise _no_column(name, table)
+        several = value if isinstance(value, (list, tuple, set, np.ndarray)) else []
+        wanted = [_hashable(value), *map(_hashable, several)]  # a setting may itself be a list
+        table = table[table[name].isin(wanted)]
         if table.empty:
             raise StudyError(f"no inversion has {name} = {value!r}")
     return table
 
 
-def _same_data(group: pd.DataFrame, table: pd.DataFrame) -> None:
+def _no_column(name: str, table: pd.DataFrame) -> StudyError:
+    columns = [str(column) for column in table.columns if "[" not in str(column)]
+    return StudyError(f"there is no column {name!r}; columns: {', '.join(columns)}, and final beliefs")
+
+
+def _finished(table: pd.DataFrame) -> pd.DataFrame:
+    """Refuse to weigh models while some of them may yet turn out to be better."""
+    count = int((table["status"] == "open").sum())
+    if count:
+        raise StudyError(
+            f"{count} inversions are still open; finish the sweep first, or compare what is there already by "
+            "where={'status': ['done', 'diverged']}"
+        )
+    return table
+
+
+def _same_data(group: pd.DataFrame) -> None:
     """Refuse to compare free actions of different data."""
     if group["replicate"].nunique() > 1:
         raise StudyError(
@@ -260,8 +306,8 @@ def _same_data(group: pd.DataFrame, table: pd.DataFrame) -> None:
             differing += [f"{node!r} has {key} {a[key]} and {b[key]}" for key in a if a[key] != b.get(key)]
     settings = _telling(group)
     advice = (
-        f"compare within one of them: where={{{settings[0]!r}: {_plain(group[settings[0]].iloc[0])!r}}}"
-        + (f", or by=[…, {settings[0]!r}]" if len(table) else "")
+        f"compare within one of them: where={{{settings[0]!r}: {_plain(group[settings[0]].iloc[0])!r}}}, or (for best) "
+        f"by=[…, {settings[0]!r}]"
         if settings
         else "compare those that share them"
     )

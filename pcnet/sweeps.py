@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 import math
@@ -22,7 +21,7 @@ from tqdm import tqdm
 from pcnet.batching import digest, form
 from pcnet.errors import StudyError
 from pcnet.graph import Model
-from pcnet.inversion import Array, Build, Task, built, memory_of
+from pcnet.inversion import Build, Data, Task, built, fingerprint, given_data, rehearse
 from pcnet.result import package_version
 from pcnet.store import Planned, Store, to_json
 from pcnet.study import RESERVED, Source, Study
@@ -57,26 +56,31 @@ def sweep(
     interrupted, or adds what is new in the grid.
     truth: what is known of nodes, (T, dim) or (replicates, T, dim) over time, or (dim,) for constants; scored as "mse"
     and "coverage", the share of truth within two standard deviations.
-    processes: as many as there are cores unless given. scheduler: the address of a Dask scheduler, or a client.
+    processes: as many as there are cores unless given. scheduler: the address of a Dask scheduler, or a client; then
+    processes says for how many workers to cut batches. A worker does one batch at a time, whatever its threads.
     memory: for all batches that are worked on at a time, beside some 0.3 GB a process.
     """
+    if not callable(build):
+        raise StudyError(f"build must be a function of settings, not {type(build).__name__}")
     settings = _settings(grid)
-    models = [built(build, each) for each in settings]
-    data = _data(observations, truth or {}, models[0])
+    data = given_data(observations, {} if truth is None else truth, built(build, settings[0]))
     budget = _budget(processes, memory)
     path = None if file is None else Path(file)
-    with _alone(path):
-        store = Store(path, create=True)
+    if path is not None and not path.parent.is_dir():
+        raise StudyError(f"there is no folder {str(path.parent)!r} for a study")
+    with _alone(path), _opened(path) as store:
         _check_origin(store, data)
-        _plan(store, settings, models, data, budget)
+        batches = _batches(store, build, settings + _begun(store, settings), data, budget)
+        _note_origin(store, data)
+        store.plan(batches)
         tasks = _tasks(store, build, data)
-        total = sum(len(task.settings) * task.length for _, task in tasks.values())
+        total = sum(len(task.settings) * data.length for _, task in tasks.values())
         hidden = not (sys.stderr.isatty() if progress is None else progress)
         workers = choose(budget.processes, scheduler, len(tasks))
         with tqdm(total=total, disable=hidden or not tasks, unit="obs", unit_scale=True, desc="sweep") as bar:
             for batch, outcomes in workers.run({batch: task for batch, (_, task) in tasks.items()}, bar.update):
                 store.finish(tasks[batch][0], outcomes)
-    return Study(store, Source(build, data.observations))
+    return Study(store, Source(build, data))
 
 
 # --- what is to be done ---------------------------------------------------------------------------------------------
@@ -84,9 +88,11 @@ def _settings(grid: Grid) -> list[dict[str, Any]]:
     """All settings of a grid, as JSON keeps them."""
     if isinstance(grid, Mapping):
         listed = {name: _values(name, values) for name, values in grid.items()}
-        found = [dict(zip(listed, values, strict=True)) for values in itertools.product(*listed.values())]
+        found: list[Any] = [dict(zip(listed, values, strict=True)) for values in itertools.product(*listed.values())]
     else:
-        found = [dict(each) for each in grid]
+        found = list(grid) if isinstance(grid, Iterable) else [grid]
+    if not all(isinstance(each, Mapping) for each in found):
+        raise StudyError("the grid must be lists of values by name, or a list of mappings from names to values")
     if not found:
         raise StudyError("the grid is empty: give values for at least one setting")
     texts: dict[str, None] = {}
@@ -122,35 +128,46 @@ def _simple(value: Any) -> Any:
     return value
 
 
-def _plan(store: Store, settings: list[dict[str, Any]], models: list[Model], data: Data, work: Budget) -> None:
-    """Add what is new to the study, in batches of models of equal form."""
+def _begun(store: Store, settings: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Settings of an earlier grid that were left open: they are finished too, by the same build or not at all."""
+    here = {_settings_json(each) for each in settings}
+    texts = dict.fromkeys(text for rows in store.open_batches().values() for _, text, _ in rows)
+    return [json.loads(text) for text in texts if text not in here]
+
+
+def _batches(
+    store: Store, build: Build, settings: list[dict[str, Any]], data: Data, budget: Budget
+) -> list[list[Planned]]:
+    """What is new to the study, in batches of models of equal form."""
     known = store.known()
-    groups: dict[Hashable, list[tuple[Planned, Model]]] = {}
-    for each, model in zip(settings, models, strict=True):
+    groups: dict[Hashable, tuple[Model, list[Planned]]] = {}
+    for each in settings:
+        model = built(build, each)
         text, mark, what = _settings_json(each), digest(model), _what_becomes_of_data(model)
         for replicate in range(data.replicates):
-            before = known.get((text, replicate))
-            if before is None:
-                groups.setdefault(form(model), []).append((Planned(text, replicate, mark, what), model))
-            elif before != mark:
+            if known.get((text, replicate), mark) != mark:
                 raise StudyError(
                     f"build makes another model of {text} than when the study was begun; use a new file, so that "
                     "results of different models are not mixed"
                 )
+        new = [replicate for replicate in range(data.replicates) if (text, replicate) not in known]
+        if new:
+            group = groups.setdefault(form(model), (model, []))[1]
+            group += [Planned(text, replicate, mark, what) for replicate in new]
     batches: list[list[Planned]] = []
-    for group in groups.values():
-        planned = sorted((each for each, _ in group), key=lambda each: each.replicate)
-        largest = max(1, min(LARGEST, work.memory // (work.processes * memory_of(group[0][1], data.observations))))
-        pieces = max(math.ceil(len(planned) / largest), min(work.processes, len(planned) // SMALLEST))
+    for model, group in groups.values():
+        planned = sorted(group, key=lambda each: each.replicate)
+        largest = max(1, min(LARGEST, budget.memory // (budget.processes * rehearse(model, data))))
+        pieces = max(math.ceil(len(planned) / largest), min(budget.processes, len(planned) // SMALLEST))
         bounds = np.linspace(0, len(planned), max(pieces, 1) + 1).round().astype(int)
         batches += [planned[low:high] for low, high in itertools.pairwise(bounds)]
-    if len(batches) > 16 and len(batches) > sum(map(len, batches)) / 2:
+    if len(groups) > 16 and len(groups) > sum(map(len, batches)) / 2:
         warnings.warn(
-            f"{sum(map(len, batches))} inversions make {len(batches)} batches, which is slow: build seems to make a "
+            f"{sum(map(len, batches))} inversions make {len(groups)} batches, which is slow: build seems to make a "
             "new flow or mapping each time; define it once, outside of build",
             stacklevel=3,
         )
-    store.plan(batches)
+    return batches
 
 
 def _what_becomes_of_data(model: Model) -> str:
@@ -166,83 +183,35 @@ def _tasks(store: Store, build: Build, data: Data) -> dict[int, tuple[list[int],
             build,
             tuple(json.loads(text) for _, text, _ in rows),
             tuple(used.index(replicate) for _, _, replicate in rows),
-            {name: values[used] for name, values in data.observations.items()},
-            {name: values[used] if values.ndim == 3 else values for name, values in data.truth.items()},
+            data.of(used),
         )
         tasks[batch] = [number for number, _, _ in rows], task
     return dict(sorted(tasks.items(), key=lambda item: -len(item[1][0])))
 
 
 # --- what it is done on -----------------------------------------------------------------------------------------------
-class Data(NamedTuple):
-    """Observations (replicates, T, dim) by sensory node, and what is known of nodes: the same, or (dim,)."""
-
-    observations: dict[str, Array]
-    truth: dict[str, Array]
-
-    @property
-    def replicates(self) -> int:
-        return len(next(iter(self.observations.values())))
-
-    @property
-    def fingerprint(self) -> str:
-        found = hashlib.sha256()
-        for part in (self.observations, self.truth):
-            for name, values in sorted(part.items()):
-                found.update(f"{name}{values.shape}".encode() + np.ascontiguousarray(values).tobytes())
-        return found.hexdigest()
-
-
-def _data(observations: Any, truth: Mapping[str, Any], model: Model) -> Data:
-    if not isinstance(observations, Mapping):
-        names = [name for name, node in model.graph.nodes.items() if node.observes]
-        if len(names) != 1:
-            raise StudyError(f"there are several sensory nodes; give a mapping from {', '.join(map(repr, names))}")
-        observations = {names[0]: observations}
-    seen = {name: _array(f"observations of {name!r}", values) for name, values in observations.items()}
-    seen = {name: values[None] if values.ndim == 2 else values for name, values in seen.items()}
-    shape = {values.shape[:2] for values in seen.values()}
-    if any(values.ndim != 3 for values in seen.values()) or len(shape) != 1:
-        raise StudyError("observations must be (T, dim) or (replicates, T, dim), of the same length for all nodes")
-    (replicates, length), *_ = shape
-    known = {}
-    for name, given in truth.items():
-        values = _array(f"truth of {name!r}", given)
-        if values.ndim == 2:
-            values = np.broadcast_to(values, (replicates, *values.shape))
-        if values.ndim not in (1, 3) or (values.ndim == 3 and values.shape[:2] != (replicates, length)):
-            raise StudyError(
-                f"the truth of {name!r} has shape {np.shape(given)}; give (dim,) for a constant, (T, dim) or "
-                f"(replicates, T, dim) with {replicates} replicates and T = {length}"
-            )
-        known[name] = values
-    return Data(seen, known)
-
-
-def _array(what: str, values: Any) -> Array:
-    try:
-        array = np.asarray(values, dtype=np.float64)
-    except (TypeError, ValueError):
-        raise StudyError(f"{what} must be numbers in a rectangular array") from None
-    if not array.size or not np.isfinite(array).all():
-        raise StudyError(f"{what} must not be empty and must be finite")
-    return array
-
-
 def _check_origin(store: Store, data: Data) -> None:
     """Refuse to go on with a study of other observations; warn if it was begun by another version."""
-    before = store.about("data")
-    if before is not None and before != data.fingerprint:
-        raise StudyError(f"{str(store.path)!r} is a study of other observations or another truth; use a new file")
+    for what, values in data._asdict().items():
+        if store.about(what) not in (None, fingerprint(values)):
+            raise StudyError(
+                f"{str(store.path)!r} is a study of other observations; use a new file"
+                if what == "observations"
+                else f"{str(store.path)!r} was begun with another truth; use a new file, since scores would not compare"
+            )
     begun = store.about("version")
-    if begun is not None and begun != package_version():
+    if begun not in (None, package_version()):
         warnings.warn(
             f"the study was begun by pcnet {begun}, this is {package_version()}; the column 'version' tells which "
             "inversion is whose",
             stacklevel=3,
         )
-    if before is None:
-        store.note("data", data.fingerprint)
+
+
+def _note_origin(store: Store, data: Data) -> None:
+    if store.about("version") is None:
+        for what, values in data._asdict().items():
+            store.note(what, fingerprint(values))
         store.note("version", package_version())
 
 
@@ -264,12 +233,23 @@ def _budget(processes: int | None, memory: int | str) -> Budget:
 
 
 @contextmanager
+def _opened(path: Path | None) -> Iterator[Store]:
+    """A study's file that stays open, unless the sweep fails."""
+    store = Store(path, create=True)
+    try:
+        yield store
+    except BaseException:
+        store.close()
+        raise
+
+
+@contextmanager
 def _alone(path: Path | None) -> Iterator[None]:
     """Keep others from working on the same file meanwhile; the lock goes with the process, however that ends."""
     if path is None:
         yield
         return
-    lock = FileLock(f"{path}.lock")
+    lock = FileLock(f"{path.resolve()}.lock")
     try:
         lock.acquire(timeout=0)
     except Timeout:

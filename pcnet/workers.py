@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
-import sys
+import pickle
+import signal
 import tempfile
+import threading
+import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -14,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from pcnet.errors import PcnetError, StudyError
+from pcnet.errors import StudyError
 from pcnet.inversion import Outcome, Task, invert
 
 Moved = Callable[[int], object]
@@ -51,10 +54,15 @@ class Processes(Workers):
         one_thread = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
         with tempfile.TemporaryDirectory(prefix="pcnet-") as folder:
             board = Board(Path(folder) / "progress", len(tasks))
-            executor = ProcessPoolExecutor(max_workers=min(self.count, len(tasks)), env=one_thread)
+            executor = ProcessPoolExecutor(
+                max_workers=min(self.count, len(tasks)),
+                env=one_thread,
+                initializer=_follow,
+                initargs=(os.getpid(),),
+            )
             try:
                 futures = {
-                    executor.submit(_invert_elsewhere, task, board.path, place, os.getpid()): (key, place)
+                    executor.submit(_invert_elsewhere, task, board.path, place): key
                     for place, (key, task) in enumerate(tasks.items())
                 }
                 sizes = np.array([len(task.settings) for task in tasks.values()])
@@ -66,11 +74,11 @@ class Processes(Workers):
                     moved(now - seen)
                     seen = now
                     for future in done:
-                        yield futures[future][0], future.result()
+                        yield futures[future], future.result()
             except TerminatedWorkerError as error:
                 raise StudyError(
                     "a worker process was killed, most likely because memory ran out; what was finished is kept: start "
-                    "again with less memory or fewer processes"
+                    "again with fewer processes"
                 ) from error
             finally:
                 executor.shutdown(wait=False, kill_workers=True)
@@ -84,15 +92,29 @@ class Board:
         self.ticks = np.memmap(path, dtype=np.int64, mode="w+", shape=(places,))
 
 
-def _invert_elsewhere(task: Task, board: Path, place: int, parent: int) -> list[Outcome]:
+def _follow(parent: int) -> None:
+    """Have this process end when its parent does, however that ends, and leave Ctrl-C to it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _invert_elsewhere(task: Task, board: Path, place: int) -> list[Outcome]:
     ticks = np.memmap(board, dtype=np.int64, mode="r+")
 
     def report(more: int) -> None:
-        if os.getppid() != parent:
-            sys.exit(1)  # whoever waits for this is gone
         ticks[place] += more
 
     return invert(task, report)
+
+
+PATIENCE = 20
+"""Seconds to wait for the scheduler of a cluster."""
 
 
 class Dask(Workers):
@@ -103,17 +125,21 @@ class Dask(Workers):
 
     def run(self, tasks: Mapping[int, Task], moved: Moved) -> Iterator[tuple[int, list[Outcome]]]:
         try:
+            import cloudpickle  # type: ignore[import-untyped]
             from distributed import as_completed
         except ImportError:
             raise StudyError("a scheduler needs Dask: pip install 'pcnet[dask]'") from None
         name = f"pcnet-{uuid.uuid4().hex}"
         with self._client() as client:
             futures = {
-                client.submit(invert, task, key=f"{name}-{key}", pure=False): (key, len(task.settings) * task.length)
+                client.submit(_invert_packed, cloudpickle.dumps(task), key=f"{name}-{key}", pure=False): (
+                    key,
+                    len(task.settings) * task.data.length,
+                )
                 for key, task in tasks.items()
             }
             try:
-                for future in as_completed(list(futures)):  # type: ignore[no-untyped-call]
+                for future in as_completed(list(futures), loop=client.loop):  # type: ignore[no-untyped-call]
                     key, passed = futures[future]
                     yield key, self._result(future)
                     moved(passed)
@@ -127,9 +153,9 @@ class Dask(Workers):
             return nullcontext(self.scheduler)
         try:
             client: AbstractContextManager[Any] = Client(  # type: ignore[no-untyped-call]
-                self.scheduler, timeout=20, set_as_default=False
+                self.scheduler, timeout=PATIENCE, set_as_default=False
             )
-        except (OSError, ValueError) as error:
+        except (OSError, TypeError, ValueError) as error:
             raise StudyError(f"there is no Dask scheduler at {self.scheduler!r}: {error}") from None
         return client
 
@@ -142,11 +168,26 @@ class Dask(Workers):
         except KilledWorker as error:
             raise StudyError(
                 "a batch was lost with every worker that took it up, most likely because memory ran out; what was "
-                "finished is kept: start again with less memory"
+                "finished is kept: start again with workers that have more memory"
             ) from error
-        except PcnetError:
-            raise
+        except ModuleNotFoundError as error:
+            raise StudyError(
+                f"a worker of the cluster has {str(error)[0].lower()}{str(error)[1:]}; install it there, or define "
+                "build in the script itself"
+            ) from error
         return outcomes
+
+
+def _invert_packed(task: bytes) -> list[Outcome]:
+    """A task as it was packed, so that nobody on its way, such as the scheduler, has to understand it.
+
+    A worker may have several threads, but functions cannot be traced in more than one at a time.
+    """
+    with ONE_AT_A_TIME:
+        return invert(pickle.loads(task))
+
+
+ONE_AT_A_TIME = threading.Lock()
 
 
 def choose(processes: int | None, scheduler: Any, tasks: int) -> Workers:
@@ -159,4 +200,6 @@ def choose(processes: int | None, scheduler: Any, tasks: int) -> Workers:
 
 def cores() -> int:
     """How many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    from loky import cpu_count
+
+    return int(cpu_count())
