@@ -3,7 +3,7 @@
 from pcnet import errors, flows, graphs, kernels, movers, nodes, simulate
 from pcnet.derived import Derived
 from pcnet.graph import Graph
-from pcnet.nodes import ParameterNode, PrecisionNode, SensoryNode, StateNode
+from pcnet.nodes import CauseNode, InputNode, ParameterNode, PrecisionNode, SensoryNode, StateNode
 from pcnet.record import Record
 from pcnet.result import Result
 from pcnet.schedule import Act, Clock, Schedule, act, generalised_filtering, odem, states_only
@@ -12,9 +12,11 @@ from pcnet.sweeps import sweep
 
 __all__ = [
     "Act",
+    "CauseNode",
     "Clock",
     "Derived",
     "Graph",
+    "InputNode",
     "ParameterNode",
     "PrecisionNode",
     "Record",

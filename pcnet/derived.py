@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -34,6 +36,7 @@ class Derived(Function):
     ) -> None:
         self.function = function
         self.parameters = parameters
+        self.caused = isinstance(function, Caused)
         self._given = (function, jacobian, parameter_jacobian, parameters)
         self.jacobian = jacobian or (
             lambda x, theta: _columns(lambda v: function(v, theta.expand(len(v), *theta.shape)), x)
@@ -51,7 +54,7 @@ class Derived(Function):
         return self._given
 
     def __repr__(self) -> str:
-        return getattr(self.function, "__name__", type(self.function).__name__)
+        return repr(self.function) if self.caused else getattr(self.function, "__name__", type(self.function).__name__)
 
     def linearise(self, x: Tensor, parameters: Tensor, rows: int) -> Linearisation:
         def body(x: Tensor, theta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -123,15 +126,47 @@ class Derived(Function):
         return trace(*inputs)
 
 
-def as_function(function: Function | Plain | None) -> Function:
-    """A `Function` as it is, None as the identity, and any other callable with derived derivatives."""
+ThreeArguments = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Caused:
+    """A plain function f(x, v, θ) of a state, its causes and parameters, as one of (x and v, θ)."""
+
+    function: ThreeArguments
+    dim: int
+
+    def __call__(self, x: Tensor, parameters: Tensor) -> Tensor:
+        return self.function(x[..., : self.dim], x[..., self.dim :], parameters)
+
+    def __repr__(self) -> str:
+        return getattr(self.function, "__name__", type(self.function).__name__)
+
+
+def as_function(function: Function | Plain | None, dim: int | None = None) -> Function:
+    """A `Function` as it is, None as the identity, and any other callable with derived derivatives.
+
+    A callable of three arguments is one of (state, causes, parameters); `dim` is the state's.
+    """
     if function is None:
         return Identity()
     if isinstance(function, Function):
         return function
     if not callable(function):
         raise GraphError(f"a flow or mapping must be a function of (state, parameters), not {function!r}")
+    if dim is not None and _arguments(function) == 3:
+        return Derived(Caused(cast("ThreeArguments", function), dim))
     return Derived(function)
+
+
+def _arguments(function: Callable[..., Any]) -> int:
+    """How many arguments a callable must be given."""
+    target = function.forward if isinstance(function, torch.nn.Module) else function
+    try:
+        parameters = inspect.signature(target).parameters.values()
+    except (TypeError, ValueError):  # built in: it does not say
+        return 2
+    return sum(p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
 
 
 def _like(value: Tensor, leading: Tensor) -> Tensor:

@@ -53,15 +53,26 @@ class LotkaVolterra(Quadratic):
 
 
 class Linear(Quadratic):
-    """ẋ = Ax + b. With a matrix A it has no parameters; with `dim` alone, θ is A, row by row."""
+    """ẋ = Ax + Bv + b. With a matrix A it has no parameters; with `dim` alone, θ is A, row by row.
 
-    def __init__(self, matrix: Tensor | None = None, offset: Tensor | None = None, dim: int | None = None) -> None:
+    causes: B, if it is a function of causes v as well.
+    """
+
+    def __init__(
+        self,
+        matrix: Tensor | None = None,
+        offset: Tensor | None = None,
+        dim: int | None = None,
+        causes: Tensor | None = None,
+    ) -> None:
         if (matrix is None) == (dim is None):
             raise SettingError("Linear: give either a matrix, or dim for a matrix to be learned")
         if matrix is not None:
             a = torch.as_tensor(matrix, dtype=torch.float64)
             if a.dim() != 2:
                 raise SettingError(f"Linear: the matrix has shape {tuple(a.shape)}; it must have two dimensions")
+            if causes is not None:
+                a = torch.cat([a, torch.as_tensor(causes, dtype=torch.float64).reshape(a.shape[0], -1)], 1)
             c = torch.zeros(a.shape[0], a.shape[1] + 1, a.shape[1] + 1, 1, dtype=torch.float64)
             c[:, 0, 1:, 0] = a
         else:
@@ -73,6 +84,7 @@ class Linear(Quadratic):
         if offset is not None:
             c[:, 0, 0, 0] = torch.as_tensor(offset, dtype=torch.float64)
         super().__init__(c)
+        self.caused = causes is not None
 
     def __repr__(self) -> str:
         return f"Linear({self.dim} → {self.out})"
@@ -98,6 +110,6 @@ def lorenz96(x: Tensor, parameters: Tensor) -> Tensor:
     return (x.roll(-1, -1) - x.roll(2, -1)) * x.roll(1, -1) - x + parameters[..., :1]
 
 
-def linear(matrix: Tensor, offset: Tensor | None = None) -> Linear:
-    """ẋ = Ax + b with a known matrix; no parameters."""
-    return Linear(matrix, offset)
+def linear(matrix: Tensor, offset: Tensor | None = None, causes: Tensor | None = None) -> Linear:
+    """ẋ = Ax + Bv + b with known matrices A and, for causes v, B; no parameters."""
+    return Linear(matrix, offset, causes=causes)

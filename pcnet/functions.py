@@ -32,6 +32,8 @@ class Function(ABC):
 
     parameters: int | None = None
     """How many parameters it takes, if it knows."""
+    caused: bool = False
+    """Whether x is a state followed by the causes that drive it, in one vector."""
 
     @property
     def essence(self) -> Hashable:
@@ -134,7 +136,7 @@ class Quadratic(Function):
 
     @property
     def essence(self) -> Hashable:
-        return (Quadratic, tuple(self.coefficients.shape), self.coefficients.numpy().tobytes())
+        return (Quadratic, self.caused, tuple(self.coefficients.shape), self.coefficients.numpy().tobytes())
 
     def _tables(self, like: Tensor) -> tuple[Tensor, Tensor]:
         """The coefficients as matrices in the dtype of `like`: (1+p, out·z·z) and, by parameter, (z, p·out·z)."""

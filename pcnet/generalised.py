@@ -19,6 +19,15 @@ def shift_matrix(orders: int, dim: int) -> Tensor:
     return torch.eye(orders * dim, dtype=torch.float64).roll(dim, 1).triu(1)
 
 
+def taylor_shift(time: Tensor, orders: int) -> Tensor:
+    """exp(D t) for one channel: where a generalised variable is a time t later; (...) → (..., orders, orders)."""
+    matrix = time.new_zeros(*time.shape, orders, orders)
+    for i in range(orders):
+        for j in range(i, orders):
+            matrix[..., i, j] = time ** (j - i) / math.factorial(j - i)
+    return matrix
+
+
 def temporal_covariance(kernel: Kernel, orders: int) -> Tensor:
     """Covariance among a smooth noise and its derivatives, S[n,m] = (−1)^n κ^(n+m)(0); (..., orders, orders)."""
     slopes = [kernel.derivative_at_zero(n) for n in range(2 * orders - 1)]
@@ -48,6 +57,15 @@ def backward_differences(y: Tensor, previous: Tensor, dt: Tensor) -> Tensor:
     for i in range(1, previous.shape[-2]):
         rows.append((rows[-1] - previous[..., i - 1, :]) / dt)
     return torch.stack(rows, -2)
+
+
+def embed(samples: Tensor, orders: int, dt: float = 1.0) -> Tensor:
+    """Generalised observations at every sample, looking ahead; (..., T, dim) → (..., T, orders, dim).
+
+    Each is a `taylor_embedding`, so that it looks ahead by about half of its orders. For sensory nodes with
+    derivatives="given", flatten the last two dimensions.
+    """
+    return torch.stack([taylor_embedding(samples, orders, t, dt) for t in range(samples.shape[-2])], -3)
 
 
 def taylor_embedding(samples: Tensor, orders: int, at: float, dt: float = 1.0) -> Tensor:

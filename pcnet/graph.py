@@ -41,7 +41,18 @@ class Graph:
         _nodes_only(parent, child)
         if any(link.child is child for link in self._links(parent, "predicts")):
             raise GraphError(f"{parent.name!r} already predicts {child.name!r}")
-        self._connect(Link("predicts", parent, child, as_function(via), None))
+        shape = parent.error_shape
+        self._connect(Link("predicts", parent, child, as_function(via, None if shape is None else shape.dim), None))
+
+    def drives(self, parent: Node, child: Node) -> None:
+        """The parent, a cause v, is an argument of the child's flow f(x, v, θ), and of its mappings g(x, v, θ).
+
+        Several causes of one state are joined in the order in which they are attached.
+        """
+        _nodes_only(parent, child)
+        if any(link.child is child for link in self._links(parent, "drives")):
+            raise GraphError(f"{parent.name!r} already drives {child.name!r}")
+        self._connect(Link("drives", parent, child, None, None))
 
     def parametrises(self, parent: Node, child: Node, of: Node | None = None) -> None:
         """The parent holds the parameters of the child's flow or, with `of`, of the mapping by which it predicts `of`.
@@ -100,6 +111,12 @@ class Graph:
     def nodes(self) -> Mapping[str, Node]:
         """The nodes by name, in the order in which they were added."""
         return {name: data["node"] for name, data in self.network.nodes(data=True)}
+
+    @property
+    def from_above(self) -> Mapping[str, Node]:
+        """The nodes by name, parents before their children, and else in the order in which they were added."""
+        nodes, place = self.nodes, {name: i for i, name in enumerate(self.network)}
+        return {name: nodes[name] for name in nx.lexicographical_topological_sort(self.network, key=place.__getitem__)}
 
     @property
     def links(self) -> tuple[Link, ...]:

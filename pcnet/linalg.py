@@ -31,11 +31,15 @@ class Precision:
         """JᵀΠ̃J; (B, rows·dim, n) → (B, n, n)."""
         if slope.shape[1] <= SMALL:
             return torch.bmm(slope.mT, torch.bmm(self.dense(), slope))
+        return self.between(slope, slope)
+
+    def between(self, left: Tensor, right: Tensor) -> Tensor:
+        """LᵀΠ̃R; (B, rows·dim, m) and (B, rows·dim, n) → (B, m, n)."""
         batch, rows = self.temporal.shape[:2]
-        n = slope.shape[-1]
-        mixed = torch.bmm(self.temporal, slope.reshape(batch, rows, -1))
+        n = right.shape[-1]
+        mixed = torch.bmm(self.temporal, right.expand(batch, -1, -1).reshape(batch, rows, -1))
         weighted = mixed.view(batch, rows, -1, n) * self.channel[:, None, :, None]
-        return torch.bmm(slope.mT, weighted.view(batch, -1, n))
+        return torch.bmm(left.expand(batch, -1, -1).mT, weighted.view(batch, -1, n))
 
     def dense(self) -> Tensor:
         """Π̃ itself, (B, rows·dim, rows·dim)."""
@@ -44,6 +48,23 @@ class Precision:
             blocks = self.temporal[:, :, None, :, None] * self.channel.diag_embed()[:, None, :, None, :]
             self._dense = blocks.reshape(-1, size, size)
         return self._dense
+
+
+class Dense:
+    """A curvature without structure, (B, n, n)."""
+
+    __slots__ = ("matrix",)
+
+    def __init__(self, matrix: Tensor) -> None:
+        self.matrix = matrix
+
+    def sandwich(self, slope: Tensor) -> Tensor:
+        """JᵀMJ; (B, n, m) → (B, m, m)."""
+        return self.between(slope, slope)
+
+    def between(self, left: Tensor, right: Tensor) -> Tensor:
+        """LᵀMR; (B, n, m) and (B, n, k) → (B, m, k)."""
+        return torch.bmm(left.mT, torch.bmm(self.matrix, right))
 
 
 SMALL = 32

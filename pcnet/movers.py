@@ -38,6 +38,8 @@ class StateMover(ABC):
     """A rule that moves a generalised state."""
 
     needs_curvature: bool = True
+    implicit: bool = False
+    """Whether the step is an implicit one, so that it can be taken jointly with those of the neighbours."""
 
     @abstractmethod
     def step(self, evidence: Evidence) -> Tensor:
@@ -79,6 +81,44 @@ class GradientFlow(StateMover):
     def step(self, evidence: Evidence) -> Tensor:
         time, kappa = (column(v, 1) for v in (self.time, self.kappa))
         return time * (evidence.motion - kappa * evidence.gradient)
+
+
+class Following(NamedTuple):
+    """The step (B, n) that a state is about to take, and by how much less it is with a neighbour's δp; (B, n, p)."""
+
+    step: Tensor
+    following: Tensor
+
+
+@settings
+class Implicit(StateMover):
+    """One implicit Euler step over `time`: (I/Δs − D + κH) Δμ̃ = Dμ̃ − κ∇, with H of Gauss and Newton.
+
+    States and causes that move so do it jointly: from the top down, each node goes by errors in which the nodes below
+    have answered already (elimination), and then these go by where it has gone (substitution). On a tree of linear
+    functions that is the step of all of them together, exactly.
+    """
+
+    time: Positive
+    kappa: Positive = number(1.0)
+    implicit = True
+
+    def step(self, evidence: Evidence) -> Tensor:
+        matrix, flow = self._system(evidence)
+        solved: Tensor = torch.linalg.solve(matrix, flow)
+        return solved
+
+    def answer(self, evidence: Evidence, cross: Tensor) -> Following:
+        """The step, and −δμ̃/δp = κM⁻¹H_xp for a neighbour p whose cross curvature is H_xp (B, n, p)."""
+        matrix, flow = self._system(evidence)
+        solved = torch.linalg.solve(matrix, torch.cat([flow[..., None], column(self.kappa, 2) * cross], -1))
+        return Following(solved[..., 0], solved[..., 1:])
+
+    def _system(self, evidence: Evidence) -> tuple[Tensor, Tensor]:
+        assert evidence.curvature is not None
+        inertia = torch.eye(evidence.mean.shape[-1]).to(evidence.mean) / column(self.time, 2)
+        matrix = inertia - evidence.shift + column(self.kappa, 2) * evidence.curvature
+        return matrix, evidence.motion - column(self.kappa, 1) * evidence.gradient
 
 
 # --- slow: parameters and precisions --------------------------------------------------------------------------------

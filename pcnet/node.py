@@ -21,7 +21,7 @@ from pcnet.functions import Function
 from pcnet.messages import Error, Prediction
 from pcnet.settings import batch_shape_of, settings
 
-Kind = Literal["predicts", "parametrises", "weighs"]
+Kind = Literal["predicts", "drives", "parametrises", "weighs"]
 Indefinite = Literal["clamp", "raise"]
 """Where a curvature is not positive definite: clamp its eigenvalues and count it, or count it as divergence."""
 P = TypeVar("P")
@@ -113,6 +113,7 @@ class Local:
 
     __slots__ = (
         "_belief",
+        "_below_by_kind",
         "_by_kind",
         "_inbox",
         "_memo",
@@ -138,6 +139,7 @@ class Local:
         self._belief: Any = None
         self._memory: Any = None
         self._by_kind: dict[tuple[Kind, Node | None], tuple[Link, ...]] = {}
+        self._below_by_kind: dict[Kind, tuple[Link, ...]] = {}
         self._memo: dict[str, tuple[tuple[Any, ...], Any]] = {}
         self._inbox: Mapping[Link, Callable[[], Any]] = {}
         self._notify: Callable[[], None] = lambda: None
@@ -184,6 +186,13 @@ class Local:
         found = self._by_kind.get((kind, of))
         if found is None:
             found = self._by_kind[kind, of] = tuple(k for k in self.above if k.kind == kind and k.of is of)
+        return found
+
+    def links_below(self, kind: Kind) -> tuple[Link, ...]:
+        """The links below of one kind."""
+        found = self._below_by_kind.get(kind)
+        if found is None:
+            found = self._below_by_kind[kind] = tuple(k for k in self.below if k.kind == kind)
         return found
 
     def once(self, name: str, compute: Callable[[], R], *inputs: Any) -> R:
@@ -246,6 +255,11 @@ class Node(ABC):
     def error_shape(self) -> ErrorShape | None:
         """The shape of this node's error, if it has one that can be weighed."""
         return None
+
+    @property
+    def observed_width(self) -> int:
+        """How many numbers an observation of this node has."""
+        return self.error_shape.dim if self.error_shape is not None else 0
 
     @property
     def width(self) -> int:

@@ -52,7 +52,7 @@ def check(schedule: Schedule, nodes: Mapping[str, Node]) -> None:
 
 
 def who_acts(act: Act, nodes: Mapping[str, Node]) -> list[str]:
-    """The names an act stands for, in the order in which it gives them."""
+    """The names an act stands for, in the order in which it gives them; nodes of one role from above."""
     found: list[str] = []
     for who in act.who:
         for name, node in nodes.items():

@@ -60,7 +60,7 @@ class Live:
         self._nodes = graph.nodes
         self._locals = {name: Local() for name in self._nodes}
         self._observers = [name for name, node in self._nodes.items() if node.observes]
-        dims = {node.name: node.error_shape.dim for node in self._nodes.values() if node.observes and node.error_shape}
+        dims = {node.name: node.observed_width for node in self._nodes.values() if node.observes}
         self._intake = Intake(dims, self.dtype, self.device)
         plan.check(schedule, self._nodes)
         self._check_record()
@@ -306,8 +306,8 @@ class Live:
             if name in observation:
                 self._locals[name].observation = self._start.fill(observation[name], 1)
             node.begin(self._locals[name], self._start)
-        opening = plan.lay_out(self.schedule.opening, self._nodes, self._locals, self._start)
-        self._acts = plan.lay_out(self.schedule.acts, self._nodes, self._locals, self._start)
+        opening = plan.lay_out(self.schedule.opening, self.graph.from_above, self._locals, self._start)
+        self._acts = plan.lay_out(self.schedule.acts, self.graph.from_above, self._locals, self._start)
         self._prepare_tapes()
         self._begun = True
         for line in opening:

@@ -13,7 +13,7 @@ import pcnet as pc
 from pcnet.generalised import temporal_precision
 from pcnet.kernels import SquaredExponential
 from pcnet.movers import Exponential, Ozaki, RobbinsMonro
-from pcnet.nodes import ParameterNode, PrecisionNode, SensoryNode, StateNode
+from pcnet.nodes import CauseNode, ParameterNode, PrecisionNode, SensoryNode, StateNode
 
 
 def tensor(*values: float) -> Tensor:
@@ -80,17 +80,36 @@ class Model:
             log_precision = means[link.parent.name].expand(error.shape[1])
             return gaussian_energy(error, log_precision, self.widths[link.parent.name])
 
+        def argument(node, function) -> Tensor:
+            """The state, and beside it the causes of a function that takes them."""
+            x = means[node.name]
+            parts = [x]
+            for k in self.graph.links:
+                if k.kind == "drives" and k.child is node and function.caused:
+                    v = means[k.parent.name]
+                    parts.append(torch.cat([v, v.new_zeros(len(x) - len(v), v.shape[1])]))
+            return torch.cat(parts, 1)
+
         for link in self.graph.links:
             if link.kind == "predicts":
-                x, rows = means[link.parent.name], link.child.error_shape.rows
+                rows = link.child.error_shape.rows
                 mapping = self.mappings[link.parent.name, link.child.name]
-                value = generalise(mapping, x, parameters(link.parent, link.child), rows) if mapping else x[:rows]
+                if mapping:
+                    x = argument(link.parent, mapping)
+                    value = generalise(mapping, x, parameters(link.parent, link.child), rows)
+                else:
+                    value = means[link.parent.name][:rows]
                 predictions[link.child.name] = predictions.get(link.child.name, 0) + value
         for name, node in nodes.items():
             if isinstance(node, StateNode):
                 x, rows = means[name], node.rows
                 moved = torch.cat([x[1:], torch.zeros_like(x[:1])])[:rows]
-                total = total + weigh(name, moved - generalise(node.flow, x, parameters(node, None), rows))
+                flow = generalise(node.flow, argument(node, node.flow), parameters(node, None), rows)
+                total = total + weigh(name, moved - flow)
+            elif isinstance(node, CauseNode):
+                v = means[name]
+                constant = torch.cat([node.prior.expand(1, node.dim), torch.zeros(node.orders - 1, node.dim).double()])
+                total = total + weigh(name, v - predictions.get(name, constant))
             elif isinstance(node, SensoryNode):
                 total = total + weigh(name, observed[name] - predictions[name])
             elif isinstance(node, ParameterNode):

@@ -12,18 +12,25 @@ from pydantic import Field
 from torch import Tensor
 
 from pcnet.errors import GraphError, SettingError
-from pcnet.generalised import backward_differences
+from pcnet.generalised import backward_differences, taylor_shift
 from pcnet.linalg import Precision
 from pcnet.messages import Error
 from pcnet.node import Energy, ErrorShape, Link, Local, Node, Quantity, Start
 from pcnet.nodes.precision import precision_error
-from pcnet.settings import Positive, number, settings
+from pcnet.settings import NotNegative, Positive, number, settings
 
 
 class SensoryBelief(NamedTuple):
     """The generalised observation ỹ, (B, orders, dim)."""
 
     observation: Tensor
+
+
+class SensoryRule(NamedTuple):
+    """The sampling interval (B, 1), and the matrix that moves data on (B, orders, orders), if they do."""
+
+    dt: Tensor
+    ahead: Tensor | None
 
 
 class SensoryWork(NamedTuple):
@@ -37,13 +44,15 @@ class SensoryWork(NamedTuple):
 
 @settings
 class SensoryNode(Node):
-    """Generalised observations ỹ (..., orders, dim), by backward differences over the sampling interval dt.
+    """Generalised observations ỹ (..., orders, dim), by backward differences over the sampling interval dt, or given.
 
     Local energy ½ε̃ᵀΠ̃ε̃ − ½log|Π̃| of ε̃ = ỹ − Σ g̃, the sum over the states that predict it.
 
     dt: the time between two observations; needed for more orders than one.
     start: where differences begin. "first" takes the first observation as standing still, "zeros" as a jump from 0.
     What is done before the first observation then finds an observation of 0.
+    derivatives: "backward" differences, or "given": an observation then is all orders of ỹ, one after the other.
+    ahead: how far, in time, data move on by themselves when the node is asked to move: ỹ ← exp(D·ahead)ỹ.
     """
 
     _: KW_ONLY
@@ -51,17 +60,23 @@ class SensoryNode(Node):
     orders: int = Field(ge=1)
     dt: Positive | None = None
     start: Literal["first", "zeros"] = "first"
+    derivatives: Literal["backward", "given"] = "backward"
+    ahead: NotNegative = number(0.0)
     role: ClassVar[str] = "sensory"
     observes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         Node.__post_init__(self)
-        if self.dt is None and self.orders > 1:
+        if self.dt is None and self.orders > 1 and self.derivatives == "backward":
             raise SettingError(f"{self.title}: give dt, the time between two observations, for {self.orders} orders")
 
     @property
     def error_shape(self) -> ErrorShape:
         return ErrorShape(self.orders, self.dim)
+
+    @property
+    def observed_width(self) -> int:
+        return self.dim if self.derivatives == "backward" else self.orders * self.dim
 
     @property
     def sampling_interval(self) -> Tensor:
@@ -70,7 +85,8 @@ class SensoryNode(Node):
     @property
     def data(self) -> Mapping[str, Any]:
         dt = None if self.dt is None else self.dt.tolist()
-        return {"orders": self.orders, "channels": self.dim, "dt": dt, "start": self.start}
+        known: dict[str, Any] = {"orders": self.orders, "channels": self.dim, "dt": dt, "start": self.start}
+        return known if self.derivatives == "backward" else {**known, "derivatives": self.derivatives}
 
     def describe(self) -> str:
         interval = self.sampling_interval
@@ -78,7 +94,7 @@ class SensoryNode(Node):
         return f"dim {self.dim}, orders {self.orders}, dt {dt}"
 
     def as_child(self, link: Link) -> None:
-        if link.kind == "parametrises":
+        if link.kind not in ("predicts", "weighs"):
             Node.as_child(self, link)
 
     def check(self, above: tuple[Link, ...], below: tuple[Link, ...], like: Tensor) -> None:
@@ -90,16 +106,25 @@ class SensoryNode(Node):
             )
 
     def begin(self, local: Local, start: Start) -> None:
-        local.rule = start.fill(self.sampling_interval, 0)[:, None]
+        dt, ahead = start.fill(self.sampling_interval, 0)[:, None], start.fill(self.ahead, 0)
+        local.rule = SensoryRule(dt, taylor_shift(ahead, self.orders) if bool((ahead != 0).any()) else None)
         zeros = torch.zeros(start.batch, self.orders, self.dim, dtype=start.dtype, device=start.device)
         if self.start == "first" and local.observation is not None:
-            zeros[:, 0] = local.observation
+            zeros[:, 0] = local.observation[:, : self.dim]
         local.belief = SensoryBelief(zeros)
 
     def sense(self, local: Local) -> None:
         assert local.observation is not None
+        if self.derivatives == "given":
+            local.belief = SensoryBelief(local.observation.view(-1, self.orders, self.dim))
+            return
         previous = local.belief.observation
-        local.belief = SensoryBelief(backward_differences(local.observation, previous, local.rule))
+        local.belief = SensoryBelief(backward_differences(local.observation, previous, local.rule.dt))
+
+    def move(self, local: Local) -> None:
+        """Let the data move on under their own derivatives."""
+        if local.rule.ahead is not None:
+            local.belief = SensoryBelief(torch.bmm(local.rule.ahead, local.belief.observation))
 
     def err(self, local: Local, link: Link) -> Error[Any]:
         work = self.work(local)

@@ -2,95 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import KW_ONLY
-from functools import partial
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
-from pydantic import Field, SkipValidation
+from pydantic import SkipValidation
 from torch import Tensor
 
 from pcnet.derived import as_function
 from pcnet.errors import GraphError, SettingError
 from pcnet.functions import Function, Linearisation, check_function, less_curve
-from pcnet.generalised import shift_matrix
-from pcnet.linalg import Precision, covariance_of, posterior
-from pcnet.messages import Error, Prediction
-from pcnet.movers import Evidence, Ozaki, StateMover
-from pcnet.node import INDEFINITE, Energy, ErrorShape, Indefinite, Link, Local, Node, Quantity, Start
+from pcnet.linalg import Dense, Precision
+from pcnet.messages import Error
+from pcnet.node import Link, Local, Node
+from pcnet.nodes.latent import LatentNode, Work
 from pcnet.nodes.precision import precision_error
-from pcnet.settings import Table, settings
-
-
-class StateBelief(NamedTuple):
-    """Mean x̃ (B, orders, dim), posterior precision (B, n, n) and log|Σ| (B,); n = orders·dim."""
-
-    mean: Tensor
-    precision: Tensor
-    log_det_covariance: Tensor
-
-
-class StateMemory(NamedTuple):
-    """How often the posterior had to be mended, (B,)."""
-
-    mended: Tensor
-
-
-class Work(NamedTuple):
-    """What follows from the belief and the messages from above, and that all rules of the node share.
-
-    The error of the state's own motion ε = Dx̃ − f̃ (B, rows, dim), its slope D − ∂f̃/∂x̃ (B, rows·dim, n), its precision
-    Π̃ and ξ = Π̃ε; and for each link below the mapping g̃ with its slope.
-    """
-
-    error: Tensor
-    slope: Tensor
-    precision: Precision
-    weighted: Tensor
-    mappings: dict[Link, Linearisation]
-
+from pcnet.settings import settings
 
 HALVINGS = 30
 """How often a step towards the first observation is halved before it is given up."""
 
 
 @settings
-class StateNode(Node):
+class StateNode(LatentNode):
     """A generalised hidden state (..., orders, dim) that moves by `flow` and predicts the nodes below it.
 
-    Local energy ½ε̃ᵀΠ̃ε̃ − ½log|Π̃| of the motion error ε̃ = Dx̃ − f̃(x̃, θ). Gradient (D − J_f̃)ᵀξ − Σ J_g̃ᵀξ_child; the
-    curvature is Gauss–Newton (JᵀΠ̃J, never indefinite) or exact (with the terms Σξ∂²ε).
+    Local energy ½ε̃ᵀΠ̃ε̃ − ½log|Π̃| of the motion error ε̃ = Dx̃ − f̃(x̃, ṽ, θ).
 
-    flow: function of (state, parameters), or a `Function` with its own derivatives.
+    flow: function of (state, parameters), or of (state, causes, parameters) for a state that causes drive; or a
+    `Function` with its own derivatives.
     initial_mean: x̃ before the first observation; found from the first observation unless given.
     last_error: keep the error of the highest order, 0 − J_f x^(k−1), or drop it.
+    bend: in slopes, keep what the orders above the value owe to the change of J, ∂(J x')/∂x, or drop it as SPM does.
     """
 
     _: KW_ONLY
-    dim: int = Field(ge=1)
-    orders: int = Field(ge=1)
     flow: SkipValidation[Any]
-    initial_mean: Table | None = None
-    mover: StateMover = Ozaki()
-    curvature: Literal["gauss-newton", "exact"] = "gauss-newton"
     last_error: Literal["keep", "drop"] = "keep"
-    indefinite: Indefinite = "clamp"
-    role: ClassVar[str] = "state"
+    bend: Literal["keep", "drop"] = "keep"
 
     def __post_init__(self) -> None:
-        Node.__post_init__(self)
+        LatentNode.__post_init__(self)
         if self.last_error == "drop" and self.orders < 2:
             raise SettingError(f"{self.title}: last_error='drop' leaves no motion error with one order; use orders=2")
-        shape = (self.orders, self.dim)
-        if self.initial_mean is not None and tuple(self.initial_mean.shape[-2:]) != shape:
-            raise SettingError(
-                f"{self.title}: initial_mean has shape {tuple(self.initial_mean.shape)}; "
-                f"it must end in (orders, dim) = {shape}"
-            )
         if self.flow is None:
             raise SettingError(f"{self.title}: give a flow; for a state that drifts freely, lambda x, theta: 0 * x")
-        object.__setattr__(self, "flow", as_function(self.flow))
+        object.__setattr__(self, "flow", as_function(self.flow, self.dim))
 
     # --- composing ---------------------------------------------------------------------------------------------
     @property
@@ -98,23 +55,8 @@ class StateNode(Node):
         """The orders of the motion error."""
         return self.orders if self.last_error == "keep" else self.orders - 1
 
-    @property
-    def error_shape(self) -> ErrorShape:
-        return ErrorShape(self.rows, self.dim)
-
     def describe(self) -> str:
         return f"dim {self.dim}, orders {self.orders}, flow {self.flow!r}"
-
-    def as_parent(self, link: Link) -> None:
-        if link.kind != "predicts":
-            Node.as_parent(self, link)
-        shape = link.child.error_shape
-        assert shape is not None
-        if shape.rows > self.orders:
-            raise GraphError(
-                f"{self.title} has {self.orders} orders and cannot predict the {shape.rows} of "
-                f"{link.child.name!r}; give {self.name!r} more orders or {link.child.name!r} fewer"
-            )
 
     def as_child(self, link: Link) -> None:
         if link.kind == "predicts":
@@ -127,24 +69,33 @@ class StateNode(Node):
             raise GraphError(
                 f"{self.title} has no precision: add graph.weighs(PrecisionNode(...), {self.name}) for its motion error"
             )
-        given = _count(above, None)
-        check_function(f"the flow of {self.title}", self.flow, self.dim, given, self.dim, like)
+        causes = [link.parent for link in above if link.kind == "drives"]
+        width = sum(cause.error_shape.dim for cause in causes if cause.error_shape is not None)
+        functions: list[tuple[str, Function, Node | None, int]] = [
+            (f"the flow of {self.title}", self.flow, None, self.dim)
+        ]
         for link in below:
             assert link.function is not None and link.child.error_shape is not None
             what = f"the mapping from {self.name!r} to {link.child.name!r}"
-            given = _count(above, link.child)
-            check_function(what, link.function, self.dim, given, link.child.error_shape.dim, like)
+            functions.append((what, link.function, link.child, link.child.error_shape.dim))
+        for what, function, of, out in functions:
+            if function.caused and not causes:
+                raise GraphError(f"{what} is one of causes: add graph.drives(cause, {self.name})")
+            dim = self.dim + width if function.caused else self.dim
+            check_function(what, function, dim, _count(above, of), out, like)
+        if causes and not any(function.caused for _, function, _, _ in functions):
+            raise GraphError(
+                f"{self.title} is driven by {causes[0].name!r}, but neither its flow nor a mapping of it takes causes; "
+                "give a function of (state, causes, parameters)"
+            )
+        for cause in causes:
+            if cause.error_shape is not None and cause.error_shape.rows > self.orders:
+                raise GraphError(
+                    f"{self.title} has {self.orders} orders and cannot take the {cause.error_shape.rows} of its cause "
+                    f"{cause.name!r}"
+                )
 
     # --- beginning ---------------------------------------------------------------------------------------------
-    def begin(self, local: Local, start: Start) -> None:
-        n = self.orders * self.dim
-        mean = torch.zeros(self.orders, self.dim) if self.initial_mean is None else self.initial_mean
-        filled = start.fill(mean, 2)
-        none = filled.new_zeros(start.batch)
-        local.rule = start.lay_out(self.mover)
-        local.belief = StateBelief(filled, torch.eye(n).to(filled).repeat(start.batch, 1, 1), none)
-        local.memory = StateMemory(none)
-
     def orient(self, local: Local) -> None:
         """One Gauss–Newton step on what the nodes below report, of the value alone, halved until their errors fall.
 
@@ -164,7 +115,7 @@ class StateNode(Node):
 
         before = place(value)
         gradient, curvature = value.new_zeros(value.shape), value.new_zeros(*value.shape, self.dim)
-        for link, mapping in self._work(local).mappings.items():
+        for link, mapping in self.work(local).mappings.items():
             slope, error = mapping.slope[..., : self.dim], local.error(link)
             gradient = gradient - torch.einsum("bri,br->bi", slope, error.weighted.flatten(1))
             curvature = curvature + error.precision.sandwich(slope)
@@ -176,18 +127,18 @@ class StateNode(Node):
                 break
             step = torch.where(worse[:, None], 0.5 * step, step)
         value = torch.where(worse[:, None], value, value + step)
-        rows = [value, self.flow(value, self._parameters(local, None))][: self.orders]
+        here = self._argument(local, self.flow)[:, 0, self.dim :]
+        rows = [value, self.flow(torch.cat([value, here], -1), self._parameters(local, None))][: self.orders]
         rows += [torch.zeros_like(value)] * (self.orders - len(rows))
         local.belief = local.belief._replace(mean=torch.stack(rows, 1))
 
     # --- messages ----------------------------------------------------------------------------------------------
-    def predict(self, local: Local, link: Link) -> Prediction[Tensor]:
-        return Prediction(self._work(local).mappings[link].value)
-
     def err(self, local: Local, link: Link) -> Error[Any]:
-        work = self._work(local)
+        work = self.work(local)
         if link.kind == "weighs":
             return precision_error(work.weighted, work.error)
+        if link.kind == "drives":
+            return self._cause_error(local, link)
         if link.of is None:  # the parameters of the flow hear of the motion error
             return self._parameter_error(local, link, self.flow, Error(work.weighted, work.precision))
         (below,) = (other for other in local.below if other.child is link.of)
@@ -196,14 +147,15 @@ class StateNode(Node):
 
     def _parameter_error(self, local: Local, link: Link, function: Function, error: Error[Precision]) -> Error[Tensor]:
         """An error pulled back to the parameters of the function that made the prediction."""
-        mean, weighted, rows = local.belief.mean, error.weighted, error.weighted.shape[1]
+        weighted, rows = error.weighted, error.weighted.shape[1]
+        x = self._argument(local, function)
         everything = self._parameters(local, link.of)
         mine = self._slice(local, link)
-        slope = function.parameter_slope(mean, everything, rows)[..., mine]
+        slope = function.parameter_slope(x, everything, rows)[..., mine]
         flat = slope.reshape(slope.shape[0], -1, slope.shape[-1])
 
         def remainder() -> Tensor | None:
-            curve = function.parameter_curve(mean, everything, weighted)
+            curve = function.parameter_curve(x, everything, weighted)
             own = None if curve is None else -curve[:, mine, mine]
             if error.remainder is None:
                 return own
@@ -213,71 +165,123 @@ class StateNode(Node):
         pulled = torch.bmm(weighted.reshape(slope.shape[0], 1, -1), flat)[:, 0]
         return Error(pulled, lambda: error.precision.sandwich(flat), remainder)
 
-    # --- acting ------------------------------------------------------------------------------------------------
-    def move(self, local: Local) -> None:
-        mean: Tensor = local.belief.mean
-        flat = mean.flatten(1)
-        motion = torch.constant_pad_nd(flat[:, self.dim :], (0, self.dim))
-        curvature = self.hessian(local) if local.rule.needs_curvature else None
-        step = local.rule.step(Evidence(flat, motion, self._shift(local), self.gradient(local), curvature))
-        local.belief = local.belief._replace(mean=mean + step.view_as(mean))
+    def _cause_error(self, local: Local, link: Link) -> Error[Dense]:
+        """All errors that a cause has a part in, its own motion's and those of the nodes below, pulled back to it."""
+        work = self.work(local)
+        batch = work.weighted.shape[0]
+        own = work.by_cause[link]
+        through = {below: slopes[link] for below, slopes in work.mapped.items()}
+        weighted = -torch.bmm(work.weighted.view(batch, 1, -1), own)[:, 0]
+        for below, slope in through.items():
+            weighted = weighted + torch.bmm(local.error(below).weighted.reshape(batch, 1, -1), slope)[:, 0]
 
-    def settle(self, local: Local) -> None:
-        found = posterior(self.hessian(local))
-        if found.mended is not None:
-            if self.indefinite == "raise":
-                local.fail(found.mended, INDEFINITE)
-            local.memory = StateMemory(local.memory.mended + found.mended)
-        local.belief = StateBelief(local.belief.mean, found.precision, found.log_det_covariance)
+        def precision() -> Dense:
+            shares = [local.error(below).precision.sandwich(slope) for below, slope in through.items()]
+            return Dense(sum(shares, work.precision.sandwich(own)))
 
-    def energy(self, local: Local) -> Energy:
-        work = self._work(local)
-        fit = (work.weighted * work.error).sum((1, 2))
-        return Energy(complexity=0.5 * (fit - work.precision.log_det - local.belief.log_det_covariance))
+        def remainder() -> Tensor:
+            start, cause = self._place(local, link), link.parent.error_shape
+            assert cause is not None
+            found = weighted.new_zeros(batch, weighted.shape[1], weighted.shape[1])
+            for curve in self._curves(local, caused_only=True):
+                found = less_curve(found, curve[:, : cause.rows, start : start + cause.dim, start : start + cause.dim])
+            for below, slope in through.items():
+                passed_on = local.error(below).remainder
+                found = found if passed_on is None else found + slope.mT @ passed_on @ slope
+            return found
 
-    def fallbacks(self, local: Local) -> Tensor:
-        mended: Tensor = local.memory.mended
-        return mended
+        answer = (lambda: self.after_answer(local, own, through)) if local.rule.implicit else None
+        return Error(weighted, precision, remainder, answer)
 
-    @property
-    def quantities(self) -> Mapping[str, Quantity]:
-        shape = ("order", "dimension")
-        return {
-            "mean": Quantity(shape, lambda local: local.belief.mean),
-            "sd": Quantity(shape, self._sd),
-            "covariance": Quantity(("element", "element_"), lambda local: covariance_of(local.belief.precision)),
-            "error": Quantity(("error_order", "dimension"), lambda local: self._work(local).error),
-            "weighted_error": Quantity(("error_order", "dimension"), lambda local: self._work(local).weighted),
-        }
-
-    # --- what the rules above share --------------------------------------------------------------------------------
-    def _sd(self, local: Local) -> Tensor:
-        variance = covariance_of(local.belief.precision).diagonal(dim1=-2, dim2=-1)
-        return variance.sqrt().view_as(local.belief.mean)
-
-    def _work(self, local: Local) -> Work:
+    # --- what the rules share ----------------------------------------------------------------------------------------
+    def work(self, local: Local) -> Work:
         mean: Tensor = local.belief.mean
 
         def compute() -> Work:
-            flow = self.flow.linearise(mean, self._parameters(local, None), self.rows)
+            flow, by_cause = self._linearise(local, self.flow, None, self.rows)
             target = torch.constant_pad_nd(mean[:, 1:], (0, 0, 0, 1))[:, : self.rows]
             (link,) = local.links_above("weighs")
             precision: Precision = local.prediction(link)
             error = target - flow.value
-            mappings = {}
+            mappings, mapped = {}, {}
             for below in local.below:
                 function, shape = below.function, below.child.error_shape
                 assert function is not None and shape is not None
-                mappings[below] = function.linearise(mean, self._parameters(local, below.child), shape.rows)
-            slope = self._shift(local)[:, : self.rows * self.dim] - flow.slope
-            return Work(error, slope, precision, precision.weigh(error), mappings)
+                mappings[below], slopes = self._linearise(local, function, below.child, shape.rows)
+                if slopes:
+                    mapped[below] = slopes
+            slope = self.shift(local)[:, : self.rows * self.dim] - flow.slope
+            zero = {cause: flow.slope.new_zeros(*flow.slope.shape[:2], _size(cause)) for cause in self._causes(local)}
+            own = zero | {cause: -part for cause, part in by_cause.items()}
+            return Work(error, slope, precision, precision.weigh(error), mappings, own, mapped)
 
         return local.once("work", compute, mean, *[local.prediction(link) for link in local.above])
 
-    def _shift(self, local: Local) -> Tensor:
-        """D, (1, n, n)."""
+    def _linearise(
+        self, local: Local, function: Function, of: Node | None, rows: int
+    ) -> tuple[Linearisation, dict[Link, Tensor]]:
+        """A function with its slope in the state, and apart from that its slopes in the causes, if it takes them."""
+        found = function.linearise(self._argument(local, function), self._parameters(local, of), rows)
+        if not function.caused and self.bend == "keep":
+            return found, {}
+        batch, out = found.value.shape[0], found.value.shape[2]
+        slope = found.slope.expand(batch, -1, -1).reshape(batch, rows, out, self.orders, -1)
+        if self.bend == "drop":
+            slope = slope.clone()
+            slope[:, 1:, :, 0] = 0.0
+        slope = slope.view(batch, rows * out, self.orders, -1)
+        parts, first = {}, self.dim
+        for link in self._causes(local) if function.caused else ():
+            shape = link.parent.error_shape
+            assert shape is not None
+            parts[link] = slope[:, :, : shape.rows, first : first + shape.dim].flatten(2)
+            first += shape.dim
+        return Linearisation(found.value, slope[..., : self.dim].flatten(2)), parts
+
+    def less_curves(self, local: Local, curvature: Tensor) -> Tensor:
+        for curve in self._curves(local):
+            curvature = less_curve(curvature, curve[..., : self.dim, : self.dim])
+        return curvature
+
+    def _curves(self, local: Local, caused_only: bool = False) -> list[Tensor]:
+        """Σ ξ ∂²f̃/∂x̃² of the flow and, with the errors from below, of the mappings; see `Function.curve`."""
+        functions: list[tuple[Function, Node | None, Tensor]] = [(self.flow, None, self.work(local).weighted)]
+        for link in local.below:
+            assert link.function is not None
+            functions.append((link.function, link.child, local.error(link).weighted))
+        found = []
+        for function, of, weighted in functions:
+            if function.caused or not caused_only:
+                x = self._argument(local, function)
+                curve = function.curve(x, self._parameters(local, of), weighted)
+                found += [] if curve is None else [curve]
+        return found
+
+    def _argument(self, local: Local, function: Function) -> Tensor:
+        """What a function is one of: the state, and beside it, if it takes them, the causes; (B, orders, …)."""
         mean: Tensor = local.belief.mean
-        return local.once("shift", lambda: shift_matrix(self.orders, self.dim).to(mean)[None])
+        if not function.caused:
+            return mean
+        causes = [local.prediction(link) for link in self._causes(local)]
+
+        def joined() -> Tensor:
+            padded = [torch.constant_pad_nd(v, (0, 0, 0, self.orders - v.shape[1])) for v in causes]
+            return torch.cat([mean, *padded], -1)
+
+        return local.once("state and causes", joined, mean, *causes)
+
+    def _causes(self, local: Local) -> tuple[Link, ...]:
+        return local.links_above("drives")
+
+    def _place(self, local: Local, link: Link) -> int:
+        """Where a cause begins among the arguments of a function."""
+        first = self.dim
+        for other in self._causes(local):
+            if other is link:
+                break
+            assert other.parent.error_shape is not None
+            first += other.parent.error_shape.dim
+        return first
 
     def _parameters(self, local: Local, of: Node | None) -> Tensor:
         """θ (B, p) of the flow, or of the mapping to `of`: what the parameter nodes predict, in order of attachment."""
@@ -300,42 +304,6 @@ class StateNode(Node):
             first += size
         raise AssertionError("a link that is not ours")
 
-    def gradient(self, local: Local) -> Tensor:
-        work = self._work(local)
-        batch = work.weighted.shape[0]
-        gradient = torch.bmm(work.weighted.view(batch, 1, -1), work.slope)
-        for link, mapping in work.mappings.items():
-            weighted = local.error(link).weighted.reshape(batch, 1, -1)
-            gradient = torch.baddbmm(gradient, weighted, mapping.slope, alpha=-1)
-        return gradient[:, 0]
-
-    def hessian(self, local: Local) -> Tensor:
-        curvature = self._gauss_newton(local)
-        if self.curvature == "gauss-newton":
-            return curvature
-        work = self._work(local)
-        mean: Tensor = local.belief.mean
-        curves = [self.flow.curve(mean, self._parameters(local, None), work.weighted)]
-        for link, mapping in work.mappings.items():
-            assert link.function is not None
-            error = local.error(link)
-            curves.append(link.function.curve(mean, self._parameters(local, link.child), error.weighted))
-            if error.remainder is not None:
-                curvature = curvature + mapping.slope.mT @ error.remainder @ mapping.slope
-        for curve in curves:
-            curvature = curvature if curve is None else less_curve(curvature, curve)
-        return curvature
-
-    def _gauss_newton(self, local: Local) -> Tensor:
-        work = self._work(local)
-        shares = []
-        for link, mapping in work.mappings.items():
-            slope, precision = mapping.slope, local.error(link).precision
-            # for a linear mapping this changes on the slow clock only
-            name = f"evidence of {link.child.name}"
-            shares.append(local.once(name, partial(precision.sandwich, slope), slope, precision))
-        return local.once("gauss-newton", lambda: sum(shares, work.precision.sandwich(work.slope)), work, *shares)
-
 
 def _count(above: tuple[Link, ...], of: Node | None) -> int:
     """How many parameters a flow (of is None) or the mapping to `of` is given."""
@@ -344,3 +312,9 @@ def _count(above: tuple[Link, ...], of: Node | None) -> int:
         if link.kind == "parametrises" and link.of is of:
             total += link.parent.width
     return total
+
+
+def _size(link: Link) -> int:
+    shape = link.parent.error_shape
+    assert shape is not None
+    return shape.rows * shape.dim

@@ -1,0 +1,108 @@
+"""Hidden causes: what drives a state from outside, predicted from above, by a known input or by a constant."""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pcnet.errors import GraphError
+from pcnet.functions import check_function
+from pcnet.linalg import Precision
+from pcnet.messages import Error
+from pcnet.node import Link, Local, Node, Start
+from pcnet.nodes.latent import LatentNode, Work
+from pcnet.nodes.precision import precision_error
+from pcnet.settings import Vector, listed, number, settings
+
+
+class CauseMemory(NamedTuple):
+    """How often the posterior had to be mended (B,), and the constant η̃ (B, orders, dim)."""
+
+    mended: Tensor
+    prior: Tensor
+
+
+@settings
+class CauseNode(LatentNode):
+    """A generalised cause ṽ (..., orders, dim) that drives the flows and mappings of states.
+
+    Local energy ½ε̃ᵀΠ̃ε̃ − ½log|Π̃| of ε̃ = ṽ − η̃, with η̃ the sum of what the nodes above predict of it; where there
+    are none, the constant `prior`, at rest.
+    """
+
+    _: KW_ONLY
+    prior: Vector = number(0.0)
+
+    def describe(self) -> str:
+        return f"dim {self.dim}, orders {self.orders}"
+
+    def as_parent(self, link: Link) -> None:
+        if link.kind != "drives":
+            LatentNode.as_parent(self, link)
+
+    def as_child(self, link: Link) -> None:
+        if link.kind not in ("predicts", "weighs"):
+            Node.as_child(self, link)
+
+    def check(self, above: tuple[Link, ...], below: tuple[Link, ...], like: Tensor) -> None:
+        if not below:
+            raise GraphError(f"{self.title} has no effect: add graph.drives({self.name}, state)")
+        if not any(link.kind == "weighs" for link in above):
+            raise GraphError(
+                f"{self.title} has no precision: add graph.weighs(PrecisionNode(...), {self.name}) for how far it may "
+                "be from what is expected of it"
+            )
+        for link in below:
+            if link.function is not None and link.child.error_shape is not None:
+                what = f"the mapping from {self.name!r} to {link.child.name!r}"
+                check_function(what, link.function, self.dim, 0, link.child.error_shape.dim, like)
+
+    def begin(self, local: Local, start: Start) -> None:
+        LatentNode.begin(self, local, start)
+        prior = listed(self.prior)
+        value = start.fill(prior.expand(*prior.shape[:-1], self.dim), 1)
+        at_rest = torch.constant_pad_nd(value[:, None], (0, 0, 0, self.orders - 1))
+        local.memory = CauseMemory(local.memory.mended, at_rest)
+
+    def orient(self, local: Local) -> None:
+        """Believe what is expected."""
+        if self.initial_mean is None:
+            local.belief = local.belief._replace(mean=self._expected(local))
+
+    def err(self, local: Local, link: Link) -> Error[Any]:
+        work = self.work(local)
+        if link.kind == "weighs":
+            return precision_error(work.weighted, work.error)
+        if not local.rule.implicit:
+            return Error(work.weighted, work.precision)
+        against = -torch.eye(self.orders * self.dim).to(work.weighted)[None]
+        return Error(work.weighted, work.precision, eliminated=lambda: self.after_answer(local, against, {}))
+
+    def work(self, local: Local) -> Work:
+        mean: Tensor = local.belief.mean
+
+        def compute() -> Work:
+            (link,) = local.links_above("weighs")
+            precision: Precision = local.prediction(link)
+            error = mean - self._expected(local)
+            slope = local.once("slope", lambda: torch.eye(self.orders * self.dim).to(mean)[None])
+            mappings = {}
+            for below in local.links_below("predicts"):
+                function, shape = below.function, below.child.error_shape
+                assert function is not None and shape is not None
+                mappings[below] = function.linearise(mean, mean.new_zeros(mean.shape[0], 0), shape.rows)
+            slope = slope.expand(mean.shape[0], -1, -1)
+            return Work(error, slope, precision, precision.weigh(error), mappings)
+
+        return local.once("work", compute, mean, *[local.prediction(link) for link in local.above])
+
+    def _expected(self, local: Local) -> Tensor:
+        """η̃, (B, orders, dim)."""
+        predicted: list[Tensor] = [local.prediction(link) for link in local.links_above("predicts")]
+        if predicted:
+            return sum(predicted[1:], predicted[0])
+        constant: Tensor = local.memory.prior
+        return constant

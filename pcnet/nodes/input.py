@@ -1,0 +1,50 @@
+"""Known inputs: what is put into a system, and so expected of a cause that may differ from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from pcnet.errors import GraphError
+from pcnet.messages import Error, Prediction
+from pcnet.node import Energy, Link, Local, Node, Quantity
+from pcnet.nodes.sensory import SensoryNode
+from pcnet.settings import settings
+
+
+@settings
+class InputNode(SensoryNode):
+    """A generalised input ũ (..., orders, dim), observed without error, that predicts a cause.
+
+    Settings are those of a `SensoryNode`. It has no error of its own: how far a cause may be from its input is the
+    precision of the cause.
+    """
+
+    def as_child(self, link: Link) -> None:
+        Node.as_child(self, link)
+
+    def as_parent(self, link: Link) -> None:
+        shape = link.child.error_shape
+        if link.kind != "predicts" or link.child.observes:
+            Node.as_parent(self, link)
+        if shape is None or (shape.rows, shape.dim) != (self.orders, self.dim):
+            raise GraphError(f"{self.title} must have the orders and dimensions of {link.child.name!r}, {shape}")
+
+    def check(self, above: tuple[Link, ...], below: tuple[Link, ...], like: Tensor) -> None:
+        if not below:
+            raise GraphError(f"{self.title} has no effect: add graph.predicts({self.name}, cause)")
+
+    def predict(self, local: Local, link: Link) -> Prediction[Tensor]:
+        return Prediction(local.belief.observation)
+
+    def err(self, local: Local, link: Link) -> Error[Any]:
+        raise GraphError(f"{self.title} has no error")
+
+    def energy(self, local: Local) -> Energy:
+        return Energy()
+
+    @property
+    def quantities(self) -> Mapping[str, Quantity]:
+        return {"observation": Quantity(("order", "dimension"), lambda local: local.belief.observation)}

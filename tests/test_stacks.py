@@ -1,0 +1,386 @@
+"""Causes that drive states, and stacks of them: derivatives, joint steps, and SPM's own inversions."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from contract import NodeContract
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from models import Model, bent
+from torch.func import grad, hessian
+
+import pcnet as pc
+from pcnet.derived import as_function
+from pcnet.errors import GraphError
+from pcnet.generalised import embed, shift_matrix
+from pcnet.movers import Implicit, Ozaki
+from pcnet.nodes import CauseNode, InputNode, ParameterNode, PrecisionNode, SensoryNode, StateNode
+
+DATA = Path(__file__).parent / "data"
+STILL = pc.Schedule(acts=(pc.act("sense", "sensory"),))
+"""Beliefs stay where they were drawn."""
+
+
+def driven_flow(x, v, theta):
+    return torch.sin(x.roll(1, -1) * theta.sum(-1, keepdim=True)) - 0.3 * x**3 + torch.tanh(v.sum(-1, keepdim=True) * x)
+
+
+def driven_mapping(x, v, theta):
+    return torch.stack([x.sum(-1) * v[..., 0], torch.cos(v).sum(-1) + x[..., 0] * theta.sum(-1)], -1)
+
+
+FLOWS = {dim: as_function(driven_flow, dim) for dim in (1, 2)}
+MAPPINGS = {dim: as_function(driven_mapping, dim) for dim in (1, 2)}
+
+
+def stack(*, dims=(2, 1), causes=(1, 2), cause_orders=(2, 3), mover=None, curvature="exact", seed=0):
+    """y ← x1 ← v1 ← x2 ← v2, all functions nonlinear in everything, with parameters of a flow and of a mapping."""
+    generator = torch.Generator().manual_seed(seed)
+    mover = mover or Ozaki(0.5, time=0.1)
+
+    def draw(*shape):
+        return 0.6 * torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    model = Model(pc.Graph(), {"y": draw(6, 2)})
+    graph = model.graph
+
+    def state(name, dim):
+        options = {"flow": FLOWS[dim], "mover": mover, "curvature": curvature, "initial_mean": draw(3, dim)}
+        return StateNode(name, dim=dim, orders=3, **options)
+
+    def cause(name, dim, orders):
+        options = {"mover": mover, "curvature": curvature, "initial_mean": draw(orders, dim), "prior": 0.3}
+        return CauseNode(name, dim=dim, orders=orders, **options)
+
+    x1, x2 = state("x1", dims[0]), state("x2", dims[1])
+    v1, v2 = cause("v1", causes[0], cause_orders[0]), cause("v2", causes[1], cause_orders[1])
+    y = SensoryNode("y", dim=2, orders=2, dt=0.2)
+    graph.predicts(x1, y, via=MAPPINGS[dims[0]])
+    graph.drives(v1, x1)
+    graph.predicts(x2, v1, via=bent(causes[0]))
+    graph.drives(v2, x2)
+    model.mappings |= {("x1", "y"): MAPPINGS[dims[0]], ("x2", "v1"): bent(causes[0])}
+    for name, child, of in (("theta1", x1, None), ("theta2", x2, None), ("phi", x1, y)):
+        graph.parametrises(ParameterNode(name, mean=draw(2), sd=0.7, curvature=curvature), child, of=of)
+    for i, node in enumerate((x1, v1, y, x2, v2)):
+        noise = PrecisionNode(f"n_{node.name}", expected=2.0 + i, sd=0.5, smoothness=0.6, curvature=curvature)
+        model.widths[noise.name] = 0.6
+        graph.weighs(noise, node)
+    return model
+
+
+stacks = st.fixed_dictionaries(
+    {
+        "dims": st.sampled_from([(1, 1), (2, 1), (1, 2)]),
+        "causes": st.sampled_from([(1, 1), (2, 1), (1, 2)]),
+        "cause_orders": st.sampled_from([(1, 2), (3, 3), (2, 1)]),
+        "seed": st.integers(0, 10_000),
+    }
+)
+
+
+@settings(max_examples=6, deadline=None)
+@given(stacks)
+def test_local_derivatives_of_a_stack_are_those_of_the_total_energy(options):
+    model = stack(**options)
+    live = model.graph.start(STILL, record=())
+    for t in range(2):
+        live.step(model.observations["y"][t])
+    means = {name: live.mean(name) for name, node in model.graph.nodes.items() if "mean" in node.quantities}
+    observed = {"y": live.read("y", "observation")}
+    for name, mean in means.items():
+
+        def energy(value, name=name):
+            return model.energy({**means, name: value}, observed)
+
+        node, local = model.graph[name], live.local(name)
+        expected = grad(energy)(mean).reshape(-1)
+        torch.testing.assert_close(node.gradient(local)[0], expected, rtol=1e-9, atol=1e-9)
+        expected = hessian(energy)(mean).reshape(len(expected), len(expected))
+        torch.testing.assert_close(node.hessian(local)[0], expected, rtol=1e-9, atol=1e-8)
+
+
+def linear_stack(mover, seed=3, branch=False):
+    """The same in linear: a chain of two levels or, with branch, a cause that drives two states."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(*shape):
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    graph = pc.Graph()
+    x1 = StateNode("x1", dim=2, orders=3, flow=pc.flows.linear(draw(2, 2), causes=draw(2, 1)), mover=mover)
+    v1 = CauseNode("v1", dim=1, orders=2, mover=mover, prior=0.4)
+    x2 = StateNode("x2", dim=1, orders=3, flow=pc.flows.linear(draw(1, 1), causes=draw(1, 1)), mover=mover)
+    y1 = SensoryNode("y1", dim=2, orders=2, dt=0.3)
+    graph.predicts(x1, y1, via=pc.flows.linear(draw(2, 2), causes=draw(2, 1)))
+    graph.drives(v1, x1)
+    if branch:
+        y2 = SensoryNode("y2", dim=1, orders=3, dt=0.3)
+        graph.predicts(x2, y2)
+        graph.drives(v1, x2)
+        nodes = (x1, v1, x2, y1, y2)
+    else:
+        v2 = CauseNode("v2", dim=1, orders=3, mover=mover)
+        graph.predicts(x2, v1, via=pc.flows.linear(draw(1, 1)))
+        graph.drives(v2, x2)
+        nodes = (x1, v1, x2, y1, v2)
+    model = Model(graph, {node.name: draw(5, node.dim) for node in nodes if node.observes})
+    for i, node in enumerate(nodes):
+        noise = PrecisionNode(f"n_{node.name}", expected=1.0 + i, sd=0.5, smoothness=0.6)
+        model.widths[noise.name] = 0.6
+        graph.weighs(noise, node)
+    model.mappings = {(k.parent.name, k.child.name): k.function for k in graph.links if k.kind == "predicts"}
+    if branch:
+        model.mappings["x2", "y2"] = None
+    return model
+
+
+@pytest.mark.parametrize("branch", [False, True])
+@pytest.mark.parametrize("kappa", [1.0, 0.4])
+def test_elimination_messages_are_the_dense_solve(branch, kappa):
+    """(I/h − D + κH) Δ = Du − κ∇ of all states and causes at once, from autograd of the total energy."""
+    h = 0.7
+    model = linear_stack(Implicit(time=h, kappa=kappa), branch=branch)
+    live = model.graph.start(STILL, record=())
+    live.step({name: values[0] for name, values in model.observations.items()})
+    names = [name for name, node in model.graph.nodes.items() if node.role == "state"]
+    start = {name: live.mean(name) for name, node in model.graph.nodes.items() if "mean" in node.quantities}
+    moving = pc.Schedule(acts=(pc.act("sense", "sensory"), pc.act("move", "state")))
+    live = model.graph.start(moving, record=())
+    live.step({name: values[0] for name, values in model.observations.items()})
+    observed = {name: live.read(name, "observation") for name in model.observations}
+    shapes = [start[name].shape for name in names]
+    sizes = [math.prod(shape) for shape in shapes]
+
+    def energy(flat):
+        parts = [part.reshape(shape) for part, shape in zip(flat.split(sizes), shapes, strict=True)]
+        return model.energy({**start, **dict(zip(names, parts, strict=True))}, observed)
+
+    u = torch.cat([start[name].reshape(-1) for name in names])
+    shift = torch.block_diag(*[shift_matrix(*shape) for shape in shapes])
+    matrix = torch.eye(len(u), dtype=torch.float64) / h - shift + kappa * hessian(energy)(u)
+    expected = u + torch.linalg.solve(matrix, shift @ u - kappa * grad(energy)(u))
+    found = torch.cat([live.mean(name).reshape(-1) for name in names])
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+
+
+def test_one_level_is_as_without_causes():
+    """A cause that nothing depends on does not change anything, to the last digit."""
+    flow = torch.tensor([[-0.2, 1.0], [-1.0, -0.2]])
+    seen = torch.randn(20, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+    def graph(causes):
+        x = StateNode("x", dim=2, orders=3, flow=pc.flows.linear(flow, causes=causes))
+        y = SensoryNode("y", dim=2, orders=2, dt=0.1)
+        made = pc.Graph()
+        made.predicts(x, y)
+        made.weighs(PrecisionNode("nx", expected=5.0, sd=0.1, smoothness=0.3), x)
+        made.weighs(PrecisionNode("ny", expected=9.0, sd=0.1, smoothness=0.3), y)
+        if causes is not None:
+            v = CauseNode("v", dim=1, orders=2)
+            made.drives(v, x)
+            made.weighs(PrecisionNode("nv", expected=1.0, sd=0.1, smoothness=0.3), v)
+        return made
+
+    schedule = pc.odem(every=5)
+    alone = graph(None).run(seen, schedule=schedule)
+    beside = graph(torch.zeros(2, 1)).run(seen, schedule=schedule)
+    for node in ("x", "nx", "ny"):
+        np.testing.assert_allclose(beside.mean(node), alone.mean(node), rtol=1e-12, atol=1e-13)
+    assert np.abs(beside.mean("v")).max() == 0.0
+
+
+def test_a_cause_of_two_states_and_an_observation_of_two_states():
+    model = linear_stack(Ozaki(time=0.1), branch=True)
+    result = model.graph.run(model.observations, schedule=pc.generalised_filtering())
+    assert np.isfinite(result.mean("v1")).all()
+    assert np.abs(result.mean("v1")[-1]).max() > 0
+
+
+# --- inputs ---
+def driven_by_input(gain):
+    """ẋ = −x + v with a known input u of which v may differ."""
+    x = StateNode("x", dim=1, orders=2, flow=pc.flows.linear([[-1.0]], causes=[[1.0]]), mover=Implicit(time=0.1))
+    v = CauseNode("v", dim=1, orders=2, mover=Implicit(time=0.1))
+    u = InputNode("u", dim=1, orders=2, dt=0.1)
+    y = SensoryNode("y", dim=1, orders=2, dt=0.1)
+    graph = pc.Graph()
+    graph.predicts(x, y)
+    graph.drives(v, x)
+    graph.predicts(u, v)
+    for name, node, expected in (("nx", x, 1e4), ("ny", y, 1e2), ("nv", v, gain)):
+        graph.weighs(PrecisionNode(name, expected=expected, sd=0.1, smoothness=0.5), node)
+    return graph
+
+
+def test_a_cause_follows_its_input_as_closely_as_its_precision_says():
+    """The input says 1, the observations say that the cause was 2: the posterior is between them."""
+    t = torch.arange(400) * 0.1
+    seen = {"u": torch.ones(400, 1), "y": (2 * (1 - torch.exp(-t)))[:, None]}
+    ends = [driven_by_input(gain).run(seen, schedule=pc.states_only()).mean("v")[-1, 0, 0] for gain in (1e-3, 1e8)]
+    assert ends[0] == pytest.approx(2.0, abs=0.01)
+    assert ends[1] == pytest.approx(1.0, abs=0.01)
+
+
+# --- SPM ---
+def weigh(graph, node, precision, bins):
+    """A known precision, with SPM's kernel: its autocorrelation is exp(−t²/4s²)."""
+    name = f"precision of {node.name}"
+    graph.weighs(PrecisionNode(name, mean=math.log(precision), sd=1e-3, smoothness=math.sqrt(2) * bins), node)
+
+
+def ahead(times=1):
+    """Data move on to the next bin, and states and causes with them."""
+    moves = [pc.act("move", who) for _ in range(times) for who in ("sensory", "state")]
+    return pc.Schedule(acts=(pc.act("sense", "sensory"), *moves, pc.act("settle", "state")), name="SPM's look-ahead")
+
+
+def errors(result, truth, starts=None):
+    """Sums of squared errors; as SPM does, an estimate counts for the bin that it was made for, the next one."""
+    found = {}
+    for name, values in truth.items():
+        mean = result.mean(name)[:, 0]
+        start = np.zeros((1, mean.shape[1])) if starts is None else starts
+        found[name] = float(((np.concatenate([start, mean[:-1]]) - values.T) ** 2).sum())
+    return found
+
+
+def test_convolution_is_inverted_as_well_as_by_spm():
+    d = np.load(DATA / "spm_convolution.npz")
+    step = Implicit(time=1.0)
+    flow = pc.flows.linear(d["M1_pE_f"], causes=d["M1_pE_h"])
+    x = StateNode("x", dim=2, orders=7, flow=flow, mover=step, initial_mean=np.zeros((7, 2)))
+    v = CauseNode("v", dim=1, orders=3, mover=step)
+    y = SensoryNode("y", dim=4, orders=7, derivatives="given", ahead=1.0)
+    graph = pc.Graph()
+    graph.predicts(x, y, via=pc.flows.linear(d["M1_pE_g"]))
+    graph.drives(v, x)
+    for node, precision in ((y, d["M1_V"][0, 0]), (x, d["M1_W"][0, 0]), (v, d["M2_V"][0, 0])):
+        weigh(graph, node, precision, 0.5)
+    result = graph.run(embed(torch.tensor(d["Y"].T), 7).flatten(1), schedule=ahead())
+    found = errors(result, {"x": d["pU_x1"], "v": d["pU_v2"]})
+    spm = [((d[q] - d[p]) ** 2).sum() for q, p in (("qU_x1", "pU_x1"), ("qU_v2", "pU_v2"))]
+    assert spm == pytest.approx([0.1448, 0.1613], abs=1e-4)
+    assert found["x"] <= 1.02 * spm[0]
+    assert found["v"] <= 1.02 * spm[1]
+
+
+def test_a_hierarchy_of_three_levels_is_inverted_as_well_as_by_spm():
+    d = np.load(DATA / "spm_hierarchy3.npz")
+    step = Implicit(time=1.0)
+    flows = [pc.flows.linear(d[f"P{i}_f"], causes=d[f"P{i}_h"]) for i in (1, 2)]
+    x1 = StateNode("x1", dim=2, orders=7, flow=flows[0], mover=step, initial_mean=np.zeros((7, 2)))
+    x2 = StateNode("x2", dim=1, orders=7, flow=flows[1], mover=step, initial_mean=np.zeros((7, 1)))
+    v2, v3 = (CauseNode(name, dim=1, orders=4, mover=step) for name in ("v2", "v3"))
+    y = SensoryNode("y", dim=4, orders=7, derivatives="given", ahead=1.0)
+    graph = pc.Graph()
+    graph.predicts(x1, y, via=pc.flows.linear(d["P1_g"]))
+    graph.drives(v2, x1)
+    graph.predicts(x2, v2)
+    graph.drives(v3, x2)
+    for node, key in ((y, "M1_V"), (x1, "M1_W"), (v2, "M2_V"), (x2, "M2_W"), (v3, "M3_V")):
+        weigh(graph, node, d[key][0, 0], 0.5)
+    result = graph.run(embed(torch.tensor(d["Y"].T), 7).flatten(1), schedule=ahead())
+    found = errors(result, {"x1": d["pU_x1"], "v2": d["pU_v2"], "x2": d["pU_x2"], "v3": d["pU_v3"]})
+    for name, error in found.items():
+        spm = ((d[f"qU_{name}"] - d[f"pU_{name}"]) ** 2).sum()
+        assert error <= 1.05 * spm, name
+
+
+def test_a_lorenz_attractor_is_found_from_a_wrong_start_as_well_as_by_spm():
+    d = np.load(DATA / "spm_lorenz.npz")
+    sigma, beta, rho = d["M1_pE_vec"].ravel()
+
+    def flow(x, _):
+        a, b, c = x.unbind(-1)
+        return torch.stack([sigma * (b - a), (rho - 2 * c) * a - b, 2 * a * b + beta * c], -1) / 32
+
+    start = np.zeros((7, 3))
+    start[0] = d["M1_x"].ravel()
+    x = StateNode("x", dim=3, orders=7, flow=flow, mover=Ozaki(time=0.5), initial_mean=start, bend="drop")
+    y = SensoryNode("y", dim=1, orders=7, derivatives="given", ahead=0.5)
+    graph = pc.Graph()
+    graph.predicts(x, y, via=pc.flows.linear(np.ones((1, 3))))
+    for node, key in ((y, "M1_V"), (x, "M1_W")):
+        weigh(graph, node, d[key][0, 0], 0.125)
+    result = graph.run(embed(torch.tensor(d["Y"].T), 7).flatten(1), schedule=ahead(times=2))
+    mean = np.concatenate([start[:1], result.mean("x")[:-1, 0]])
+    squared, spm = (mean - d["pU_x1"].T) ** 2, (d["qU_x1"] - d["pU_x1"]).T ** 2
+    assert squared.mean() <= 1.05 * spm.mean()
+    assert squared[32:].mean() <= 1.05 * spm[32:].mean()
+
+
+# --- the contract ---
+class TestCauseNode(NodeContract):
+    name = "v"
+
+    def build(self, scale):
+        x = StateNode("x", dim=2, orders=3, flow=FLOWS[2], initial_mean=[[0.3, 0.3]] * 3, mover=Ozaki(time=0.05))
+        v = CauseNode("v", dim=1, orders=2, prior=scale[..., None] if scale.dim() else scale, mover=Ozaki(time=0.05))
+        y = SensoryNode("y", dim=2, orders=2, dt=0.1)
+        theta = ParameterNode("theta", mean=[0.5], sd=0.5)
+        graph = pc.Graph()
+        graph.predicts(x, y)
+        graph.drives(v, x)
+        graph.parametrises(theta, x)
+        for node in (x, v, y):
+            graph.weighs(PrecisionNode(f"n{node.name}", expected=3.0, sd=0.5, smoothness=0.5), node)
+        return graph
+
+    def observations(self):
+        return {"y": torch.randn(8, 2, generator=torch.Generator().manual_seed(5), dtype=torch.float64)}
+
+
+# --- words ---
+def parts():
+    x = StateNode("x", dim=2, orders=3, flow=pc.flows.linear(np.eye(2), causes=np.ones((2, 1))))
+    plain = StateNode("plain", dim=2, orders=3, flow=pc.flows.linear(np.eye(2)))
+    return x, plain, CauseNode("v", dim=1, orders=2), SensoryNode("y", dim=2, orders=2, dt=0.1), pc.Graph()
+
+
+def noise(name):
+    return PrecisionNode(name, expected=1.0, sd=1.0, smoothness=1.0)
+
+
+def test_what_makes_no_sense_is_refused():
+    x, plain, v, y, graph = parts()
+    with pytest.raises(GraphError, match=r"SensoryNode 'y' cannot be the one that 'v' drives"):
+        graph.drives(v, y)
+    with pytest.raises(GraphError, match="StateNode 'x' cannot be the one that drives 'plain'"):
+        graph.drives(x, plain)
+    graph.predicts(x, y)
+    graph.weighs(noise("nx"), x)
+    graph.weighs(noise("ny"), y)
+    with pytest.raises(GraphError, match=r"the flow of StateNode 'x' is one of causes: add graph.drives\(cause, x\)"):
+        graph.check()
+    graph.drives(v, x)
+    with pytest.raises(GraphError, match="'v' already drives 'x'"):
+        graph.drives(v, x)
+    with pytest.raises(GraphError, match="CauseNode 'v' has no precision"):
+        graph.check()
+    graph.weighs(noise("nv"), v)
+    graph.check()
+
+
+def test_a_cause_that_no_function_takes_is_refused():
+    _, plain, v, y, graph = parts()
+    graph.predicts(plain, y)
+    graph.drives(v, plain)
+    for node in (plain, v, y):
+        graph.weighs(noise(f"n{node.name}"), node)
+    with pytest.raises(GraphError, match=r"driven by 'v', but neither its flow nor a mapping of it takes causes"):
+        graph.check()
+
+
+def test_a_cause_of_too_many_orders_is_refused():
+    x, _, _, y, graph = parts()
+    v = CauseNode("v", dim=1, orders=4)
+    graph.predicts(x, y)
+    graph.drives(v, x)
+    for node in (x, v, y):
+        graph.weighs(noise(f"n{node.name}"), node)
+    with pytest.raises(GraphError, match="has 3 orders and cannot take the 4 of its cause 'v'"):
+        graph.check()
