@@ -113,7 +113,8 @@ class Model:
             elif isinstance(node, SensoryNode):
                 total = total + weigh(name, observed[name] - predictions[name])
             elif isinstance(node, ParameterNode):
-                total = total + (0.5 * ((means[name] - node.mean) / node.sd) ** 2).sum()
+                expected = predictions[name][0] if name in predictions else node.mean
+                total = total + (0.5 * ((means[name] - expected) / node.sd) ** 2).sum()
             elif isinstance(node, PrecisionNode):
                 total = total + (0.5 * ((means[name] - node.prior_mean) / node.sd) ** 2).sum()
         return total

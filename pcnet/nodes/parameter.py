@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from pcnet.errors import GraphError, SettingError
-from pcnet.linalg import covariance_of, posterior
-from pcnet.messages import Prediction
+from pcnet.linalg import Dense, covariance_of, posterior
+from pcnet.messages import Error, Prediction
 from pcnet.movers import Gathered, RobbinsMonro
-from pcnet.node import INDEFINITE, Energy, Indefinite, Link, Local, Node, Quantity, Start
+from pcnet.node import INDEFINITE, Energy, ErrorShape, Indefinite, Link, Local, Node, Quantity, Start
 from pcnet.settings import PositiveVector, Vector, broadcast, listed, settings
 
 
@@ -39,9 +39,12 @@ class ParameterMemory(NamedTuple):
 
 @settings
 class ParameterNode(Node):
-    """A Gaussian belief over parameters θ with prior N(mean, sd²). Local energy ½(θ − η)ᵀΠ_θ(θ − η).
+    """A Gaussian belief over parameters θ with prior N(η, sd²). Local energy ½(θ − η)ᵀΠ_θ(θ − η).
 
-    mean: (..., p) with leading batch dimensions. sd: one number or (..., p).
+    η is what the states above predict, added up; where there are none it is `mean`, and then carrying makes the
+    posterior the prior.
+
+    mean: (..., p) with leading batch dimensions; where the belief begins in any case. sd: one number or (..., p).
     """
 
     _: KW_ONLY
@@ -74,9 +77,18 @@ class ParameterNode(Node):
     def describe(self) -> str:
         return f"{self.width} parameter{'s' if self.width > 1 else ''}"
 
+    @property
+    def error_shape(self) -> ErrorShape:
+        """Of the error of what is predicted of it: values only, without motion."""
+        return ErrorShape(1, self.width)
+
     def as_parent(self, link: Link) -> None:
         if link.kind != "parametrises":
             Node.as_parent(self, link)
+
+    def as_child(self, link: Link) -> None:
+        if link.kind != "predicts":
+            Node.as_child(self, link)
 
     def check(self, above: tuple[Link, ...], below: tuple[Link, ...], like: Tensor) -> None:
         if not below:
@@ -94,6 +106,16 @@ class ParameterNode(Node):
     def predict(self, local: Local, link: Link) -> Prediction[Tensor]:
         return Prediction(local.belief.mean)
 
+    def err(self, local: Local, link: Link) -> Error[Dense]:
+        belief: ParameterBelief = local.belief
+        weighted = torch.bmm(belief.prior_precision, (belief.mean - self._expected(local))[..., None])
+        return Error(weighted.mT, Dense(belief.prior_precision))
+
+    def _expected(self, local: Local) -> Tensor:
+        """η, (B, p)."""
+        predicted: list[Tensor] = [local.prediction(link)[:, 0] for link in local.links_above("predicts")]
+        return sum(predicted[1:], predicted[0]) if predicted else local.belief.prior_mean
+
     def move(self, local: Local) -> None:
         change, emptied = local.rule.step(Gathered(*local.memory[:3]))
         local.memory = local.memory._replace(**emptied._asdict())
@@ -105,7 +127,7 @@ class ParameterNode(Node):
 
     def gradient(self, local: Local) -> Tensor:
         belief = local.belief
-        gradient = torch.bmm(belief.prior_precision, (belief.mean - belief.prior_mean)[..., None])[..., 0]
+        gradient = torch.bmm(belief.prior_precision, (belief.mean - self._expected(local))[..., None])[..., 0]
         for link in local.below:
             gradient = gradient - local.error(link).weighted
         return gradient
@@ -128,6 +150,8 @@ class ParameterNode(Node):
         local.belief = local.belief._replace(precision=found.precision, log_det_covariance=found.log_det_covariance)
 
     def carry(self, local: Local) -> None:
+        if local.links_above("predicts"):
+            return  # the prior is for those above to say
         belief = local.belief
         local.belief = belief._replace(
             prior_mean=belief.mean,
@@ -137,14 +161,15 @@ class ParameterNode(Node):
 
     def energy(self, local: Local) -> Energy:
         belief: ParameterBelief = local.belief
+        expected = self._expected(local)
 
         def compute() -> Energy:
-            moved = (belief.mean - belief.prior_mean)[:, None]
+            moved = (belief.mean - expected)[:, None]
             fit = (moved @ belief.prior_precision @ moved.mT)[:, 0, 0]
             complexity = 0.5 * (fit + belief.prior_log_det_covariance - belief.log_det_covariance)
             return Energy(complexity=complexity)
 
-        return local.once("energy", compute, belief)
+        return local.once("energy", compute, belief, expected)
 
     def fallbacks(self, local: Local) -> Tensor:
         mended: Tensor = local.memory.mended
