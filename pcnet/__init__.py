@@ -3,6 +3,7 @@
 from pcnet import errors, flows, graphs, kernels, movers, nodes, simulate
 from pcnet.derived import Derived
 from pcnet.graph import Graph
+from pcnet.networks import Network
 from pcnet.nodes import CauseNode, InputNode, ParameterNode, PrecisionNode, SensoryNode, StateNode
 from pcnet.record import Record
 from pcnet.result import Result
@@ -17,6 +18,7 @@ __all__ = [
     "Derived",
     "Graph",
     "InputNode",
+    "Network",
     "ParameterNode",
     "PrecisionNode",
     "Record",
