@@ -6,12 +6,12 @@ A run works with rules that `pcnet.node.Start.lay_out` has laid out for its batc
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from pcnet.linalg import exponential_step, log_abs_det
+from pcnet.linalg import exponential_step, log_abs_det, posterior
 from pcnet.settings import Fraction, NotNegative, Numbers, Positive, number, settings
 
 
@@ -170,8 +170,30 @@ class WindowMean(Accumulator):
         return gathered.gradient / gathered.seen.clamp_min(1)[:, None]
 
 
+class ParameterMover(ABC):
+    """A rule that moves parameters by what it gathers between two slow steps, a named tuple of tensors (B, ...)."""
+
+    needs_curvature: bool = False
+    """Whether it gathers the gradient and curvature of the errors alone, and the belief's precision with them.
+
+    Otherwise it gathers the gradient of all of the free energy, prior included.
+    """
+
+    @abstractmethod
+    def begin(self, mean: Tensor, precision: Tensor) -> Any:
+        """Nothing gathered yet, for a prior of this mean (B, n) and precision (B, n, n)."""
+
+    @abstractmethod
+    def gather(self, gathered: Any, gradient: Tensor, curvature: Tensor | None = None) -> Any:
+        """Add what one observation says."""
+
+    @abstractmethod
+    def step(self, gathered: Any) -> tuple[Tensor, Any]:
+        """The change of the mean (B, n), and what is left for the next step."""
+
+
 @settings
-class RobbinsMonro:
+class RobbinsMonro(ParameterMover):
     """μ ← μ − α_j · accumulated ∇F with α_j = α/(j + t₀)^γ, j = 1, 2, … the number of this step."""
 
     rate: Positive = number(1e-4)
@@ -179,7 +201,10 @@ class RobbinsMonro:
     gamma: Numbers = number(0.3)
     accumulate: Accumulator = Exponential()
 
-    def gather(self, gathered: Gathered, gradient: Tensor) -> Gathered:
+    def begin(self, mean: Tensor, precision: Tensor) -> Gathered:
+        return Gathered.nothing(mean)
+
+    def gather(self, gathered: Gathered, gradient: Tensor, curvature: Tensor | None = None) -> Gathered:
         total = self.accumulate.add(gathered.gradient, gradient)
         return Gathered(total, gathered.seen + 1, gathered.steps)
 
@@ -188,3 +213,40 @@ class RobbinsMonro:
         steps = gathered.steps + 1
         change = -(self.rate / (steps + self.t0) ** self.gamma)[:, None] * self.accumulate.read(gathered)
         return change, Gathered(torch.zeros_like(gathered.gradient), torch.zeros_like(gathered.seen), steps)
+
+
+class Information(NamedTuple):
+    """Gradient (B, n) and curvature (B, n, n) of prior and observations at the mean, and the curvature of the prior."""
+
+    gradient: Tensor
+    curvature: Tensor
+    prior: Tensor
+
+
+@settings
+class Newton(ParameterMover):
+    """μ ← μ − L⁻¹g, then L ← (1 − φ)L + φP: every observation since the beginning counts, and the older ones less.
+
+    g sums the gradients of the errors since the last step; L is the prior's precision P plus the curvatures of the
+    errors of all observations, as far as they are not forgotten, and so the precision of the belief. With the
+    Gauss–Newton curvature of errors that are linear in the parameters this is recursive least squares, or a Kalman
+    filter of parameters that stand still. The prior bounds L from below, however long nothing is learned.
+
+    forgetting: φ, the share of all knowledge that is given up at a step.
+    """
+
+    forgetting: Fraction = number(0.0)
+    needs_curvature = True
+
+    def begin(self, mean: Tensor, precision: Tensor) -> Information:
+        return Information(torch.zeros_like(mean), precision, precision)
+
+    def gather(self, gathered: Information, gradient: Tensor, curvature: Tensor | None = None) -> Information:
+        assert curvature is not None
+        return gathered._replace(gradient=gathered.gradient + gradient, curvature=gathered.curvature + curvature)
+
+    def step(self, gathered: Information) -> tuple[Tensor, Information]:
+        factor = torch.linalg.cholesky_ex(posterior(gathered.curvature).precision)[0]
+        change = -torch.cholesky_solve(gathered.gradient[..., None], factor)[..., 0]
+        left = torch.lerp(gathered.curvature, gathered.prior, column(self.forgetting, 2))
+        return change, Information(torch.zeros_like(change), left, gathered.prior)

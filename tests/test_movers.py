@@ -13,7 +13,7 @@ from hypothesis.extra import numpy as hnp
 
 from pcnet.errors import SettingError
 from pcnet.generalised import shift_matrix
-from pcnet.movers import Evidence, Exponential, Gathered, GradientFlow, Ozaki, RobbinsMonro, WindowMean
+from pcnet.movers import Evidence, Exponential, Gathered, GradientFlow, Newton, Ozaki, RobbinsMonro, WindowMean
 from pcnet.node import Start
 
 F64, F32 = torch.float64, torch.float32
@@ -175,6 +175,7 @@ def test_only_a_mover_that_uses_it_asks_for_the_curvature():
         (GradientFlow, "'time' is required"),
         (lambda: Exponential(beta=1.0), "beta.*below 1"),
         (lambda: RobbinsMonro(rate=0.0), "rate.*must be positive"),
+        (lambda: Newton(forgetting=1.0), "forgetting.*below 1"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(make, message):
@@ -269,3 +270,95 @@ def test_robbins_monro_counts_the_steps_of_each_batch_element():
 def test_defaults_of_robbins_monro():
     change, _ = RobbinsMonro().step(Gathered(torch.ones(1, 1, dtype=F64), torch.ones(1, dtype=F64), tensor([0.0])))
     assert change.item() == pytest.approx(-1e-4 / 11**0.3, rel=1e-14)
+
+
+# --- Newton, on linear regression: y = φᵀθ + noise of unit variance, θ ~ N(η, P⁻¹) ------------------------------------
+class Regression:
+    """Two batch elements of thirty observations each, of three parameters."""
+
+    def __init__(self, prior: float = 2.0, seed: int = 0) -> None:
+        rng = np.random.default_rng(seed)
+        self.inputs = rng.standard_normal((30, 2, 3))
+        self.targets = np.einsum("tbn,bn->tb", self.inputs, rng.standard_normal((2, 3))) + rng.standard_normal((30, 2))
+        self.mean = rng.standard_normal((2, 3))
+        self.prior = np.broadcast_to(np.diag([1.0, 2.0, 3.0]) * prior, (2, 3, 3)).copy()
+
+    def posterior(self, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and precision by weighted least squares on the first observations, with the prior as it is."""
+        x, y = self.inputs[: len(weights)], self.targets[: len(weights)]
+        precision = self.prior + np.einsum("t,tbn,tbm->bnm", weights, x, x)
+        pull = np.einsum("bnm,bm->bn", self.prior, self.mean) + np.einsum("t,tbn,tb->bn", weights, x, y)
+        return np.linalg.solve(precision, pull[..., None])[..., 0], precision
+
+    def learn(self, rule: Newton, windows: list[int], dtype: torch.dtype = F64):
+        """Mean, and the precision that is left, after every window."""
+        mean = tensor(self.mean, dtype)
+        gathered, first = rule.begin(mean, tensor(self.prior, dtype)), 0
+        for count in windows:
+            for t in range(first, first + count):
+                x, y = tensor(self.inputs[t], dtype), tensor(self.targets[t], dtype)
+                error = y - (x * mean).sum(-1)
+                gathered = rule.gather(gathered, -error[:, None] * x, x[:, :, None] * x[:, None, :])
+            change, gathered = rule.step(gathered)
+            assert not gathered.gradient.any()
+            mean, first = mean + change, first + count
+            yield mean.numpy(), gathered.curvature.numpy()
+
+
+@pytest.mark.parametrize("dtype", [F64, F32])
+@pytest.mark.parametrize("windows", [[30], [1] * 30, [7, 1, 12, 10]])
+def test_newton_is_recursive_least_squares(windows, dtype):
+    """However the observations are divided up, each step ends at the least squares of all of them."""
+    problem = Regression()
+    close = {"rtol": 1e-11, "atol": 1e-11} if dtype == F64 else {"rtol": 1e-4, "atol": 1e-4}
+    found = problem.learn(laid_out(Newton(), 2, dtype), windows, dtype)
+    for (mean, precision), seen in zip(found, np.cumsum(windows), strict=True):
+        expected = problem.posterior(np.ones(seen))
+        assert mean.dtype == np.dtype(str(dtype).removeprefix("torch."))
+        np.testing.assert_allclose(mean, expected[0], **close)
+        np.testing.assert_allclose(precision, expected[1], **close)
+
+
+def test_newton_is_a_kalman_filter_of_parameters_that_stand_still():
+    problem = Regression()
+    mean, covariance = problem.mean.copy(), np.linalg.inv(problem.prior)
+    for t, (found, precision) in enumerate(problem.learn(laid_out(Newton(), 2), [1] * 30)):
+        for b, x in enumerate(problem.inputs[t]):
+            gain = covariance[b] @ x / (x @ covariance[b] @ x + 1.0)
+            mean[b] += gain * (problem.targets[t, b] - x @ mean[b])
+            covariance[b] -= np.outer(gain, x) @ covariance[b]
+        np.testing.assert_allclose(found, mean, rtol=1e-9, atol=1e-10)
+        np.testing.assert_allclose(np.linalg.inv(precision), covariance, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("forgetting", [0.2, [0.05, 0.3]])
+def test_newton_forgets_by_least_squares_with_weights_that_fade(forgetting):
+    """With next to no prior, an observation that is k steps old counts (1 − φ)^k."""
+    problem, windows = Regression(prior=1e-9), [4] * 7
+    *_, (mean, precision) = problem.learn(laid_out(Newton(forgetting=forgetting), 2), windows)
+    for b, share in enumerate(np.broadcast_to(forgetting, 2)):
+        weights = (1 - share) ** np.repeat(np.arange(6, -1, -1.0), 4)
+        expected = problem.posterior(weights)
+        np.testing.assert_allclose(mean[b], expected[0][b], rtol=1e-6)
+        np.testing.assert_allclose(precision[b], (1 - share) * expected[1][b], rtol=1e-6, atol=1e-6)
+
+
+def test_newton_forgets_down_to_the_prior_and_no_further():
+    problem, rule = Regression(), laid_out(Newton(forgetting=0.5), 2)
+    gathered = rule.begin(tensor(problem.mean), tensor(problem.prior))
+    extra = tensor(np.broadcast_to(np.eye(3), (2, 3, 3)))
+    gathered = rule.gather(gathered, torch.ones(2, 3, dtype=F64), 8.0 * extra)
+    for k in range(1, 60):
+        change, gathered = rule.step(gathered)
+        np.testing.assert_allclose(gathered.curvature.numpy(), problem.prior + 8.0 * 0.5**k * extra.numpy(), rtol=1e-12)
+        assert bool(change.any()) == (k == 1)
+
+
+def test_newton_goes_downhill_where_the_curvature_is_indefinite():
+    """Along a direction of negative curvature −2 a step down the gradient has the gradient's sign reversed."""
+    rule = laid_out(Newton(), 1)
+    gathered = rule.begin(tensor([[0.0, 0.0]]), tensor([np.eye(2)]))
+    gathered = rule.gather(gathered, tensor([[3.0, 1.0]]), tensor([np.diag([1.0, -3.0])]))
+    change, _ = rule.step(gathered)
+    assert change[0, 0].item() == pytest.approx(-1.5)
+    assert change[0, 1] < 0

@@ -6,7 +6,7 @@ from models import tensor
 from student_t import StudentTSensoryNode
 
 import pcnet as pc
-from pcnet.movers import Exponential, Ozaki, RobbinsMonro, WindowMean
+from pcnet.movers import Exponential, Newton, Ozaki, RobbinsMonro, WindowMean
 from pcnet.nodes import ParameterNode, PrecisionNode, SensoryNode, StateNode
 
 
@@ -16,8 +16,10 @@ class Small(NodeContract):
     sensor = SensoryNode
     curvature = "exact"
 
+    def slow(self, scale):
+        return RobbinsMonro(0.01 * scale, 1.0, 0.5, Exponential(0.2))
+
     def build(self, scale):
-        slow = RobbinsMonro(0.01 * scale, 1.0, 0.5, Exponential(0.2))
         start = 0.5 * torch.tensor([[1.0, 0.7, 1.3], [0.1, -0.2, 0.1], [0.0, 0.1, 0.0]], dtype=torch.float64)
         x = StateNode(
             "x",
@@ -30,7 +32,11 @@ class Small(NodeContract):
         )
         y = self.sensor("y", dim=2, orders=2, dt=0.1)
         a = ParameterNode(
-            "a", mean=tensor(0.3, -0.2, 0.3) * scale[..., None], sd=0.25, mover=slow, curvature=self.curvature
+            "a",
+            mean=tensor(0.3, -0.2, 0.3) * scale[..., None],
+            sd=0.25,
+            mover=self.slow(scale),
+            curvature=self.curvature,
         )
         gain = ParameterNode(
             "gain",
@@ -80,6 +86,14 @@ class TestSensoryNode(Small):
 
 class TestParameterNode(Small):
     name = "a"
+
+
+class TestParameterNodeByNewton(Small):
+    name = "a"
+    curvature = "gauss-newton"
+
+    def slow(self, scale):
+        return Newton(forgetting=0.1 * scale)
 
 
 class TestParameterOfAMapping(Small):

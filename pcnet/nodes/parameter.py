@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import KW_ONLY
-from typing import ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from torch import Tensor
 from pcnet.errors import GraphError, SettingError
 from pcnet.linalg import Dense, covariance_of, posterior
 from pcnet.messages import Error, Prediction
-from pcnet.movers import Gathered, RobbinsMonro
+from pcnet.movers import ParameterMover, RobbinsMonro
 from pcnet.node import INDEFINITE, Energy, ErrorShape, Indefinite, Link, Local, Node, Quantity, Start
 from pcnet.settings import PositiveVector, Vector, broadcast, listed, settings
 
@@ -29,11 +29,9 @@ class ParameterBelief(NamedTuple):
 
 
 class ParameterMemory(NamedTuple):
-    """Gathered gradients, and how often the posterior had to be mended (B,)."""
+    """What the mover has gathered, and how often the posterior had to be mended (B,)."""
 
-    gradient: Tensor
-    seen: Tensor
-    steps: Tensor
+    gathered: Any
     mended: Tensor
 
 
@@ -45,12 +43,13 @@ class ParameterNode(Node):
     posterior the prior.
 
     mean: (..., p) with leading batch dimensions; where the belief begins in any case. sd: one number or (..., p).
+    mover: the paper's `RobbinsMonro`, or `Newton`, which learns far more from the same observations.
     """
 
     _: KW_ONLY
     mean: Vector
     sd: PositiveVector
-    mover: RobbinsMonro = RobbinsMonro()
+    mover: ParameterMover = RobbinsMonro()
     curvature: Literal["gauss-newton", "exact"] = "gauss-newton"
     indefinite: Indefinite = "clamp"
     role: ClassVar[str] = "parameter"
@@ -101,7 +100,7 @@ class ParameterNode(Node):
         deviation = start.fill(sd.expand(*sd.shape[:-1], self.width), 1)
         precision, log_det = (deviation**-2).diag_embed(), 2 * deviation.log().sum(-1)
         local.belief = ParameterBelief(mean, precision, log_det, mean, precision, log_det)
-        local.memory = ParameterMemory(*Gathered.nothing(mean), torch.zeros_like(log_det))
+        local.memory = ParameterMemory(local.rule.begin(mean, precision), torch.zeros_like(log_det))
 
     def predict(self, local: Local, link: Link) -> Prediction[Tensor]:
         return Prediction(local.belief.mean)
@@ -117,23 +116,36 @@ class ParameterNode(Node):
         return sum(predicted[1:], predicted[0]) if predicted else local.belief.prior_mean
 
     def move(self, local: Local) -> None:
-        change, emptied = local.rule.step(Gathered(*local.memory[:3]))
-        local.memory = local.memory._replace(**emptied._asdict())
+        change, left = local.rule.step(local.memory.gathered)
+        local.memory = local.memory._replace(gathered=left)
         local.belief = local.belief._replace(mean=local.belief.mean + change)
 
     def gather(self, local: Local) -> None:
-        gathered = local.rule.gather(Gathered(*local.memory[:3]), self.gradient(local))
-        local.memory = local.memory._replace(**gathered._asdict())
+        gathered = local.memory.gathered
+        if local.rule.needs_curvature:
+            gradient, curvature = (torch.zeros_like(part) for part in local.belief[:2])
+            gradient, curvature = self._less_errors(local, gradient), self._with_evidence(local, curvature)
+            gathered = local.rule.gather(gathered, gradient, curvature)
+        else:
+            gathered = local.rule.gather(gathered, self.gradient(local))
+        local.memory = local.memory._replace(gathered=gathered)
 
     def gradient(self, local: Local) -> Tensor:
         belief = local.belief
-        gradient = torch.bmm(belief.prior_precision, (belief.mean - self._expected(local))[..., None])[..., 0]
+        pull = torch.bmm(belief.prior_precision, (belief.mean - self._expected(local))[..., None])[..., 0]
+        return self._less_errors(local, pull)
+
+    def hessian(self, local: Local) -> Tensor:
+        return self._with_evidence(local, local.belief.prior_precision)
+
+    def _less_errors(self, local: Local, gradient: Tensor) -> Tensor:
+        """A gradient (B, p) with that of the errors below."""
         for link in local.below:
             gradient = gradient - local.error(link).weighted
         return gradient
 
-    def hessian(self, local: Local) -> Tensor:
-        curvature: Tensor = local.belief.prior_precision
+    def _with_evidence(self, local: Local, curvature: Tensor) -> Tensor:
+        """A curvature (B, p, p) with that of the errors below."""
         for link in local.below:
             error = local.error(link)
             curvature = curvature + error.precision
@@ -142,7 +154,8 @@ class ParameterNode(Node):
         return curvature
 
     def settle(self, local: Local) -> None:
-        found = posterior(self.hessian(local))
+        known = local.memory.gathered.curvature if local.rule.needs_curvature else self.hessian(local)
+        found = posterior(known)
         if found.mended is not None:
             if self.indefinite == "raise":
                 local.fail(found.mended, INDEFINITE)

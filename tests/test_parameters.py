@@ -1,0 +1,95 @@
+"""Parameters learned by Newton steps, where the posterior has a closed form: gains of states that stand still."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import pcnet as pc
+from pcnet.errors import SettingError
+from pcnet.movers import Newton
+from pcnet.nodes import ParameterNode, PrecisionNode, SensoryNode, StateNode
+
+STATE, PRECISION = np.array([1.5, -0.5]), 4.0
+MEAN, SD = np.array([0.3, 1.0]), np.array([0.5, 2.0])
+OBSERVATIONS = np.random.default_rng(0).standard_normal((12, 2)) + 1.0
+
+
+def gains(x, parameters):
+    return x * parameters
+
+
+def graph_of(mover: Newton, curvature: str = "gauss-newton") -> pc.Graph:
+    """y = θ ⊙ x + noise, with x known."""
+    start = torch.tensor(np.stack([STATE, np.zeros(2)]))
+    x = StateNode("x", dim=2, orders=2, flow=pc.flows.linear(torch.zeros(2, 2)), initial_mean=start)
+    y = SensoryNode("y", dim=2, orders=1)
+    graph = pc.Graph()
+    graph.predicts(x, y, via=gains)
+    graph.parametrises(ParameterNode("gain", mean=MEAN, sd=SD, mover=mover, curvature=curvature), x, of=y)
+    graph.weighs(PrecisionNode("noise_x", mean=0.0, sd=0.1, smoothness=0.5), x)
+    graph.weighs(PrecisionNode("noise_y", mean=math.log(PRECISION), sd=0.1, smoothness=0.5), y)
+    return graph
+
+
+def learning(*verbs: str, every) -> pc.Schedule:
+    """Only the gains learn; the states stay where they are."""
+    acts = [pc.act("sense", "sensory"), pc.act("gather", "gain")]
+    return pc.Schedule(tuple(acts + [pc.act(verb, "gain", every=every) for verb in verbs]))
+
+
+def expect(seen: int) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation of the gains after the first observations: a conjugate Gaussian for each."""
+    precision = SD**-2 + seen * PRECISION * STATE**2
+    mean = (MEAN / SD**2 + PRECISION * STATE * OBSERVATIONS[:seen].sum(0)) / precision
+    return mean, precision**-0.5
+
+
+@pytest.mark.parametrize("curvature", ["gauss-newton", "exact"])
+@pytest.mark.parametrize("verbs", [("move", "settle", "carry"), ("move", "settle"), ("settle", "move", "settle")])
+@pytest.mark.parametrize("every", [1, 5])
+def test_the_belief_is_the_exact_posterior(every, verbs, curvature):
+    """Whether or not the posterior becomes the prior of what comes next: that is a matter of bookkeeping."""
+    result = graph_of(Newton(), curvature).run(OBSERVATIONS, schedule=learning(*verbs, every=every))
+    for t in range(12):
+        mean, sd = expect((t + 1) // every * every)
+        np.testing.assert_allclose(result.mean("gain")[t], mean, rtol=1e-10)
+        np.testing.assert_allclose(result.sd("gain")[t], sd, rtol=1e-10)
+
+
+def test_every_batch_element_has_its_own_clock():
+    schedule = learning("move", "settle", "carry", every=[2, 3])
+    result = graph_of(Newton()).run(OBSERVATIONS, schedule=schedule)
+    for t in range(12):
+        for i, every in enumerate((2, 3)):
+            mean, sd = expect((t + 1) // every * every)
+            np.testing.assert_allclose(result.mean("gain")[i, t], mean, rtol=1e-10)
+            np.testing.assert_allclose(result.sd("gain")[i, t], sd, rtol=1e-10)
+
+
+def test_every_batch_element_forgets_in_its_own_way():
+    """After long forgetting by a half at every observation, the last ones count 1, ½, ¼, …, and the prior always."""
+    schedule = learning("move", "settle", "carry", every=1)
+    result = graph_of(Newton(forgetting=[0.0, 0.5])).run(OBSERVATIONS, schedule=schedule)
+    np.testing.assert_allclose(result.mean("gain")[0, -1], expect(12)[0], rtol=1e-10)
+    kept = 0.5 ** np.arange(1, 13)  # of each observation, newest first
+    np.testing.assert_allclose(
+        result.sd("gain")[1, -1], (SD**-2 + kept.sum() * PRECISION * STATE**2) ** -0.5, rtol=1e-10
+    )
+
+
+def test_the_complexity_is_the_information_gained():
+    """Without carrying: ½(θ − η)ᵀP(θ − η) + ½log|L|/|P|."""
+    graph = graph_of(Newton())
+    live = graph.start(learning("move", "settle", every=1)).run(OBSERVATIONS)
+    mean, sd = expect(12)
+    expected = (0.5 * ((mean - MEAN) / SD) ** 2 + np.log(SD / sd)).sum()
+    found = graph["gain"].energy(live.local("gain"))
+    assert found.accuracy is None
+    assert found.complexity.item() == pytest.approx(expected, rel=1e-10)
+
+
+def test_log_precisions_do_not_move_by_newton():
+    with pytest.raises(SettingError, match="PrecisionNode 'p': setting 'mover'"):
+        PrecisionNode("p", expected=1.0, sd=1.0, smoothness=1.0, mover=Newton())
