@@ -230,7 +230,8 @@ class Newton(ParameterMover):
     g sums the gradients of the errors since the last step; L is the prior's precision P plus the curvatures of the
     errors of all observations, as far as they are not forgotten, and so the precision of the belief. With the
     Gauss–Newton curvature of errors that are linear in the parameters this is recursive least squares, or a Kalman
-    filter of parameters that stand still. The prior bounds L from below, however long nothing is learned.
+    filter of parameters that stand still. The prior bounds L from below, however long nothing is learned. States are
+    taken as given and observations as independent: where they are not, the belief is too sure of itself.
 
     forgetting: φ, the share of all knowledge that is given up at a step.
     """
