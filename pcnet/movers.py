@@ -6,7 +6,7 @@ A run works with rules that `pcnet.node.Start.lay_out` has laid out for its batc
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -122,12 +122,21 @@ class Implicit(StateMover):
 
 
 # --- slow: parameters and precisions --------------------------------------------------------------------------------
+NONE = torch.zeros(1, 0, 0)
+"""No curvature, for rules that need none."""
+
+
 class Gathered(NamedTuple):
-    """Accumulated gradient (B, n), how many observations are in it (B,), and how many steps were taken (B,)."""
+    """Accumulated gradient (B, n), how many observations are in it (B,), and how many steps were taken (B,).
+
+    For a rule that needs it also the accumulated curvature (B, n, n), and that of the prior in the beginning.
+    """
 
     gradient: Tensor
     seen: Tensor
     steps: Tensor
+    curvature: Tensor = NONE
+    prior: Tensor = NONE
 
     @classmethod
     def nothing(cls, like: Tensor) -> Gathered:
@@ -171,25 +180,26 @@ class WindowMean(Accumulator):
 
 
 class ParameterMover(ABC):
-    """A rule that moves parameters by what it gathers between two slow steps, a named tuple of tensors (B, ...)."""
+    """A rule that moves parameters by what it gathers between two slow steps."""
 
     needs_curvature: bool = False
-    """Whether it gathers the gradient and curvature of the errors alone, and the belief's precision with them.
+    """Whether it gathers gradient and curvature of the errors, and keeps the precision of the belief by itself.
 
     Otherwise it gathers the gradient of all of the free energy, prior included.
     """
 
-    @abstractmethod
-    def begin(self, mean: Tensor, precision: Tensor) -> Any:
+    def begin(self, mean: Tensor, precision: Tensor) -> Gathered:
         """Nothing gathered yet, for a prior of this mean (B, n) and precision (B, n, n)."""
+        nothing = Gathered.nothing(mean)
+        return nothing._replace(curvature=precision, prior=precision) if self.needs_curvature else nothing
 
     @abstractmethod
-    def gather(self, gathered: Any, gradient: Tensor, curvature: Tensor | None = None) -> Any:
+    def gather(self, gathered: Gathered, gradient: Tensor, curvature: Tensor | None = None) -> Gathered:
         """Add what one observation says."""
 
     @abstractmethod
-    def step(self, gathered: Any) -> tuple[Tensor, Any]:
-        """The change of the mean (B, n), and what is left for the next step."""
+    def step(self, gathered: Gathered) -> tuple[Tensor, Gathered]:
+        """The change of the mean (B, n), and the accumulator with an empty gradient."""
 
 
 @settings
@@ -201,9 +211,6 @@ class RobbinsMonro(ParameterMover):
     gamma: Numbers = number(0.3)
     accumulate: Accumulator = Exponential()
 
-    def begin(self, mean: Tensor, precision: Tensor) -> Gathered:
-        return Gathered.nothing(mean)
-
     def gather(self, gathered: Gathered, gradient: Tensor, curvature: Tensor | None = None) -> Gathered:
         total = self.accumulate.add(gathered.gradient, gradient)
         return Gathered(total, gathered.seen + 1, gathered.steps)
@@ -213,14 +220,6 @@ class RobbinsMonro(ParameterMover):
         steps = gathered.steps + 1
         change = -(self.rate / (steps + self.t0) ** self.gamma)[:, None] * self.accumulate.read(gathered)
         return change, Gathered(torch.zeros_like(gathered.gradient), torch.zeros_like(gathered.seen), steps)
-
-
-class Information(NamedTuple):
-    """Gradient (B, n) and curvature (B, n, n) of prior and observations at the mean, and the curvature of the prior."""
-
-    gradient: Tensor
-    curvature: Tensor
-    prior: Tensor
 
 
 @settings
@@ -239,15 +238,15 @@ class Newton(ParameterMover):
     forgetting: Fraction = number(0.0)
     needs_curvature = True
 
-    def begin(self, mean: Tensor, precision: Tensor) -> Information:
-        return Information(torch.zeros_like(mean), precision, precision)
-
-    def gather(self, gathered: Information, gradient: Tensor, curvature: Tensor | None = None) -> Information:
+    def gather(self, gathered: Gathered, gradient: Tensor, curvature: Tensor | None = None) -> Gathered:
         assert curvature is not None
-        return gathered._replace(gradient=gathered.gradient + gradient, curvature=gathered.curvature + curvature)
+        return gathered._replace(
+            gradient=gathered.gradient + gradient, seen=gathered.seen + 1, curvature=gathered.curvature + curvature
+        )
 
-    def step(self, gathered: Information) -> tuple[Tensor, Information]:
+    def step(self, gathered: Gathered) -> tuple[Tensor, Gathered]:
         factor = torch.linalg.cholesky_ex(posterior(gathered.curvature).precision)[0]
         change = -torch.cholesky_solve(gathered.gradient[..., None], factor)[..., 0]
         left = torch.lerp(gathered.curvature, gathered.prior, column(self.forgetting, 2))
-        return change, Information(torch.zeros_like(change), left, gathered.prior)
+        zero = torch.zeros_like(gathered.seen)
+        return change, Gathered(torch.zeros_like(change), zero, gathered.steps + 1, left, gathered.prior)

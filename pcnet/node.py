@@ -206,12 +206,12 @@ class Local:
 
 
 def merge(mask: Tensor, new: Any, old: Any) -> Any:
-    """`new` where the mask (B,) holds and `old` elsewhere, field by field of a named tuple of tensors or of such."""
-    if new is old:
-        return new
-    if isinstance(new, Tensor):
-        return torch.where(mask.view(-1, *(1,) * (new.dim() - 1)), new, old)
-    return type(new)(*(merge(mask, fresh, kept) for fresh, kept in zip(new, old, strict=True)))
+    """`new` where the mask (B,) holds and `old` elsewhere, field by field of a named tuple of tensors."""
+    fields = []
+    for fresh, kept in zip(new, old, strict=True):
+        shaped = mask.view(-1, *(1,) * (fresh.dim() - 1))
+        fields.append(fresh if fresh is kept else torch.where(shaped, fresh, kept))
+    return type(new)(*fields)
 
 
 @settings

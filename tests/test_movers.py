@@ -301,6 +301,7 @@ class Regression:
                 gathered = rule.gather(gathered, -error[:, None] * x, x[:, :, None] * x[:, None, :])
             change, gathered = rule.step(gathered)
             assert not gathered.gradient.any()
+            assert not gathered.seen.any()
             mean, first = mean + change, first + count
             yield mean.numpy(), gathered.curvature.numpy()
 

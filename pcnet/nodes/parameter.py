@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import KW_ONLY
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from torch import Tensor
 from pcnet.errors import GraphError, SettingError
 from pcnet.linalg import Dense, covariance_of, posterior
 from pcnet.messages import Error, Prediction
-from pcnet.movers import ParameterMover, RobbinsMonro
+from pcnet.movers import Gathered, ParameterMover, RobbinsMonro
 from pcnet.node import INDEFINITE, Energy, ErrorShape, Indefinite, Link, Local, Node, Quantity, Start
 from pcnet.settings import PositiveVector, Vector, broadcast, listed, settings
 
@@ -29,10 +29,18 @@ class ParameterBelief(NamedTuple):
 
 
 class ParameterMemory(NamedTuple):
-    """What the mover has gathered, and how often the posterior had to be mended (B,)."""
+    """What the mover has gathered, field by field, and how often the posterior had to be mended (B,)."""
 
-    gathered: Any
+    gradient: Tensor
+    seen: Tensor
+    steps: Tensor
+    curvature: Tensor
+    prior: Tensor
     mended: Tensor
+
+    @property
+    def gathered(self) -> Gathered:
+        return Gathered(*self[:5])
 
 
 @settings
@@ -100,7 +108,8 @@ class ParameterNode(Node):
         deviation = start.fill(sd.expand(*sd.shape[:-1], self.width), 1)
         precision, log_det = (deviation**-2).diag_embed(), 2 * deviation.log().sum(-1)
         local.belief = ParameterBelief(mean, precision, log_det, mean, precision, log_det)
-        local.memory = ParameterMemory(local.rule.begin(mean, precision), torch.zeros_like(log_det))
+        nothing: Gathered = local.rule.begin(mean, precision)
+        local.memory = ParameterMemory(*nothing, torch.zeros_like(log_det))
 
     def predict(self, local: Local, link: Link) -> Prediction[Tensor]:
         return Prediction(local.belief.mean)
@@ -117,7 +126,7 @@ class ParameterNode(Node):
 
     def move(self, local: Local) -> None:
         change, left = local.rule.step(local.memory.gathered)
-        local.memory = local.memory._replace(gathered=left)
+        local.memory = local.memory._replace(**left._asdict())
         local.belief = local.belief._replace(mean=local.belief.mean + change)
 
     def gather(self, local: Local) -> None:
@@ -128,7 +137,7 @@ class ParameterNode(Node):
             gathered = local.rule.gather(gathered, gradient, curvature)
         else:
             gathered = local.rule.gather(gathered, self.gradient(local))
-        local.memory = local.memory._replace(gathered=gathered)
+        local.memory = local.memory._replace(**gathered._asdict())
 
     def gradient(self, local: Local) -> Tensor:
         belief = local.belief
@@ -154,8 +163,7 @@ class ParameterNode(Node):
         return curvature
 
     def settle(self, local: Local) -> None:
-        known = local.memory.gathered.curvature if local.rule.needs_curvature else self.hessian(local)
-        found = posterior(known)
+        found = posterior(local.memory.curvature if local.rule.needs_curvature else self.hessian(local))
         if found.mended is not None:
             if self.indefinite == "raise":
                 local.fail(found.mended, INDEFINITE)
