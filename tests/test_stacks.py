@@ -14,7 +14,7 @@ import pcnet as pc
 from pcnet.derived import as_function
 from pcnet.errors import GraphError
 from pcnet.generalised import embed, shift_matrix
-from pcnet.movers import Implicit, Ozaki, RobbinsMonro
+from pcnet.movers import Implicit, Newton, Ozaki, RobbinsMonro
 from pcnet.nodes import CauseNode, InputNode, ParameterNode, PrecisionNode, SensoryNode, StateNode
 
 DATA = Path(__file__).parent / "data"
@@ -242,6 +242,20 @@ def test_the_level_above_hears_of_the_error():
     assert np.sign(moved) == np.sign(result.mean("a")[-1, 0] - 0.7)
     error = (result.mean("a")[-1, 0] - result.mean("top")[-1, 0, 0]) / 0.2**2
     assert np.isfinite(error)
+
+
+def test_newton_steps_do_not_go_with_a_prior_that_changes():
+    x = StateNode("x", dim=1, orders=2, flow=lambda x, a: a * (1 - x))
+    top = StateNode("top", dim=1, orders=1, flow=lambda x, _: 0 * x)
+    y, a = SensoryNode("y", dim=1, orders=2, dt=0.1), ParameterNode("a", mean=[0.7], sd=0.3, mover=Newton())
+    graph = pc.Graph()
+    graph.predicts(x, y)
+    graph.parametrises(a, x)
+    graph.predicts(top, a)
+    for node in (x, y, top):
+        graph.weighs(noise(f"n{node.name}"), node)
+    with pytest.raises(GraphError, match="'a' is predicted from above, but Newton takes the prior it began with"):
+        graph.check()
 
 
 # --- inputs ---

@@ -100,6 +100,11 @@ class ParameterNode(Node):
     def check(self, above: tuple[Link, ...], below: tuple[Link, ...], like: Tensor) -> None:
         if not below:
             raise GraphError(f"{self.title} parametrises nothing: add graph.parametrises({self.name}, state)")
+        if self.mover.needs_curvature and any(link.kind == "predicts" for link in above):
+            raise GraphError(
+                f"{self.title} is predicted from above, but {type(self.mover).__name__} takes the prior it began with for "
+                "good; use RobbinsMonro"
+            )
 
     def begin(self, local: Local, start: Start) -> None:
         local.rule = start.lay_out(self.mover)
