@@ -41,14 +41,37 @@ def temporal_precision(kernel: Kernel, orders: int, ridge: float = 0.0) -> Tenso
     `ridge` times the mean variance is added to the diagonal of S before it is inverted. S is graded over
     many powers of the kernel width, so it is scaled to unit diagonal while it is inverted.
     """
+    scaled, scale = _standardised(kernel, orders, ridge)
+    inverse: Tensor = torch.linalg.inv(scaled)
+    return inverse * scale[..., :, None] * scale[..., None, :]
+
+
+def check_smoothness(kernel: Kernel, orders: int, ridge: float = 0.0) -> None:
+    """Refuse, in words, a kernel whose noise does not have so many orders of motion."""
+    for order in range(orders):
+        scaled, _ = _standardised(kernel, order + 1, ridge)
+        few = f"{order} order{'' if order == 1 else 's'} of motion, not {orders}"
+        if not bool(torch.isfinite(scaled).all()):
+            raise SettingError(
+                f"noise of {kernel!r} has {few}: the variance of its derivative {order}, ±κ^({2 * order})(0), is not "
+                "finite and positive. Use a smoother kernel or fewer orders"
+            )
+        smallest = torch.linalg.eigvalsh(scaled)[..., 0]
+        if not bool((smallest > orders * torch.finfo(scaled.dtype).eps).all()):
+            raise SettingError(
+                f"noise of {kernel!r} has {few}: the covariance of the first {order + 1} is not positive definite, "
+                "so that one follows from the others. Use another kernel or fewer orders"
+            )
+
+
+def _standardised(kernel: Kernel, orders: int, ridge: float) -> tuple[Tensor, Tensor]:
+    """S with its ridge, scaled to unit diagonal, and what it was scaled by; (..., orders, orders), (..., orders)."""
     covariance = temporal_covariance(kernel, orders)
     if ridge:
         mean_variance = covariance.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None]
         covariance = covariance + ridge * mean_variance * torch.eye(orders).to(covariance)
     scale = covariance.diagonal(dim1=-2, dim2=-1).rsqrt()
-    scaled = covariance * scale[..., :, None] * scale[..., None, :]
-    inverse: Tensor = torch.linalg.inv(scaled)
-    return inverse * scale[..., :, None] * scale[..., None, :]
+    return covariance * scale[..., :, None] * scale[..., None, :], scale
 
 
 def backward_differences(y: Tensor, previous: Tensor, dt: Tensor) -> Tensor:

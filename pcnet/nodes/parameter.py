@@ -102,8 +102,8 @@ class ParameterNode(Node):
             raise GraphError(f"{self.title} parametrises nothing: add graph.parametrises({self.name}, state)")
         if self.mover.needs_curvature and any(link.kind == "predicts" for link in above):
             raise GraphError(
-                f"{self.title} is predicted from above, but {type(self.mover).__name__} takes the prior it began with for "
-                "good; use RobbinsMonro"
+                f"{self.title} is predicted from above, but {type(self.mover).__name__} takes the prior it began with "
+                "for good; use RobbinsMonro"
             )
 
     def begin(self, local: Local, start: Start) -> None:

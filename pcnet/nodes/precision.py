@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import Tensor
 
 from pcnet.errors import GraphError, SettingError
-from pcnet.generalised import temporal_precision
+from pcnet.generalised import check_smoothness, temporal_precision
 from pcnet.kernels import Kernel, SquaredExponential
 from pcnet.linalg import Precision, quadratic
 from pcnet.messages import Error, Prediction
@@ -90,11 +90,8 @@ class PrecisionNode(Node):
         return listed(self.expected.log() - self.sd**2 / 2)
 
     def describe(self) -> str:
-        kernel = (
-            f"smoothness {self.smoothness.item():g}"
-            if self.smoothness is not None and self.smoothness.numel() == 1
-            else "smooth"
-        )
+        width = self.smoothness
+        kernel = f"smoothness {width.item():g}" if width is not None and width.numel() == 1 else repr(self.noise_kernel)
         return f"{'one log-precision for all channels' if self.shared else 'a log-precision a channel'}, {kernel}"
 
     def as_parent(self, link: Link) -> None:
@@ -120,6 +117,12 @@ class PrecisionNode(Node):
             raise GraphError(
                 f"{self.title} weighs errors of {sorted(dims)} channels; use shared=True or separate nodes"
             )
+        for shape, name in {(link.child.error_shape, link.child.name) for link in below}:
+            assert shape is not None
+            try:
+                check_smoothness(self.noise_kernel, shape.rows, self.ridge)
+            except SettingError as error:
+                raise GraphError(f"{self.title} weighs {shape.rows} orders of {name!r}, but {error}") from None
 
     def begin(self, local: Local, start: Start) -> None:
         shape = local.below[0].child.error_shape
