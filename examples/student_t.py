@@ -17,11 +17,12 @@ from pydantic import Field
 from torch import Tensor
 
 import pcnet as pc
+from pcnet.errors import GraphError
 from pcnet.linalg import Precision, quadratic
 from pcnet.messages import Error
 from pcnet.movers import Ozaki
 from pcnet.node import Energy, Link, Local
-from pcnet.nodes import SensoryNode
+from pcnet.nodes import PrecisionNode, SensoryNode
 from pcnet.settings import settings
 
 
@@ -35,6 +36,13 @@ class StudentTSensoryNode(SensoryNode):
 
     _: KW_ONLY
     degrees: float = Field(default=3.0, gt=0)
+
+    def as_child(self, link: Link) -> None:
+        super().as_child(link)
+        if isinstance(link.parent, PrecisionNode) and link.parent.channels == "full":
+            raise GraphError(
+                f"the channels of {self.title} have distributions of their own; {link.parent.name!r} couples them"
+            )
 
     def err(self, local: Local, link: Link) -> Error[Any]:
         work = self.work(local)
@@ -71,8 +79,8 @@ def track(observations: Tensor, sensor: SensoryNode) -> Tensor:
     x = pc.StateNode("x", dim=2, orders=2, flow=pc.flows.linear(TURN), mover=Ozaki(kappa=0.3, time=0.05))
     graph = pc.Graph()
     graph.predicts(x, sensor)
-    graph.weighs(pc.PrecisionNode("noise_x", expected=4.0, sd=0.1, smoothness=0.2), x)
-    graph.weighs(pc.PrecisionNode("noise_y", expected=100.0, sd=0.1, smoothness=0.2), sensor)
+    graph.weighs(PrecisionNode("noise_x", expected=4.0, sd=0.1, smoothness=0.2), x)
+    graph.weighs(PrecisionNode("noise_y", expected=100.0, sd=0.1, smoothness=0.2), sensor)
     result = graph.run(observations, schedule=pc.states_only())
     return torch.as_tensor(result.mean("x")[:, 0])
 

@@ -130,7 +130,7 @@ class Autocorrelation(Kernel):
         return self._call(h / self.width)
 
     def _derive(self, n: int) -> Tensor:
-        """The derivatives 0 … n of the function at zero, and a millionth of its own width to either side; (n + 1, 3)."""
+        """The derivatives 0 … n of the function at zero and a millionth of its width to either side; (n + 1, 3)."""
         curvature = float(derivatives(self._call, torch.zeros(1, dtype=torch.float64), 2)[2, 0])
         beside = 1e-6 / math.sqrt(-curvature) if -math.inf < curvature < 0 else 1e-6
         return derivatives(self._call, torch.tensor([0.0, beside, -beside], dtype=torch.float64), n)

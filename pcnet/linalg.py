@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class Precision:
-    """Π̃ = temporal ⊗ diag(channel): temporal (B, rows, rows), channel (B, dim), log_det (B,).
+    """Π̃ = temporal ⊗ diag(channel), channel = e^λ: temporal (B, rows, rows), channel (B, dim), log_det (B,).
 
     It is formed densely only where it is small, since that is quicker there.
     """
@@ -38,16 +38,111 @@ class Precision:
         batch, rows = self.temporal.shape[:2]
         n = right.shape[-1]
         mixed = torch.bmm(self.temporal, right.expand(batch, -1, -1).reshape(batch, rows, -1))
-        weighted = mixed.view(batch, rows, -1, n) * self.channel[:, None, :, None]
+        weighted = self._across(mixed.view(batch, rows, -1, n))
         return torch.bmm(left.expand(batch, -1, -1).mT, weighted.view(batch, -1, n))
 
     def dense(self) -> Tensor:
         """Π̃ itself, (B, rows·dim, rows·dim)."""
         if self._dense is None:
             size = self.temporal.shape[1] * self.channel.shape[1]
-            blocks = self.temporal[:, :, None, :, None] * self.channel.diag_embed()[:, None, :, None, :]
+            blocks = self.temporal[:, :, None, :, None] * self._matrix()[:, None, :, None, :]
             self._dense = blocks.reshape(-1, size, size)
         return self._dense
+
+    def _across(self, values: Tensor) -> Tensor:
+        """The channels of (B, rows, dim, n), weighed."""
+        return values * self.channel[:, None, :, None]
+
+    def _matrix(self) -> Tensor:
+        """The precision of the channels at one order, (B, dim, dim)."""
+        return self.channel.diag_embed()
+
+    # --- what an error says of the precision's own parameters, here λ (B, dim), through E = ½ε̃ᵀΠ̃ε̃ − ½log|Π̃| -----------
+    def slope(self, error: Tensor, weighted: Tensor) -> Tensor:
+        """∂E/∂λ = ½(ξ·ε − rows)."""
+        return 0.5 * (quadratic(weighted, error) - error.shape[1])
+
+    def information(self) -> Tensor:
+        """The expected curvature of E, rows/2; those of diagonals are given as such."""
+        return torch.full_like(self.channel, 0.5 * self.temporal.shape[1])
+
+    def curvature(self, error: Tensor, weighted: Tensor) -> Tensor:
+        """∂²E/∂λ² = ½ξ·ε."""
+        return 0.5 * quadratic(weighted, error)
+
+
+class CoupledPrecision(Precision):
+    """Π̃ = temporal ⊗ Π with Π = TᵀΛT: T (B, dim, dim) is one on its diagonal and zero above, Λ = diag(e^λ), λ (B, dim).
+
+    This is Cholesky's factorisation, so that Π is positive definite whatever λ and T are, and log|Π| = Σλ. e^λ_i is the
+    precision of channel i once the channels before it are known, and −T_ij is how much j < i then says about i.
+    `channel` is Π itself. The parameters are λ and then T below its diagonal, row by row.
+
+    With the second moment M = Σ S⁻¹_ij ε_i ε_jᵀ (dim, dim) over the orders, 2E = Σ_i e^λ_i (TMTᵀ)_ii − rows Σλ + …;
+    M is rows · Π⁻¹ on average. Different rows of T do not interact.
+    """
+
+    __slots__ = ("factor", "log_channel")
+
+    def __init__(self, temporal: Tensor, log_channel: Tensor, factor: Tensor, log_det: Tensor) -> None:
+        super().__init__(temporal, factor.mT @ (log_channel.exp()[..., None] * factor), log_det)
+        self.log_channel = log_channel
+        self.factor = factor
+
+    def weigh(self, error: Tensor) -> Tensor:
+        return torch.bmm(torch.bmm(self.temporal, error), self.channel)
+
+    def _across(self, values: Tensor) -> Tensor:
+        return self.channel[:, None] @ values
+
+    def _matrix(self) -> Tensor:
+        return self.channel
+
+    def slope(self, error: Tensor, weighted: Tensor) -> Tensor:
+        """∂E/∂λ_i = ½(e^λ_i (TMTᵀ)_ii − rows), ∂E/∂T_ij = e^λ_i (TM)_ij."""
+        pull = self._pull(self._moment(error))
+        own = 0.5 * ((pull * self.factor).sum(-1) - error.shape[1])
+        i, j = self._below
+        return torch.cat([own, pull[:, i, j]], -1)
+
+    def information(self) -> Tensor:
+        """rows/2 along λ, and rows e^λ_i (Π⁻¹)_jk between T_ij and T_ik; none between λ and T; (B, n, n)."""
+        rows = self.temporal.shape[1]
+        eye = torch.eye(self.factor.shape[-1]).to(self.factor)
+        inverse = torch.linalg.solve_triangular(self.factor, eye, upper=False, unitriangular=True)
+        covariance = (inverse * (-self.log_channel).exp()[:, None, :]) @ inverse.mT
+        return self._assemble(torch.full_like(self.log_channel, 0.5 * rows), None, rows * covariance)
+
+    def curvature(self, error: Tensor, weighted: Tensor) -> Tensor:
+        """½e^λ_i (TMTᵀ)_ii along λ, e^λ_i (TM)_ij between λ_i and T_ij, e^λ_i M_jk between T_ij and T_ik; (B, n, n)."""
+        moment = self._moment(error)
+        pull = self._pull(moment)
+        return self._assemble(0.5 * (pull * self.factor).sum(-1), pull, moment)
+
+    @property
+    def _below(self) -> Tensor:
+        dim = self.factor.shape[-1]
+        return torch.tril_indices(dim, dim, -1, device=self.factor.device)
+
+    def _moment(self, error: Tensor) -> Tensor:
+        return torch.bmm(error.mT, torch.bmm(self.temporal, error))
+
+    def _pull(self, moment: Tensor) -> Tensor:
+        """e^λ_i (TM)_ij."""
+        return self.log_channel.exp()[..., None] * (self.factor @ moment)
+
+    def _assemble(self, own: Tensor, mixed: Tensor | None, moment: Tensor) -> Tensor:
+        """A curvature from its parts along λ (B, dim), between λ and T, and of T, which is e^λ_i times a moment."""
+        (i, j), dim = self._below, own.shape[-1]
+        n = dim + len(i)
+        curvature = own.new_zeros(own.shape[0], n, n)
+        curvature[:, :dim, :dim].diagonal(dim1=-2, dim2=-1).copy_(own)
+        within = self.log_channel.exp()[:, i, None] * moment[:, j[:, None], j]
+        curvature[:, dim:, dim:] = within * (i[:, None] == i)
+        if mixed is not None:
+            place = torch.arange(dim, n, device=own.device)
+            curvature[:, place, i] = curvature[:, i, place] = mixed[:, i, j]
+        return curvature
 
 
 class Dense:

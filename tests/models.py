@@ -47,11 +47,22 @@ def generalise(function, x: Tensor, parameters: Tensor, rows: int) -> Tensor:
     return torch.stack(values)
 
 
-def gaussian_energy(error: Tensor, log_precision: Tensor, width: float) -> Tensor:
-    """½ε̃ᵀΠ̃ε̃ − ½log|Π̃| with Π̃ formed densely; error (rows, dim), log_precision (dim,)."""
+def channel_precision(believed: Tensor, dim: int) -> Tensor:
+    """Π (dim, dim) of a log-precision, of one for each channel, or of these followed by couplings."""
+    factor = torch.eye(dim, dtype=torch.float64)
+    if len(believed) > dim:
+        place = iter(range(dim, len(believed)))
+        rows = [torch.stack([believed[next(place)] if j < i else factor[i, j] for j in range(dim)]) for i in range(dim)]
+        factor = torch.stack(rows)
+    root = factor.T @ torch.diag((0.5 * believed[:dim].expand(dim)).exp())
+    return root @ root.T
+
+
+def gaussian_energy(error: Tensor, believed: Tensor, width: float) -> Tensor:
+    """½ε̃ᵀΠ̃ε̃ − ½log|Π̃| with Π̃ formed densely; error (rows, dim)."""
     rows, dim = error.shape
     smooth = temporal_precision(SquaredExponential(width), rows)
-    dense = torch.einsum("ij,kl->ikjl", smooth, torch.diag(log_precision.exp())).reshape(rows * dim, rows * dim)
+    dense = torch.einsum("ij,kl->ikjl", smooth, channel_precision(believed, dim)).reshape(rows * dim, rows * dim)
     flat = error.reshape(-1)
     return 0.5 * flat @ dense @ flat - 0.5 * torch.linalg.slogdet(dense)[1]
 
@@ -77,8 +88,7 @@ class Model:
 
         def weigh(name: str, error: Tensor) -> Tensor:
             (link,) = [k for k in self.graph.links if k.kind == "weighs" and k.child.name == name]
-            log_precision = means[link.parent.name].expand(error.shape[1])
-            return gaussian_energy(error, log_precision, self.widths[link.parent.name])
+            return gaussian_energy(error, means[link.parent.name], self.widths[link.parent.name])
 
         def argument(node, function) -> Tensor:
             """The state, and beside it the causes of a function that takes them."""
@@ -116,7 +126,14 @@ class Model:
                 expected = predictions[name][0] if name in predictions else node.mean
                 total = total + (0.5 * ((means[name] - expected) / node.sd) ** 2).sum()
             elif isinstance(node, PrecisionNode):
-                total = total + (0.5 * ((means[name] - node.prior_mean) / node.sd) ** 2).sum()
+                (link,) = self.graph.below(node)
+                dim = 1 if node.channels == "shared" else link.child.error_shape.dim
+                log_precision, couplings = means[name][:dim], means[name][dim:]
+                eta = node.prior_mean.expand(dim)
+                units = [((eta[j] - eta[i]) / 2).exp() for i in range(dim) for j in range(i)]
+                total = total + (0.5 * ((log_precision - eta) / node.sd) ** 2).sum()
+                for coupling, unit in zip(couplings, units, strict=node.channels == "full"):
+                    total = total + 0.5 * (coupling / (node.coupling_sd * unit)) ** 2
         return total
 
 
@@ -127,7 +144,7 @@ def build(
     channels: tuple[int, ...] = (2,),
     parameters: tuple[int, ...] = (2,),
     mapping_parameters: int = 0,
-    shared: bool = False,
+    precisions: str = "each",
     last_error: str = "keep",
     curvature: str = "gauss-newton",
     fused: bool = False,
@@ -172,10 +189,11 @@ def build(
             width = 0.6 if label == "x" else 0.9
             noise = PrecisionNode(
                 f"noise_{label}{i}",
-                expected=3.0 if label == "x" else 5.0,
+                expected=3.0 if label == "x" else 5.0 if precisions == "shared" else torch.linspace(3, 7, out),
                 sd=0.5,
                 smoothness=width,
-                shared=shared,
+                channels=precisions,
+                coupling_sd=0.7,
                 mover=mover,
                 curvature=curvature,
             )

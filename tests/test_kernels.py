@@ -189,7 +189,7 @@ def kinked(h):
         (Matern(0.1, [3.5, 2.5]), 4, ["3 orders of motion, not 4"]),
         (Autocorrelation(rough), 2, ["noise_x", "rough", "1 order of motion, not 2"]),
         (Autocorrelation(torch.cos, 0.1), 3, ["2 orders of motion, not 3", "not positive definite"]),
-        (Autocorrelation(lambda h: torch.ones_like(h)), 2, ["1 order of motion, not 2"]),
+        (Autocorrelation(torch.ones_like), 2, ["1 order of motion, not 2"]),
         (Autocorrelation(lambda h: 2 - torch.exp(-(h**2))), 2, ["1 order of motion, not 2"]),
         (SquaredExponential(1e-60), 4, ["3 orders of motion, not 4", "finite"]),
     ],

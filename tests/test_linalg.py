@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from pcnet.linalg import Precision, covariance_of, exponential_step, log_abs_det, posterior, quadratic
+from pcnet.linalg import CoupledPrecision, Precision, covariance_of, exponential_step, log_abs_det, posterior, quadratic
 from pcnet.node import ErrorShape, Link, Local, Start
 from pcnet.nodes.precision import PrecisionNode
 
@@ -318,6 +318,82 @@ def test_log_det_of_a_precision_is_that_of_the_kronecker_product(rows, dim):
         sign, expected = np.linalg.slogdet(np.kron(temporal, np.diag(channel)))
         assert sign == 1
         np.testing.assert_allclose(ours, expected, rtol=1e-11, atol=1e-11)
+
+
+# --- precisions that couple channels ----------------------------------------------------------------------------------
+def coupled(rows, dim, batch, seed):
+    """A coupled precision, its temporal part, and its matrix Π = LLᵀ by numpy."""
+    rng = np.random.default_rng(seed)
+    a = rng.standard_normal((batch, rows, rows))
+    temporal, log_channel = a @ a.transpose(0, 2, 1) + np.eye(rows), rng.standard_normal((batch, dim))
+    factor = np.tril(rng.standard_normal((batch, dim, dim)), -1) + np.eye(dim)
+    root = factor.transpose(0, 2, 1) * np.exp(0.5 * log_channel)[:, None, :]
+    matrix = root @ root.transpose(0, 2, 1)
+    log_det = np.linalg.slogdet(np.stack([np.kron(t, m) for t, m in zip(temporal, matrix, strict=True)]))[1]
+    return CoupledPrecision(*map(tensor, (temporal, log_channel, factor, log_det))), temporal, matrix
+
+
+@hypothesis_settings(max_examples=40, deadline=None)
+@given(sizes)
+@example((4, 30, 2, 5, 1))
+@example((2, 17, 1, 3, 2))
+def test_coupled_precision_is_a_kronecker_product(shape):
+    rows, dim, batch, n, seed = shape
+    precision, temporal, matrix = coupled(rows, dim, batch, seed)
+    rng = np.random.default_rng(seed)
+    error, slope = rng.standard_normal((batch, rows, dim)), rng.standard_normal((batch, rows * dim, n))
+    dense = np.stack([np.kron(t, m) for t, m in zip(temporal, matrix, strict=True)])
+    size = np.abs(dense).max()
+    np.testing.assert_allclose(precision.channel.numpy(), matrix, rtol=1e-12, atol=1e-14 * size)
+    np.testing.assert_allclose(precision.dense().numpy(), dense, rtol=1e-12, atol=1e-13 * size)
+    expected = (dense @ error.reshape(batch, -1, 1)).reshape(batch, rows, dim)
+    np.testing.assert_allclose(precision.weigh(tensor(error)).numpy(), expected, rtol=1e-11, atol=1e-12 * size)
+    expected = slope.transpose(0, 2, 1) @ dense @ slope
+    np.testing.assert_allclose(precision.sandwich(tensor(slope)).numpy(), expected, rtol=1e-11, atol=1e-11 * size)
+
+
+def coupled_energy(parameters, moment, rows, dim):
+    """½tr(ΠM) − ½rows log|Π|, by the definition of Π = TᵀΛT."""
+    i, j = torch.tril_indices(dim, dim, -1)
+    factor = torch.eye(dim, dtype=torch.float64).index_put((i, j), parameters[dim:])
+    matrix = factor.T @ torch.diag(parameters[:dim].exp()) @ factor
+    return 0.5 * (matrix * moment).sum() - 0.5 * rows * torch.logdet(matrix)
+
+
+@pytest.mark.parametrize("dim", [1, 2, 4])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_what_an_error_says_of_a_coupled_precision(rows, dim):
+    """Slope and curvature by autograd; the expected curvature is the one at the expected moment, rows · Π⁻¹."""
+    precision, temporal, matrix = coupled(rows, dim, 2, 5)
+    error = tensor(np.random.default_rng(6).standard_normal((2, rows, dim)))
+    weighted = precision.weigh(error)
+    slope, curvature = precision.slope(error, weighted), precision.curvature(error, weighted)
+    i, j = torch.tril_indices(dim, dim, -1)
+    for b in range(2):
+        parameters = torch.cat([precision.log_channel[b], precision.factor[b, i, j]])
+        moment = error[b].T @ tensor(temporal[b]) @ error[b]
+        expected = torch.func.grad(coupled_energy)(parameters, moment, rows, dim)
+        torch.testing.assert_close(slope[b], expected, rtol=1e-10, atol=1e-11)
+        expected = torch.func.hessian(coupled_energy)(parameters, moment, rows, dim)
+        torch.testing.assert_close(curvature[b], expected, rtol=1e-10, atol=1e-10)
+        usual = rows * torch.linalg.inv(tensor(matrix[b]))
+        expected = torch.func.hessian(coupled_energy)(parameters, usual, rows, dim)
+        torch.testing.assert_close(precision.information()[b], expected, rtol=1e-10, atol=1e-10)
+        assert torch.linalg.eigvalsh(precision.information()[b]).min() > 0
+
+
+def test_an_error_is_content_with_the_precision_that_fits_it_best():
+    """The slope vanishes where Π = rows · M⁻¹, in whatever order the channels are taken."""
+    rng = np.random.default_rng(8)
+    error = tensor(rng.standard_normal((1, 6, 3)))
+    matrix = np.linalg.inv(error[0].T.numpy() @ error[0].numpy() / 6)
+    root = np.linalg.cholesky(matrix[::-1, ::-1])[::-1, ::-1]  # upper triangular, Π = root rootᵀ
+    scale = np.diag(root)
+    precision = CoupledPrecision(
+        torch.eye(6, dtype=torch.float64)[None], tensor(2 * np.log(scale))[None], tensor((root / scale).T)[None], 0
+    )
+    np.testing.assert_allclose(precision.channel[0].numpy(), matrix, rtol=1e-12)
+    assert precision.slope(error, precision.weigh(error)).abs().max() < 1e-12
 
 
 # --- determinants -----------------------------------------------------------------------------------------------------

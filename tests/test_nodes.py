@@ -1,5 +1,6 @@
 """Every kind of node keeps the contract; so does one that the machinery has never heard of."""
 
+import pytest
 import torch
 from contract import NodeContract
 from models import tensor
@@ -15,6 +16,7 @@ class Small(NodeContract):
 
     sensor = SensoryNode
     curvature = "exact"
+    channels = "shared"
 
     def slow(self, scale):
         return RobbinsMonro(0.01 * scale, 1.0, 0.5, Exponential(0.2))
@@ -54,7 +56,9 @@ class Small(NodeContract):
             PrecisionNode("noise_x", expected=expected, sd=0.3, smoothness=0.5 * scale, curvature=self.curvature), x
         )
         graph.weighs(
-            PrecisionNode("noise_y", expected=expected, sd=0.3, smoothness=0.5, shared=True, curvature=self.curvature),
+            PrecisionNode(
+                "noise_y", expected=expected, sd=0.3, smoothness=0.5, channels=self.channels, curvature=self.curvature
+            ),
             y,
         )
         return graph
@@ -108,6 +112,34 @@ class TestSharedPrecisionNode(Small):
     name = "noise_y"
 
 
+class TestFullPrecisionNode(Small):
+    name = "noise_y"
+    channels = "full"
+
+    def test_it_learns_how_noise_is_correlated(self):
+        """Errors that nothing explains: the precision that fits best is the inverse of their second moment."""
+        generator = torch.Generator().manual_seed(3)
+        root = torch.tensor([[1.0, 0.0, 0.0], [0.8, 0.5, 0.0], [-0.6, 0.3, 0.7]], dtype=torch.float64)
+        errors = torch.randn(12, 3, generator=generator, dtype=torch.float64) @ root.T
+        x = StateNode("x", dim=3, orders=1, flow=lambda x, theta: 0 * x, initial_mean=torch.zeros(1, 3))
+        y = SensoryNode("y", dim=3, orders=1)
+        slow = RobbinsMonro(0.15, 0.0, 0.0, WindowMean())
+        noise = PrecisionNode("n", mean=0.0, sd=50.0, coupling_sd=50.0, smoothness=1.0, channels="full", mover=slow)
+        graph = pc.Graph()
+        graph.predicts(x, y)
+        graph.weighs(PrecisionNode("nx", expected=1.0, sd=0.1, smoothness=1.0), x)
+        graph.weighs(noise, y)
+        acts = (pc.act("sense", "y"), pc.act("gather", "n"), pc.act("move", "n", every=12))
+        live = graph.start(pc.Schedule(acts=acts), record=())
+        live.run(errors.repeat(600, 1))
+        expected = torch.linalg.inv(errors.T @ errors / 12)
+        torch.testing.assert_close(live.read("n", "matrix"), expected, rtol=2e-3, atol=2e-3)
+
+
+class TestFullPrecisionNodeWithGaussNewton(TestFullPrecisionNode):
+    curvature = "gauss-newton"
+
+
 class TestStudentT(Small):
     """A new kind of node, shipped as an example: no part of the machinery knows it."""
 
@@ -135,6 +167,11 @@ class TestStudentT(Small):
                         sides.append(node.gradient(local)[0])
                     local.belief = belief
                     torch.testing.assert_close(hessian[i], (sides[0] - sides[1]) / 2e-5, rtol=1e-4, atol=1e-4)
+
+    def test_it_is_heavy_tailed_in_each_channel_by_itself(self):
+        self.channels = "full"
+        with pytest.raises(pc.errors.GraphError, match="'noise_y' couples them"):
+            self.live()
 
     def test_many_degrees_of_freedom_are_gaussian(self):
         class Nearly(StudentTSensoryNode):

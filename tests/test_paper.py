@@ -38,7 +38,7 @@ def test_conventions_are_ordinary_options():
     theirs, _ = paper.odem(conventions="authors")
     assert ours["lambda_x"].sd.item() == pytest.approx(0.1)
     assert theirs["lambda_x"].sd.item() == pytest.approx(0.01)
-    assert (ours["lambda_x"].shared, theirs["lambda_x"].shared) == (False, True)
+    assert (ours["lambda_x"].channels, theirs["lambda_x"].channels) == ("each", "shared")
     assert (ours["x"].curvature, theirs["x"].curvature) == ("gauss-newton", "exact")
     expected = np.log(500) - 0.1**2 / 2
     assert ours["lambda_x"].prior_mean.item() == pytest.approx(expected)

@@ -96,7 +96,7 @@ def odem(
             mean=expected_.log() - sd_**2 / 2,
             sd=sd_**2 if authors else sd_,
             smoothness=smoothness,
-            shared=authors,
+            channels="shared" if authors else "each",
             mover=steps(beta_lambda),
             curvature=curvature,
             ridge=torch.finfo(torch.float64).eps if authors else 0.0,

@@ -75,7 +75,7 @@ class CauseNode(LatentNode):
     def err(self, local: Local, link: Link) -> Error[Any]:
         work = self.work(local)
         if link.kind == "weighs":
-            return precision_error(work.weighted, work.error)
+            return precision_error(work.precision, work.error, work.weighted)
         if not local.rule.implicit:
             return Error(work.weighted, work.precision)
         against = -torch.eye(self.orders * self.dim).to(work.weighted)[None]

@@ -14,20 +14,34 @@ from torch import Tensor
 from pcnet.errors import GraphError, SettingError
 from pcnet.generalised import check_smoothness, temporal_precision
 from pcnet.kernels import Kernel, SquaredExponential
-from pcnet.linalg import Precision, quadratic
+from pcnet.linalg import CoupledPrecision, Precision, covariance_of, posterior
 from pcnet.messages import Error, Prediction
 from pcnet.movers import Gathered, RobbinsMonro
-from pcnet.node import Energy, Link, Local, Node, Quantity, Start
-from pcnet.settings import Positive, PositiveVector, Vector, broadcast, listed, settings
+from pcnet.node import INDEFINITE, Energy, Indefinite, Link, Local, Node, Quantity, Start
+from pcnet.settings import Positive, PositiveVector, Vector, broadcast, listed, number, settings
 
 
 class PrecisionBelief(NamedTuple):
-    """Log-precisions: mean and variance, and the same of their prior; (B, channels) each."""
+    """Mean (B, n), posterior precision with log|Σ| (B,), and the same of the prior.
+
+    Log-precisions alone do not interact: their precision is a diagonal, (B, n). With couplings it is (B, n, n).
+    """
 
     mean: Tensor
-    variance: Tensor
+    precision: Tensor
+    log_det_covariance: Tensor
     prior_mean: Tensor
-    prior_variance: Tensor
+    prior_precision: Tensor
+    prior_log_det_covariance: Tensor
+
+
+class PrecisionMemory(NamedTuple):
+    """Gathered gradients, and how often the posterior had to be mended (B,)."""
+
+    gradient: Tensor
+    seen: Tensor
+    steps: Tensor
+    mended: Tensor
 
 
 class PrecisionRule(NamedTuple):
@@ -39,15 +53,19 @@ class PrecisionRule(NamedTuple):
 
 @settings
 class PrecisionNode(Node):
-    """Log-precisions λ of an error: Π̃ = S⁻¹ ⊗ diag(e^λ), with S from the noise's autocorrelation.
+    """Log-precisions λ of an error: Π̃ = S⁻¹ ⊗ Π with Π = diag(e^λ), and S from the noise's autocorrelation.
 
     Local energy ½(λ − η)²/σ² for each channel; F grows by ½(ε̃ᵀΠ̃ε̃ − orders) along each λ.
 
+    channels: one λ for "each" channel; one "shared" by all; or a "full" matrix Π = Tᵀ diag(e^λ) T with T one on its
+    diagonal and zero above. λ_i is then the log-precision of channel i given those before it, and the belief is about λ
+    and, after it and row by row, the couplings T_ij of channels j < i: meant for up to some tens of channels. Π itself
+    can be recorded and read as "matrix".
     expected: the expected precision E[e^λ], so that η = log expected − sd²/2; or give `mean` = η itself.
     sd: prior standard deviation of λ. expected, mean, sd: one number, or (..., channels) with leading batch dimensions.
+    coupling_sd: prior standard deviation of the couplings of a full matrix, around 0, for channels scaled by e^(η/2).
     smoothness: width of a squared-exponential autocorrelation in time units; or give any `kernel`.
-    shared: one λ for all channels instead of one for each.
-    curvature: of F in λ; "gauss-newton" is the expected one, orders/2, "exact" is ½ε̃ᵀΠ̃ε̃.
+    curvature: of F; "gauss-newton" is the expected one, orders/2 along λ, "exact" is ½ε̃ᵀΠ̃ε̃ there.
     ridge: times the mean variance, added to the diagonal of S before it is inverted.
     """
 
@@ -57,9 +75,11 @@ class PrecisionNode(Node):
     sd: PositiveVector
     smoothness: Positive | None = None
     kernel: Kernel | None = None
-    shared: bool = False
+    channels: Literal["each", "shared", "full"] = "each"
+    coupling_sd: Positive = number(1.0)
     mover: RobbinsMonro = RobbinsMonro()
     curvature: Literal["gauss-newton", "exact"] = "gauss-newton"
+    indefinite: Indefinite = "clamp"
     ridge: float = Field(default=0.0, ge=0.0)
     role: ClassVar[str] = "precision"
 
@@ -92,7 +112,7 @@ class PrecisionNode(Node):
     def describe(self) -> str:
         width = self.smoothness
         kernel = f"smoothness {width.item():g}" if width is not None and width.numel() == 1 else repr(self.noise_kernel)
-        return f"{'one log-precision for all channels' if self.shared else 'a log-precision a channel'}, {kernel}"
+        return f"{CHANNELS[self.channels]}, {kernel}"
 
     def as_parent(self, link: Link) -> None:
         if link.kind != "weighs":
@@ -101,7 +121,7 @@ class PrecisionNode(Node):
         if shape is None:
             raise GraphError(f"{link.child.title} has no error of its own to weigh")
         given = broadcast(self.prior_mean.shape[-1:], listed(self.sd).shape[-1:])[0]
-        allowed = {1} if self.shared else {1, shape.dim}
+        allowed = {1} if self.channels == "shared" else {1, shape.dim}
         if given not in allowed:
             raise GraphError(
                 f"{self.title} is given {given} channels but {link.child.name!r} has {shape.dim}; the last dimension "
@@ -113,9 +133,9 @@ class PrecisionNode(Node):
         if not below:
             raise GraphError(f"{self.title} weighs nothing: add graph.weighs({self.name}, node)")
         dims = {link.child.error_shape.dim for link in below if link.child.error_shape is not None}
-        if len(dims) > 1 and not self.shared:
+        if len(dims) > 1 and self.channels != "shared":
             raise GraphError(
-                f"{self.title} weighs errors of {sorted(dims)} channels; use shared=True or separate nodes"
+                f"{self.title} weighs errors of {sorted(dims)} channels; use channels='shared' or separate nodes"
             )
         for shape, name in {(link.child.error_shape, link.child.name) for link in below}:
             assert shape is not None
@@ -127,15 +147,23 @@ class PrecisionNode(Node):
     def begin(self, local: Local, start: Start) -> None:
         shape = local.below[0].child.error_shape
         assert shape is not None
-        channels = 1 if self.shared else shape.dim
+        channels = 1 if self.channels == "shared" else shape.dim
 
         def fill(value: Tensor) -> Tensor:
             value = listed(value)
             return start.fill(value.expand(*value.shape[:-1], channels), 1)
 
-        mean, variance = fill(self.prior_mean), fill(self.sd) ** 2
-        local.belief = PrecisionBelief(mean, variance, mean, variance)
-        local.memory = Gathered.nothing(mean)
+        mean, sd = fill(self.prior_mean), fill(self.sd)
+        if self.channels == "full":
+            i, j = torch.tril_indices(channels, channels, -1, device=mean.device)
+            units = (0.5 * (mean[:, j] - mean[:, i])).exp()
+            mean = torch.cat([mean, torch.zeros_like(units)], -1)
+            sd = torch.cat([sd, start.fill(self.coupling_sd, 0)[:, None] * units], -1)
+        precision, log_det = sd**-2, 2 * sd.log().sum(-1)
+        if self.channels == "full":
+            precision = precision.diag_embed()
+        local.belief = PrecisionBelief(mean, precision, log_det, mean, precision, log_det)
+        local.memory = PrecisionMemory(*Gathered.nothing(mean), torch.zeros_like(log_det))
         temporal = {}
         for rows in {link.child.error_shape.rows for link in local.below if link.child.error_shape is not None}:
             matrix = start.fill(temporal_precision(self.noise_kernel, rows, self.ridge), 2)
@@ -146,42 +174,61 @@ class PrecisionNode(Node):
         shape = link.child.error_shape
         assert shape is not None
         temporal, log_det = local.rule.temporal[shape.rows]
-        mean = local.belief.mean.expand(-1, shape.dim)
+        mean = local.belief.mean[:, : shape.dim].expand(-1, shape.dim)
         total = shape.rows * mean.sum(-1) + shape.dim * log_det
-        return Prediction(Precision(temporal, mean.exp(), total))
+        if self.channels != "full":
+            return Prediction(Precision(temporal, mean.exp(), total))
+        factor = torch.eye(shape.dim).to(mean).repeat(len(mean), 1, 1)
+        i, j = torch.tril_indices(shape.dim, shape.dim, -1, device=mean.device)
+        factor[:, i, j] = local.belief.mean[:, shape.dim :]
+        return Prediction(CoupledPrecision(temporal, mean, factor, total))
 
     def move(self, local: Local) -> None:
-        change, emptied = local.rule.mover.step(local.memory)
-        local.memory = emptied
+        change, emptied = local.rule.mover.step(Gathered(*local.memory[:3]))
+        local.memory = local.memory._replace(**emptied._asdict())
         mean: Tensor = local.belief.mean + change
-        beyond = mean.abs() > math.log(torch.finfo(mean.dtype).max)
+        shape = local.below[0].child.error_shape
+        assert shape is not None
+        size = mean[:, : shape.dim].abs()  # log-precisions come first, couplings after them
+        beyond = size > math.log(torch.finfo(mean.dtype).max)
         if bool(beyond.any()):
             local.fail(
                 beyond.any(-1),
-                f"a log-precision reached {float(mean[beyond].abs().max()):.3g}, so that its precision is 0 or "
+                f"a log-precision reached {float(size.max()):.3g}, so that its precision is 0 or "
                 "infinite; the error it weighs has run away: smaller steps (lower kappa or rate) help",
             )
         local.belief = local.belief._replace(mean=mean)
 
     def gather(self, local: Local) -> None:
-        local.memory = local.rule.mover.gather(local.memory, self.gradient(local))
+        gathered = local.rule.mover.gather(Gathered(*local.memory[:3]), self.gradient(local))
+        local.memory = local.memory._replace(**gathered._asdict())
 
     def gradient(self, local: Local) -> Tensor:
         belief = local.belief
-        gradient: Tensor = (belief.mean - belief.prior_mean) / belief.prior_variance
+        gradient = _times(belief.prior_precision, belief.mean - belief.prior_mean)
         for link in local.below:
             gradient = gradient - self._pull(local.error(link).weighted)
         return gradient
 
     def hessian(self, local: Local) -> Tensor:
-        return self._curvature(local).diag_embed()
+        return _matrix(self._curvature(local))
 
     def settle(self, local: Local) -> None:
-        local.belief = local.belief._replace(variance=1 / self._curvature(local))
+        curvature = self._curvature(local)
+        if self.channels != "full":
+            log_det = -curvature.log().sum(-1)
+            local.belief = local.belief._replace(precision=curvature, log_det_covariance=log_det)
+            return
+        found = posterior(curvature)
+        if found.mended is not None:
+            if self.indefinite == "raise":
+                local.fail(found.mended, INDEFINITE)
+            local.memory = local.memory._replace(mended=local.memory.mended + found.mended)
+        local.belief = local.belief._replace(precision=found.precision, log_det_covariance=found.log_det_covariance)
 
     def _curvature(self, local: Local) -> Tensor:
-        """The curvature along each log-precision, (B, channels): they do not interact."""
-        curvature: Tensor = 1 / local.belief.prior_variance
+        """(B, n) along each log-precision, which do not interact; (B, n, n) with couplings."""
+        curvature: Tensor = local.belief.prior_precision
         for link in local.below:
             error = local.error(link)
             curvature = curvature + self._pull(error.precision)
@@ -191,32 +238,73 @@ class PrecisionNode(Node):
 
     def carry(self, local: Local) -> None:
         belief = local.belief
-        local.belief = belief._replace(prior_mean=belief.mean, prior_variance=belief.variance)
+        local.belief = belief._replace(
+            prior_mean=belief.mean,
+            prior_precision=belief.precision,
+            prior_log_det_covariance=belief.log_det_covariance,
+        )
 
     def energy(self, local: Local) -> Energy:
         belief: PrecisionBelief = local.belief
 
         def compute() -> Energy:
-            moved = (belief.mean - belief.prior_mean) ** 2 / belief.prior_variance
-            complexity = 0.5 * (moved + belief.prior_variance.log() - belief.variance.log()).sum(-1)
-            return Energy(complexity=complexity)
+            moved = belief.mean - belief.prior_mean
+            fit = (moved * _times(belief.prior_precision, moved)).sum(-1)
+            return Energy(complexity=0.5 * (fit + belief.prior_log_det_covariance - belief.log_det_covariance))
 
         return local.once("energy", compute, belief)
 
+    def fallbacks(self, local: Local) -> Tensor | None:
+        mended: Tensor = local.memory.mended
+        return mended if self.channels == "full" else None
+
     @property
     def quantities(self) -> Mapping[str, Quantity]:
-        return {
+        known = {
             "mean": Quantity(("dimension",), lambda local: local.belief.mean),
-            "sd": Quantity(("dimension",), lambda local: local.belief.variance.sqrt()),
-            "covariance": Quantity(("dimension", "dimension_"), lambda local: local.belief.variance.diag_embed()),
+            "sd": Quantity(("dimension",), self._sd),
+            "covariance": Quantity(("dimension", "dimension_"), lambda local: _matrix(self._covariance(local))),
         }
+        if self.channels == "full":
+            matrix = Quantity(("channel", "channel_"), lambda local: self.predict(local, local.below[0]).value.channel)
+            known["matrix"] = matrix
+        return known
+
+    def _sd(self, local: Local) -> Tensor:
+        covariance = self._covariance(local)
+        return (covariance.diagonal(dim1=-2, dim2=-1) if self.channels == "full" else covariance).sqrt()
+
+    def _covariance(self, local: Local) -> Tensor:
+        precision: Tensor = local.belief.precision
+        if self.channels != "full":
+            return 1 / precision
+        return local.once("covariance", lambda: covariance_of(precision), precision)
 
     def _pull(self, by_channel: Tensor) -> Tensor:
-        return by_channel.sum(-1, keepdim=True) if self.shared else by_channel
+        return by_channel.sum(-1, keepdim=True) if self.channels == "shared" else by_channel
 
 
-def precision_error(weighted: Tensor, error: Tensor) -> Error[Tensor]:
-    """What an error says of its own log-precisions, by channel: E = ½ε̃ᵀΠ̃ε̃ − ½log|Π̃| has ∂E/∂λ = ½(ξ·ε − orders)."""
-    rows = error.shape[1]
-    excess = 0.5 * (quadratic(weighted, error) - rows)
-    return Error(-excess, lambda: torch.full_like(excess, 0.5 * rows), excess)
+CHANNELS = {
+    "each": "a log-precision a channel",
+    "shared": "one log-precision for all channels",
+    "full": "a full precision matrix of the channels",
+}
+
+
+def precision_error(precision: Precision, error: Tensor, weighted: Tensor) -> Error[Tensor]:
+    """What an error says of the parameters of its precision through the energy E = ½ε̃ᵀΠ̃ε̃ − ½log|Π̃|."""
+
+    def remainder() -> Tensor:
+        return precision.curvature(error, weighted) - precision.information()
+
+    return Error(-precision.slope(error, weighted), precision.information, remainder)
+
+
+def _times(precision: Tensor, vector: Tensor) -> Tensor:
+    """A diagonal (B, n) or matrix (B, n, n) times a vector (B, n)."""
+    return precision * vector if precision.dim() == 2 else torch.bmm(precision, vector[..., None])[..., 0]
+
+
+def _matrix(precision: Tensor) -> Tensor:
+    """A diagonal (B, n) or matrix (B, n, n) as a matrix."""
+    return precision.diag_embed() if precision.dim() == 2 else precision

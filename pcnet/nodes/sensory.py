@@ -129,7 +129,7 @@ class SensoryNode(Node):
     def err(self, local: Local, link: Link) -> Error[Any]:
         work = self.work(local)
         if link.kind == "weighs":
-            return precision_error(work.weighted, work.error)
+            return precision_error(work.precision, work.error, work.weighted)
         return Error(work.weighted, work.precision)
 
     def energy(self, local: Local) -> Energy:

@@ -136,7 +136,7 @@ class StateNode(LatentNode):
     def err(self, local: Local, link: Link) -> Error[Any]:
         work = self.work(local)
         if link.kind == "weighs":
-            return precision_error(work.weighted, work.error)
+            return precision_error(work.precision, work.error, work.weighted)
         if link.kind == "drives":
             return self._cause_error(local, link)
         if link.of is None:  # the parameters of the flow hear of the motion error
