@@ -144,6 +144,21 @@ class Gathered(NamedTuple):
         return cls(torch.zeros_like(like), zero, zero)
 
 
+class SlowMemory(NamedTuple):
+    """What a slow node remembers: what it has gathered, field by field, and how often its posterior was mended (B,)."""
+
+    gradient: Tensor
+    seen: Tensor
+    steps: Tensor
+    curvature: Tensor
+    prior: Tensor
+    mended: Tensor
+
+    @property
+    def gathered(self) -> Gathered:
+        return Gathered(*self[:5])
+
+
 class Accumulator(ABC):
     """How the gradients between two slow steps become one."""
 

@@ -57,7 +57,7 @@ def model(
     period=2,
     curvature="gauss-newton",
     last_error="keep",
-    shared=False,
+    channels="each",
     accumulate=None,
     mover=None,
     backwards=True,
@@ -79,7 +79,7 @@ def model(
     b = ParameterNode("b", mean=[0.1], sd=0.2, mover=slow)
     c = ParameterNode("c", mean=phi, sd=0.4, mover=slow)
     graph = pc.Graph()
-    noise_y = PrecisionNode("noise_y", expected=expected_y, sd=sd_y, kernel=SquaredExponential(width), shared=shared)
+    noise_y = PrecisionNode("noise_y", expected=expected_y, sd=sd_y, kernel=SquaredExponential(width), channels=channels)
     graph.weighs(noise_y, y)  # precisions before what they weigh, parameters in no order
     graph.predicts(x, y, via=bent(2))
     graph.parametrises(c, x, of=y)
@@ -148,7 +148,7 @@ def test_a_batch_is_a_loop(varied, channels, initial, data):
 @pytest.mark.parametrize(
     "options",
     [
-        {"shared": True},
+        {"channels": "shared"},
         {"accumulate": WindowMean()},
         {"orders": 1, "dt": None},
         {"flow": decay},
@@ -222,7 +222,7 @@ FORMS = [
     {"dim": 3},
     {"curvature": "exact"},
     {"last_error": "drop"},
-    {"shared": True},
+    {"channels": "shared"},
     {"accumulate": WindowMean()},
     {"flow": decay},
     {"initial": [[0.0, 0.0], [0.0, 0.0]]},

@@ -12,7 +12,7 @@ from torch import Tensor
 from pcnet.errors import GraphError, SettingError
 from pcnet.linalg import Dense, covariance_of, posterior
 from pcnet.messages import Error, Prediction
-from pcnet.movers import Gathered, ParameterMover, RobbinsMonro
+from pcnet.movers import Gathered, ParameterMover, RobbinsMonro, SlowMemory
 from pcnet.node import INDEFINITE, Energy, ErrorShape, Indefinite, Link, Local, Node, Quantity, Start
 from pcnet.settings import PositiveVector, Vector, broadcast, listed, settings
 
@@ -26,21 +26,6 @@ class ParameterBelief(NamedTuple):
     prior_mean: Tensor
     prior_precision: Tensor
     prior_log_det_covariance: Tensor
-
-
-class ParameterMemory(NamedTuple):
-    """What the mover has gathered, field by field, and how often the posterior had to be mended (B,)."""
-
-    gradient: Tensor
-    seen: Tensor
-    steps: Tensor
-    curvature: Tensor
-    prior: Tensor
-    mended: Tensor
-
-    @property
-    def gathered(self) -> Gathered:
-        return Gathered(*self[:5])
 
 
 @settings
@@ -114,7 +99,7 @@ class ParameterNode(Node):
         precision, log_det = (deviation**-2).diag_embed(), 2 * deviation.log().sum(-1)
         local.belief = ParameterBelief(mean, precision, log_det, mean, precision, log_det)
         nothing: Gathered = local.rule.begin(mean, precision)
-        local.memory = ParameterMemory(*nothing, torch.zeros_like(log_det))
+        local.memory = SlowMemory(*nothing, torch.zeros_like(log_det))
 
     def predict(self, local: Local, link: Link) -> Prediction[Tensor]:
         return Prediction(local.belief.mean)

@@ -16,7 +16,7 @@ from pcnet.generalised import check_smoothness, temporal_precision
 from pcnet.kernels import Kernel, SquaredExponential
 from pcnet.linalg import CoupledPrecision, Precision, covariance_of, posterior
 from pcnet.messages import Error, Prediction
-from pcnet.movers import Gathered, RobbinsMonro
+from pcnet.movers import Gathered, RobbinsMonro, SlowMemory
 from pcnet.node import INDEFINITE, Energy, Indefinite, Link, Local, Node, Quantity, Start
 from pcnet.settings import Positive, PositiveVector, Vector, broadcast, listed, number, settings
 
@@ -33,15 +33,6 @@ class PrecisionBelief(NamedTuple):
     prior_mean: Tensor
     prior_precision: Tensor
     prior_log_det_covariance: Tensor
-
-
-class PrecisionMemory(NamedTuple):
-    """Gathered gradients, and how often the posterior had to be mended (B,)."""
-
-    gradient: Tensor
-    seen: Tensor
-    steps: Tensor
-    mended: Tensor
 
 
 class PrecisionRule(NamedTuple):
@@ -163,7 +154,7 @@ class PrecisionNode(Node):
         if self.channels == "full":
             precision = precision.diag_embed()
         local.belief = PrecisionBelief(mean, precision, log_det, mean, precision, log_det)
-        local.memory = PrecisionMemory(*Gathered.nothing(mean), torch.zeros_like(log_det))
+        local.memory = SlowMemory(*Gathered.nothing(mean), torch.zeros_like(log_det))
         temporal = {}
         for rows in {link.child.error_shape.rows for link in local.below if link.child.error_shape is not None}:
             matrix = start.fill(temporal_precision(self.noise_kernel, rows, self.ridge), 2)
@@ -184,7 +175,7 @@ class PrecisionNode(Node):
         return Prediction(CoupledPrecision(temporal, mean, factor, total))
 
     def move(self, local: Local) -> None:
-        change, emptied = local.rule.mover.step(Gathered(*local.memory[:3]))
+        change, emptied = local.rule.mover.step(local.memory.gathered)
         local.memory = local.memory._replace(**emptied._asdict())
         mean: Tensor = local.belief.mean + change
         shape = local.below[0].child.error_shape
@@ -200,7 +191,7 @@ class PrecisionNode(Node):
         local.belief = local.belief._replace(mean=mean)
 
     def gather(self, local: Local) -> None:
-        gathered = local.rule.mover.gather(Gathered(*local.memory[:3]), self.gradient(local))
+        gathered = local.rule.mover.gather(local.memory.gathered, self.gradient(local))
         local.memory = local.memory._replace(**gathered._asdict())
 
     def gradient(self, local: Local) -> Tensor:
