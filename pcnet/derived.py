@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.func import jvp
-from torch.fx import GraphModule, Node
-from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.node import map_arg
-from torch.fx.passes.dialect.common.cse_pass import CSEPass
 
 from pcnet.errors import GraphError
-from pcnet.functions import Function, Identity, Linearisation, Plain, spread_slope
+from pcnet.functions import Function, Identity, Linearisation, Plain
+from pcnet.tracing import trace
 
 
 class Derived(Function):
@@ -67,9 +64,9 @@ class Derived(Function):
             return torch.cat([value, motion @ jacobian.mT], 1), jacobian, bend
 
         value, jacobian, bend = self._traced("linearise", rows, body, x, parameters)
-        return Linearisation(value, spread_slope(jacobian, bend, x.shape[1]))
+        return Linearisation(value, jacobian, bend, x.shape[1])
 
-    def curve(self, x: Tensor, parameters: Tensor, weights: Tensor) -> Tensor:
+    def curve(self, x: Tensor, parameters: Tensor, weights: Tensor) -> Tensor | None:
         rows = weights.shape[1]
 
         def body(x: Tensor, theta: Tensor, weights: Tensor) -> Tensor:
@@ -85,7 +82,7 @@ class Derived(Function):
 
             return _columns(gradient, x[:, 0])
 
-        blocks: Tensor = self._traced("curve", rows, body, x, parameters, weights)
+        blocks: Tensor | None = self._traced("curve", rows, body, x, parameters, weights)
         return blocks
 
     def parameter_slope(self, x: Tensor, parameters: Tensor, rows: int) -> Tensor:
@@ -99,7 +96,7 @@ class Derived(Function):
         result: Tensor = self._traced("parameter_slope", rows, body, x, parameters)
         return result
 
-    def parameter_curve(self, x: Tensor, parameters: Tensor, weights: Tensor) -> Tensor:
+    def parameter_curve(self, x: Tensor, parameters: Tensor, weights: Tensor) -> Tensor | None:
         rows = weights.shape[1]
 
         def body(x: Tensor, theta: Tensor, weights: Tensor) -> Tensor:
@@ -115,15 +112,19 @@ class Derived(Function):
 
             return _columns(gradient, theta)
 
-        result: Tensor = self._traced("parameter_curve", rows, body, x, parameters, weights)
+        result: Tensor | None = self._traced("parameter_curve", rows, body, x, parameters, weights)
         return result
 
     def _traced(self, name: str, rows: int, body: Callable[..., Any], *inputs: Tensor) -> Any:
         key = (name, rows, *((tuple(v.shape), v.dtype, v.device) for v in inputs))
-        trace = self._traces.get(key)
-        if trace is None:
-            trace = self._traces[key] = _trace(body, inputs)
-        return trace(*inputs)
+        traced = self._traces.get(key)
+        if traced is None:
+            traced = self._traces[key] = trace(body, inputs, MAY_VANISH[name])
+        return traced(*inputs)
+
+
+MAY_VANISH = {"linearise": (2,), "curve": (0,), "parameter_slope": (), "parameter_curve": (0,)}
+"""Outputs of a trace that are None if they are zero whatever goes in, as second derivatives of linear functions are."""
 
 
 ThreeArguments = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -195,39 +196,3 @@ def _along(function: Plain, x: Tensor, theta: Tensor, directions: Tensor) -> Ten
     copies = x.expand(ways.shape).contiguous()
     tangent: Tensor = jvp(lambda v: function(v, theta.expand(len(v), *theta.shape)), (copies,), (ways,))[1]
     return tangent.movedim(0, x.dim() - 1)
-
-
-def _trace(body: Callable[..., Any], inputs: Sequence[Tensor]) -> Callable[..., Any]:
-    """The body as a flat list of tensor operations, for inputs of these shapes."""
-    with torch.inference_mode(False), torch.no_grad():
-        try:
-            module = make_fx(body)(*[v.clone() for v in inputs])
-        except RuntimeError as error:
-            raise GraphError(
-                f"a flow or mapping cannot be differentiated: {error}\nIt must be made of torch operations that do not "
-                "branch on values (use torch.where instead of if)"
-            ) from error
-        shared = CSEPass()(module)
-        module = module if shared is None else shared.graph_module
-        _fold(module)
-    traced: Callable[..., Any] = module.forward
-    return traced
-
-
-def _fold(module: GraphModule) -> None:
-    """Compute what depends on neither inputs nor weights once and for all, and drop what does nothing."""
-    known: dict[Node, Any] = {}
-    for node in module.graph.nodes:
-        if node.op == "call_function" and callable(node.target):
-            if node.target is torch.ops.aten.alias.default:
-                node.replace_all_uses_with(node.args[0])
-            elif all(source in known for source in node.all_input_nodes):
-                arguments = map_arg((node.args, node.kwargs), known.__getitem__)
-                known[node] = node.target(*arguments[0], **arguments[1])
-    for number, (node, value) in enumerate(known.items()):
-        if isinstance(value, Tensor) and any(user not in known for user in node.users):
-            module.register_buffer(f"folded{number}", value)
-            with module.graph.inserting_before(node):
-                node.replace_all_uses_with(module.graph.get_attr(f"folded{number}"))
-    module.graph.eliminate_dead_code()
-    module.recompile()

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pcnet.derived import Derived
 from pcnet.errors import SettingError
-from pcnet.functions import Quadratic
+from pcnet.functions import Linear, Quadratic
 
 
 class Lorenz(Quadratic):
@@ -50,44 +50,6 @@ class LotkaVolterra(Quadratic):
 
     def __repr__(self) -> str:
         return "lotka_volterra" if self.species == 3 else f"LotkaVolterra({self.species})"
-
-
-class Linear(Quadratic):
-    """ẋ = Ax + Bv + b. With a matrix A it has no parameters; with `dim` alone, θ is A, row by row.
-
-    causes: B, if it is a function of causes v as well.
-    """
-
-    def __init__(
-        self,
-        matrix: Tensor | None = None,
-        offset: Tensor | None = None,
-        dim: int | None = None,
-        causes: Tensor | None = None,
-    ) -> None:
-        if (matrix is None) == (dim is None):
-            raise SettingError("Linear: give either a matrix, or dim for a matrix to be learned")
-        if matrix is not None:
-            a = torch.as_tensor(matrix, dtype=torch.float64)
-            if a.dim() != 2:
-                raise SettingError(f"Linear: the matrix has shape {tuple(a.shape)}; it must have two dimensions")
-            if causes is not None:
-                a = torch.cat([a, torch.as_tensor(causes, dtype=torch.float64).reshape(a.shape[0], -1)], 1)
-            c = torch.zeros(a.shape[0], a.shape[1] + 1, a.shape[1] + 1, 1, dtype=torch.float64)
-            c[:, 0, 1:, 0] = a
-        else:
-            assert dim is not None
-            c = torch.zeros(dim, dim + 1, dim + 1, 1 + dim * dim, dtype=torch.float64)
-            for i in range(dim):
-                for j in range(dim):
-                    c[i, 0, 1 + j, 1 + i * dim + j] = 1.0
-        if offset is not None:
-            c[:, 0, 0, 0] = torch.as_tensor(offset, dtype=torch.float64)
-        super().__init__(c)
-        self.caused = causes is not None
-
-    def __repr__(self) -> str:
-        return f"Linear({self.dim} → {self.out})"
 
 
 lorenz = Lorenz()

@@ -9,22 +9,87 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from pcnet.errors import GraphError
+from pcnet.errors import GraphError, SettingError
+from pcnet.linalg import SMALL, Dense, Precision
 
 Plain = Callable[[Tensor, Tensor], Tensor]
 """A function of (state, parameters), batched over leading dimensions."""
 
 
-class Linearisation(NamedTuple):
-    """f̃ (B, rows, out) and its slope ∂f̃/∂x̃ (B, rows·out, orders·dim)."""
+class Linearisation:
+    """f̃ (B, rows, out) and its slope ∂f̃/∂x̃ (B, rows·out, orders·dim), with what inference asks of it.
 
-    value: Tensor
-    slope: Tensor
+    The slope has J = ∂f/∂x (B, out, dim) on its diagonal of orders and, in its first block column, the bend, which is
+    ∂(J x^(i))/∂x for i ≥ 1 (B, rows − 1, out, dim), or None where f is linear in x. It is formed only where small.
+    """
+
+    __slots__ = ("_slope", "bend", "jacobian", "orders", "value")
+
+    def __init__(self, value: Tensor, jacobian: Tensor, bend: Tensor | None, orders: int) -> None:
+        self.value = value
+        self.jacobian = jacobian
+        self.bend = bend
+        self.orders = orders
+        self._slope: Tensor | None = None
+
+    @property
+    def slope(self) -> Tensor:
+        if self._slope is None:
+            (batch, out, dim), rows = self.jacobian.shape, self.value.shape[1]
+            slope = self.jacobian.new_zeros(batch, rows, out, self.orders, dim)
+            slope.diagonal(dim1=1, dim2=3).copy_(self.jacobian[..., None])
+            if self.bend is not None:
+                slope[:, 1:, :, 0] = self.bend
+            self._slope = slope.view(batch, rows * out, self.orders * dim)
+        return self._slope
+
+    def of(self, part: slice, orders: int) -> Linearisation:
+        """The same in part of the argument, of which so many orders count."""
+        bend = None if self.bend is None else self.bend[..., part]
+        return Linearisation(self.value, self.jacobian[..., part], bend, orders)
+
+    @property
+    def small(self) -> bool:
+        return self.value.shape[1] * self.value.shape[2] <= SMALL
+
+    def pull(self, weighted: Tensor) -> Tensor:
+        """What an error ξ (B, rows, out) says of x̃: ξᵀ ∂f̃/∂x̃, (B, orders·dim)."""
+        batch = weighted.shape[0]
+        if self.small:
+            return torch.bmm(weighted.reshape(batch, 1, -1), self.slope)[:, 0]
+        by_order = torch.bmm(weighted, self.jacobian)
+        if self.bend is not None:
+            bend = self.bend.reshape(batch, -1, self.bend.shape[-1])
+            by_order[:, :1] += torch.bmm(weighted[:, 1:].reshape(batch, 1, -1), bend)
+        return torch.constant_pad_nd(by_order, (0, 0, 0, self.orders - by_order.shape[1])).flatten(1)
+
+    def sandwich(self, precision: Precision | Dense) -> Tensor:
+        """(∂f̃/∂x̃)ᵀ Π̃ ∂f̃/∂x̃; (B, n, n) with n = orders·dim.
+
+        By blocks of orders (a, b): S⁻¹_ab JᵀΠJ and, in the first row and column, where bends come in, sums of
+        S⁻¹_ij B_iᵀΠB_j with B_0 = J. So it takes one pass over the channels.
+        """
+        if self.small or isinstance(precision, Dense):
+            return precision.sandwich(self.slope)
+        (batch, _, dim), rows = self.jacobian.shape, self.value.shape[1]
+        columns = self.jacobian.mT  # and those of the bends: (B, columns, out), by which many channels are quicker
+        if self.bend is not None:
+            columns = torch.cat([columns[:, None], self.bend.mT], 1).flatten(1, 2)
+        gram = torch.bmm(columns, precision.across(columns.mT))
+        gram = gram.view(batch, -1, dim, gram.shape[-1] // dim, dim)
+        blocks = gram.new_zeros(batch, self.orders, dim, self.orders, dim)
+        temporal = precision.temporal
+        blocks[:, :rows, :, :rows] = torch.einsum("bij,bkl->bikjl", temporal, gram[:, 0, :, 0])
+        if self.bend is not None:
+            blocks[:, 0, :, :rows] = torch.einsum("bij,bikl->bkjl", temporal, gram[:, :, :, 0])
+            blocks[:, :rows, :, 0] = blocks[:, 0, :, :rows].permute(0, 2, 3, 1)
+            blocks[:, 0, :, 0] = torch.einsum("bij,bikjl->bkl", temporal, gram)
+        return blocks.view(batch, self.orders * dim, self.orders * dim)
 
 
 class Function(ABC):
@@ -64,16 +129,6 @@ class Function(ABC):
         """Σ ξ ∂²f̃/∂θ²; (B, p, p), or None where f is linear in θ."""
 
 
-def spread_slope(jacobian: Tensor, bend: Tensor, orders: int) -> Tensor:
-    """∂f̃/∂x̃ from J (B, out, dim) and ∂(J x^(i))/∂x for i ≥ 1 (B, rows − 1, out, dim): J on the diagonal of orders."""
-    batch, out, dim = jacobian.shape
-    rows = bend.shape[1] + 1
-    slope = jacobian.new_zeros(batch, rows, out, orders, dim)
-    slope.diagonal(dim1=1, dim2=3).copy_(jacobian[..., None])
-    slope[:, 1:, :, 0] = bend
-    return slope.view(batch, rows * out, orders * dim)
-
-
 def less_curve(curvature: Tensor, curve: Tensor) -> Tensor:
     """A curvature (B, n, n) less Σ ξ ∂²f̃/∂x̃², which is given by its first block column (B, rows, dim, dim)."""
     batch, n, _ = curvature.shape
@@ -90,7 +145,7 @@ class Identity(Function):
     parameters = 0
 
     def __init__(self) -> None:
-        self._slopes: dict[tuple[Any, ...], Tensor] = {}
+        self._eyes: dict[tuple[Any, ...], Tensor] = {}
 
     @property
     def essence(self) -> Hashable:
@@ -103,13 +158,12 @@ class Identity(Function):
         return "identity"
 
     def linearise(self, x: Tensor, parameters: Tensor, rows: int) -> Linearisation:
-        key = (tuple(x.shape), rows, x.dtype, x.device)
-        if key not in self._slopes:
-            batch, orders, dim = x.shape
+        batch, orders, dim = x.shape
+        key = (batch, dim, x.dtype, x.device)
+        if key not in self._eyes:
             with torch.inference_mode(False):
-                eye = torch.eye(rows * dim, orders * dim, dtype=x.dtype, device=x.device)
-                self._slopes[key] = eye.expand(batch, -1, -1).contiguous()
-        return Linearisation(x[:, :rows], self._slopes[key])
+                self._eyes[key] = torch.eye(dim, dtype=x.dtype, device=x.device).repeat(batch, 1, 1)
+        return Linearisation(x[:, :rows], self._eyes[key], None, orders)
 
     def curve(self, x: Tensor, parameters: Tensor, weights: Tensor) -> None:
         return None
@@ -121,10 +175,89 @@ class Identity(Function):
         return None
 
 
+class Linear(Function):
+    """f(x) = Ax + b. With a matrix A it has no parameters; with `dim` alone, θ is A, row by row.
+
+    causes: B, for f(x, v) = Ax + Bv + b.
+    """
+
+    def __init__(
+        self,
+        matrix: Tensor | None = None,
+        offset: Tensor | None = None,
+        dim: int | None = None,
+        causes: Tensor | None = None,
+    ) -> None:
+        if (matrix is None) == (dim is None) or (matrix is None and causes is not None):
+            raise SettingError("Linear: give either a matrix, with or without causes, or dim for one to be learned")
+        self.caused = causes is not None
+        self.matrix = None if matrix is None else torch.as_tensor(matrix, dtype=torch.float64).detach().clone()
+        if self.matrix is not None and self.matrix.dim() != 2:
+            raise SettingError(f"Linear: the matrix has shape {tuple(self.matrix.shape)}; it must have two dimensions")
+        if self.matrix is not None and causes is not None:
+            further = torch.as_tensor(causes, dtype=torch.float64).detach().reshape(len(self.matrix), -1)
+            self.matrix = torch.cat([self.matrix, further], 1)
+        self.out: int = dim if self.matrix is None else self.matrix.shape[0]  # type: ignore[assignment]
+        self.dim: int = dim if self.matrix is None else self.matrix.shape[1]  # type: ignore[assignment]
+        self.parameters = self.out * self.dim if self.matrix is None else 0
+        self.offset = torch.zeros(self.out, dtype=torch.float64)
+        if offset is not None:
+            self.offset = torch.as_tensor(offset, dtype=torch.float64).detach().expand(self.out).clone()
+        self._cast: dict[tuple[Any, ...], tuple[Tensor | None, Tensor]] = {}
+
+    def __repr__(self) -> str:
+        return f"Linear({self.dim} → {self.out})"
+
+    @property
+    def essence(self) -> Hashable:
+        known = None if self.matrix is None else self.matrix.numpy().tobytes()
+        return (Linear, self.caused, self.out, self.dim, known, self.offset.numpy().tobytes())
+
+    def _tables(self, like: Tensor, batch: int) -> tuple[Tensor | None, Tensor]:
+        """A (B, out, dim) if it is known, and b (out,), in the dtype of `like`."""
+        key = (like.dtype, like.device, batch)
+        if key not in self._cast:
+            with torch.inference_mode(False):  # kept beyond a run, and fit for autograd then
+                # laid out by columns, by which many channels are quicker to go through
+                matrix = None if self.matrix is None else self.matrix.T.to(like).repeat(batch, 1, 1).mT
+                self._cast[key] = matrix, self.offset.to(like)
+        return self._cast[key]
+
+    def __call__(self, x: Tensor, parameters: Tensor) -> Tensor:
+        if x.shape[-1] != self.dim or parameters.shape[-1] != self.parameters:
+            raise GraphError(
+                f"{self!r} takes states of dimension {self.dim} and {self.parameters} parameters, not "
+                f"{x.shape[-1]} and {parameters.shape[-1]}"
+            )
+        if self.matrix is None:
+            matrix = parameters.reshape(*parameters.shape[:-1], self.out, self.dim)
+            return (matrix @ x[..., None])[..., 0] + self.offset.to(x)
+        return x @ self.matrix.to(x).T + self.offset.to(x)
+
+    def linearise(self, x: Tensor, parameters: Tensor, rows: int) -> Linearisation:
+        matrix, offset = self._tables(x, x.shape[0])
+        jacobian = parameters.view(-1, self.out, self.dim) if matrix is None else matrix
+        value = torch.bmm(x[:, :rows], jacobian.mT)
+        value[:, 0] += offset
+        return Linearisation(value, jacobian, None, x.shape[1])
+
+    def curve(self, x: Tensor, parameters: Tensor, weights: Tensor) -> None:
+        return None
+
+    def parameter_slope(self, x: Tensor, parameters: Tensor, rows: int) -> Tensor:
+        if self.matrix is not None:
+            return x.new_zeros(x.shape[0], rows, self.out, 0)
+        eye = torch.eye(self.out, dtype=x.dtype, device=x.device)
+        return torch.einsum("ac,brd->bracd", eye, x[:, :rows]).flatten(3)
+
+    def parameter_curve(self, x: Tensor, parameters: Tensor, weights: Tensor) -> None:
+        return None
+
+
 class Quadratic(Function):
     """f_a(x, θ) = Σ C[a,i,j,q] z_i z_j w_q with z = (1, x) and w = (1, θ): all derivatives in closed form.
 
-    C (out, 1+dim, 1+dim, 1+p) is symmetrised in i, j. Lorenz, Lotka–Volterra and linear flows are of this kind.
+    C (out, 1+dim, 1+dim, 1+p) is symmetrised in i, j. The flows of Lorenz and of Lotka and Volterra are of this kind.
     """
 
     def __init__(self, coefficients: Tensor) -> None:
@@ -190,7 +323,7 @@ class Quadratic(Function):
         bend = torch.bmm(hessian.view(batch, -1, dim), motion.mT).view(batch, self.out, dim, rows - 1)
         if rows > 1:
             value = torch.cat([value, torch.bmm(motion, jacobian.mT)], 1)
-        return Linearisation(value, spread_slope(jacobian, bend.permute(0, 3, 1, 2), orders))
+        return Linearisation(value, jacobian, bend.permute(0, 3, 1, 2), orders)
 
     def curve(self, x: Tensor, parameters: Tensor, weights: Tensor) -> Tensor:
         batch, _, dim = x.shape

@@ -38,8 +38,12 @@ class Precision:
         batch, rows = self.temporal.shape[:2]
         n = right.shape[-1]
         mixed = torch.bmm(self.temporal, right.expand(batch, -1, -1).reshape(batch, rows, -1))
-        weighted = self._across(mixed.view(batch, rows, -1, n))
+        weighted = self.across(mixed.view(batch, rows, -1, n))
         return torch.bmm(left.expand(batch, -1, -1).mT, weighted.view(batch, -1, n))
+
+    def across(self, values: Tensor) -> Tensor:
+        """The channels of (B, …, dim, n), weighed as at one order."""
+        return values * self.channel.view(len(self.channel), *(1,) * (values.dim() - 3), -1, 1)
 
     def dense(self) -> Tensor:
         """Π̃ itself, (B, rows·dim, rows·dim)."""
@@ -48,10 +52,6 @@ class Precision:
             blocks = self.temporal[:, :, None, :, None] * self._matrix()[:, None, :, None, :]
             self._dense = blocks.reshape(-1, size, size)
         return self._dense
-
-    def _across(self, values: Tensor) -> Tensor:
-        """The channels of (B, rows, dim, n), weighed."""
-        return values * self.channel[:, None, :, None]
 
     def _matrix(self) -> Tensor:
         """The precision of the channels at one order, (B, dim, dim)."""
@@ -92,8 +92,8 @@ class CoupledPrecision(Precision):
     def weigh(self, error: Tensor) -> Tensor:
         return torch.bmm(torch.bmm(self.temporal, error), self.channel)
 
-    def _across(self, values: Tensor) -> Tensor:
-        return self.channel[:, None] @ values
+    def across(self, values: Tensor) -> Tensor:
+        return self.channel.view(len(self.channel), *(1,) * (values.dim() - 3), *self.channel.shape[1:]) @ values
 
     def _matrix(self) -> Tensor:
         return self.channel

@@ -79,7 +79,9 @@ def model(
     b = ParameterNode("b", mean=[0.1], sd=0.2, mover=slow)
     c = ParameterNode("c", mean=phi, sd=0.4, mover=slow)
     graph = pc.Graph()
-    noise_y = PrecisionNode("noise_y", expected=expected_y, sd=sd_y, kernel=SquaredExponential(width), channels=channels)
+    noise_y = PrecisionNode(
+        "noise_y", expected=expected_y, sd=sd_y, kernel=SquaredExponential(width), channels=channels
+    )
     graph.weighs(noise_y, y)  # precisions before what they weigh, parameters in no order
     graph.predicts(x, y, via=bent(2))
     graph.parametrises(c, x, of=y)

@@ -17,7 +17,8 @@ from torch.func import hessian, jacrev, jvp, vmap
 from pcnet.derived import Derived, as_function
 from pcnet.errors import GraphError, SettingError
 from pcnet.flows import Linear, Lorenz, LotkaVolterra, linear, lorenz, lorenz96, lotka_volterra, van_der_pol
-from pcnet.functions import Function, Identity, Quadratic, less_curve
+from pcnet.functions import Function, Identity, Linearisation, Quadratic, less_curve
+from pcnet.linalg import CoupledPrecision, Precision
 
 F64, F32 = torch.float64, torch.float32
 Plain = Callable[[Tensor, Tensor], Tensor]
@@ -288,14 +289,17 @@ def test_closed_forms_equal_derived_ones(name):
     theta = torch.randn(4, case.parameters, generator=random, dtype=F64)
     weights = torch.randn(4, rows, case.out, generator=random, dtype=F64)
     close(case.function(x[:, 0], theta), derived(x[:, 0], theta), F64)
-    for ours, other in zip(case.function.linearise(x, theta, rows), derived.linearise(x, theta, rows), strict=True):
-        close(ours, other, F64)
-    curve = case.function.curve(x, theta, weights)
-    assert curve is not None
-    close(curve, derived.curve(x, theta, weights), F64)
+    ours, other = case.function.linearise(x, theta, rows), derived.linearise(x, theta, rows)
+    close(ours.value, other.value, F64)
+    close(ours.slope, other.slope, F64)
+    curve, derived_curve = case.function.curve(x, theta, weights), derived.curve(x, theta, weights)
+    if curve is None:
+        assert derived_curve is None
+    else:
+        close(curve, derived_curve, F64)
     close(case.function.parameter_slope(x, theta, rows), derived.parameter_slope(x, theta, rows), F64)
     assert case.function.parameter_curve(x, theta, weights) is None
-    assert not derived.parameter_curve(x, theta, weights).any()
+    assert derived.parameter_curve(x, theta, weights) is None
 
 
 def test_a_derived_function_without_parameters():
@@ -453,7 +457,7 @@ def test_a_trace_keeps_batch_elements_apart():
     other = x.clone()
     other[2] += 1.0
     after = function.linearise(other, theta, 2)
-    for a, b in zip(before, after, strict=True):
+    for a, b in ((before.value, after.value), (before.slope, after.slope)):
         changed = (a != b).flatten(1).any(1)
         assert changed.tolist() == [False, False, True, False]
 
@@ -475,10 +479,68 @@ def test_a_trace_sees_weights_that_are_trained_later():
 def test_results_of_a_trace_are_not_overwritten_by_the_next_use():
     function = CASES["wave"].function
     first = function.linearise(*make_inputs(1)[:2], 2)
-    kept = [v.clone() for v in first]
+    kept = [v.clone() for v in (first.value, first.slope)]
     function.linearise(*make_inputs(2)[:2], 2)
-    for a, b in zip(first, kept, strict=True):
+    for a, b in zip((first.value, first.slope), kept, strict=True):
         assert torch.equal(a, b)
+
+
+def mixed(x: Tensor, theta: Tensor) -> Tensor:
+    """Linear in one state, not at all in another, bent in the third: zeros of all kinds meet in its derivatives."""
+    a, b, c = x[..., 0], x[..., 1] * 0 + 1, x[..., 2]
+    linear = torch.stack([2 * a, a - b, b / 4, -a], -1)
+    bent = torch.cat([torch.relu(c)[..., None], torch.nn.functional.softplus(x[..., 2:]) * theta[..., :1]], -1)
+    both = torch.stack([a * c, torch.where(c > 0, a, c**2)], -1) @ torch.tensor([[1.0, 2.0], [0.0, 1.0]]).to(x)
+    return torch.cat([linear, bent, both, both.sum(-1, keepdim=True).expand(*x.shape[:-1], 2)], -1)
+
+
+def test_what_vanishes_in_a_trace_is_dropped_and_nothing_else():
+    random = torch.Generator().manual_seed(2)
+    x, theta, weights = (torch.randn(s, generator=random, dtype=F64) for s in ((2, 3, 3), (2, 2), (2, 3, 10)))
+    agree(Derived(mixed), mixed, x, theta, weights)
+
+
+def test_a_derived_function_knows_that_it_is_linear():
+    layer = nn.Linear(3, 40).to(F64)
+    for plain in (lambda x, theta: layer(x), lambda x, theta: torch.cat([x[..., :2]] * 20, -1) - 1):
+        function, x, theta = Derived(plain), torch.randn(2, 3, 3, dtype=F64), torch.zeros(2, 0, dtype=F64)
+        assert function.linearise(x, theta, 2).bend is None
+        assert function.curve(x, theta, torch.randn(2, 2, 40, dtype=F64)) is None
+
+
+# --- slopes, formed where they are small and not formed where they are large ---
+@pytest.mark.parametrize("coupled", [False, True], ids=["by channel", "coupled"])
+@pytest.mark.parametrize("bent", [True, False], ids=["bent", "straight"])
+@pytest.mark.parametrize(("rows", "orders", "out"), [(1, 2, 40), (2, 3, 30), (3, 3, 20), (3, 4, 2)])
+def test_a_slope_that_is_not_formed_acts_as_if_it_were(rows, orders, out, bent, coupled):
+    random, batch, dim = torch.Generator().manual_seed(3), 2, 3
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=random, dtype=F64)
+
+    jacobian, bend, weighted = draw(batch, out, dim), draw(batch, rows - 1, out, dim), draw(batch, rows, out)
+    slope = torch.zeros(batch, rows, out, orders, dim, dtype=F64)
+    for i in range(rows):
+        slope[:, i, :, i] = jacobian
+        if i and bent:
+            slope[:, i, :, 0] = bend[:, i - 1]
+    slope = slope.view(batch, rows * out, orders * dim)
+    root = draw(batch, rows, rows)
+    temporal, log_channel, log_det = root @ root.mT + torch.eye(rows), draw(batch, out), draw(batch)
+    factor = torch.eye(out) + draw(batch, out, out).tril(-1) / out
+    matrix = factor.mT @ (log_channel.exp()[..., None] * factor) if coupled else torch.diag_embed(log_channel.exp())
+    dense = torch.stack([torch.kron(t.contiguous(), m.contiguous()) for t, m in zip(temporal, matrix, strict=True)])
+    precision = (
+        CoupledPrecision(temporal, log_channel, factor, log_det)
+        if coupled
+        else Precision(temporal, log_channel.exp(), log_det)
+    )
+    line = Linearisation(weighted, jacobian, bend if bent else None, orders)
+    torch.testing.assert_close(
+        line.pull(weighted), (weighted.flatten(1)[:, None] @ slope)[:, 0], rtol=1e-12, atol=1e-12
+    )
+    torch.testing.assert_close(line.sandwich(precision), slope.mT @ dense @ slope, rtol=1e-11, atol=1e-10)
+    assert torch.equal(line.slope, slope)
 
 
 # --- making functions -------------------------------------------------------------------------------------------------

@@ -218,11 +218,10 @@ class LatentNode(Node):
     def _gradient(self, local: Local, answer: Answer) -> Tensor:
         work = self.work(local)
         batch = work.weighted.shape[0]
-        summed = torch.bmm(work.weighted.view(batch, 1, -1), work.slope)
+        gradient = torch.bmm(work.weighted.flatten(1)[:, None], work.slope)[:, 0]
         for link, mapping in work.mappings.items():
-            weighted = answer(local.error(link)).weighted.reshape(batch, 1, -1)
-            summed = torch.baddbmm(summed, weighted, mapping.slope, alpha=-1)
-        gradient = summed[:, 0]
+            weighted = answer(local.error(link)).weighted.view(batch, *mapping.value.shape[1:])
+            gradient = gradient - mapping.pull(weighted)
         for link in local.links_below("drives"):
             gradient = gradient - answer(local.error(link)).weighted
         return gradient
@@ -249,10 +248,10 @@ class LatentNode(Node):
         work = self.work(local)
         shares = []
         for link, mapping in work.mappings.items():
-            slope, precision = mapping.slope, answer(local.error(link)).precision
+            precision = answer(local.error(link)).precision
             # for a linear mapping this changes on the slow clock only
-            name = f"evidence of {link.child.name}"
-            shares.append(local.once(name, partial(precision.sandwich, slope), slope, precision))
+            name, inputs = f"evidence of {link.child.name}", (mapping.jacobian, mapping.bend, precision)
+            shares.append(local.once(name, partial(mapping.sandwich, precision), *inputs))
         for link in local.links_below("drives"):
             shares.append(answer(local.error(link)).precision.matrix)
         return local.once("gauss-newton", lambda: sum(shares, work.precision.sandwich(work.slope)), work, *shares)

@@ -267,9 +267,8 @@ class PrecisionNode(Node):
 
     def _covariance(self, local: Local) -> Tensor:
         precision: Tensor = local.belief.precision
-        if self.channels != "full":
-            return 1 / precision
-        return local.once("covariance", lambda: covariance_of(precision), precision)
+        invert = covariance_of if self.channels == "full" else torch.reciprocal
+        return local.once("covariance", lambda: invert(precision), precision)
 
     def _pull(self, by_channel: Tensor) -> Tensor:
         return by_channel.sum(-1, keepdim=True) if self.channels == "shared" else by_channel

@@ -116,9 +116,9 @@ class StateNode(LatentNode):
         before = place(value)
         gradient, curvature = value.new_zeros(value.shape), value.new_zeros(*value.shape, self.dim)
         for link, mapping in self.work(local).mappings.items():
-            slope, error = mapping.slope[..., : self.dim], local.error(link)
-            gradient = gradient - torch.einsum("bri,br->bi", slope, error.weighted.flatten(1))
-            curvature = curvature + error.precision.sandwich(slope)
+            error = local.error(link)
+            gradient = gradient - mapping.pull(error.weighted)[:, : self.dim]
+            curvature = curvature + mapping.sandwich(error.precision)[:, : self.dim, : self.dim]
         step = -torch.einsum("bij,bj->bi", torch.linalg.pinv(curvature, hermitian=True), gradient)
         worse = torch.ones_like(before, dtype=torch.bool)
         for _ in range(HALVINGS):
@@ -222,21 +222,17 @@ class StateNode(LatentNode):
     ) -> tuple[Linearisation, dict[Link, Tensor]]:
         """A function with its slope in the state, and apart from that its slopes in the causes, if it takes them."""
         found = function.linearise(self._argument(local, function), self._parameters(local, of), rows)
-        if not function.caused and self.bend == "keep":
-            return found, {}
-        batch, out = found.value.shape[0], found.value.shape[2]
-        slope = found.slope.expand(batch, -1, -1).reshape(batch, rows, out, self.orders, -1)
         if self.bend == "drop":
-            slope = slope.clone()
-            slope[:, 1:, :, 0] = 0.0
-        slope = slope.view(batch, rows * out, self.orders, -1)
+            found = Linearisation(found.value, found.jacobian, None, self.orders)
+        if not function.caused:
+            return found, {}
         parts, first = {}, self.dim
-        for link in self._causes(local) if function.caused else ():
+        for link in self._causes(local):
             shape = link.parent.error_shape
             assert shape is not None
-            parts[link] = slope[:, :, : shape.rows, first : first + shape.dim].flatten(2)
+            parts[link] = found.of(slice(first, first + shape.dim), shape.rows).slope
             first += shape.dim
-        return Linearisation(found.value, slope[..., : self.dim].flatten(2)), parts
+        return found.of(slice(self.dim), self.orders), parts
 
     def less_curves(self, local: Local, curvature: Tensor) -> Tensor:
         for curve in self._curves(local):

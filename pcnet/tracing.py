@@ -1,0 +1,137 @@
+"""Functions of tensors as flat lists of operations: traced once for inputs of given shapes, and simplified.
+
+Derivatives of derivatives are full of products with tangents that are zero. They are found and dropped here, so that a
+function costs what its mathematics costs, and a second derivative that vanishes is known to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import functionalize
+from torch.fx import GraphModule, Node
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.node import map_arg
+from torch.fx.passes.dialect.common.cse_pass import CSEPass
+
+from pcnet.errors import GraphError
+
+PRODUCTS = {"mul", "mm", "bmm", "mv", "dot"}
+"""Operations that give zero if any of their inputs is zero."""
+LINEAR = {
+    *(
+        "alias",
+        "clone",
+        "diagonal",
+        "div",
+        "expand",
+        "flip",
+        "neg",
+        "permute",
+        "roll",
+        "select",
+        "slice",
+        "squeeze",
+        "sum",
+    ),
+    *("t", "_to_copy", "transpose", "unsqueeze", "_unsafe_view", "view"),
+}
+"""Operations that give zero if their first input is zero; so are all that end in _backward."""
+COPIES = {"alias", "_to_copy", "expand", "view", "_unsafe_view"}
+"""Operations that do nothing where what comes out has the shape and dtype of what goes in."""
+
+
+def trace(body: Callable[..., Any], inputs: Sequence[Tensor], may_vanish: Collection[int] = ()) -> Callable[..., Any]:
+    """The body as a list of tensor operations, for inputs of these shapes.
+
+    Those of its outputs that `may_vanish`, by number, are None where they are zero whatever goes in.
+    """
+    with torch.inference_mode(False), torch.no_grad():
+        try:
+            module = make_fx(functionalize(body, remove="mutations"))(*[v.clone() for v in inputs])
+        except RuntimeError as error:
+            raise GraphError(
+                f"a flow or mapping cannot be differentiated: {error}\nIt must be made of torch operations that do not "
+                "branch on values (use torch.where instead of if)"
+            ) from error
+        shared = CSEPass()(module)
+        module = module if shared is None else shared.graph_module
+        _simplify(module, may_vanish)
+    traced: Callable[..., Any] = module.forward
+    return traced
+
+
+def _simplify(module: GraphModule, may_vanish: Collection[int]) -> None:
+    """Compute what depends on neither inputs nor weights once and for all, and drop what does nothing."""
+    known: dict[Node, Any] = {}
+    zeros: set[Node] = set()
+    for node in module.graph.nodes:
+        if node.op != "call_function" or not callable(node.target):
+            continue
+        same = _same(node, zeros)
+        if same is not None:
+            node.replace_all_uses_with(same)
+            continue
+        if all(source in known for source in node.all_input_nodes):
+            arguments = map_arg((node.args, node.kwargs), known.__getitem__)
+            known[node] = node.target(*arguments[0], **arguments[1])
+        elif _vanishes(node, zeros):
+            like = node.meta["val"]
+            known[node] = torch.zeros(like.shape, dtype=like.dtype, device=like.device)
+        value = known.get(node)
+        if isinstance(value, Tensor) and not value.is_meta and not bool(value.any()):
+            zeros.add(node)
+
+    (output,) = module.graph.find_nodes(op="output")
+    several = isinstance(output.args[0], tuple)
+    results: Any = output.args[0] if several else output.args
+    kept = tuple(None if i in may_vanish and result in zeros else result for i, result in enumerate(results))
+    output.args = (kept,) if several else kept
+    for number, (node, value) in enumerate(known.items()):
+        if isinstance(value, Tensor) and any(user not in known for user in node.users):
+            module.register_buffer(f"folded{number}", value)
+            with module.graph.inserting_before(node):
+                node.replace_all_uses_with(module.graph.get_attr(f"folded{number}"))
+    module.graph.eliminate_dead_code()
+    module.recompile()
+
+
+def _name(node: Node) -> str:
+    return getattr(getattr(node.target, "overloadpacket", None), "__name__", "")
+
+
+def _vanishes(node: Node, zeros: set[Node]) -> bool:
+    """Whether a node is zero because some of what goes into it is; its result must be one tensor."""
+    name, first = _name(node), node.args[0] if node.args else None
+    if not isinstance(node.meta.get("val"), Tensor):
+        return False
+    if name in PRODUCTS:
+        return any(source in zeros for source in node.all_input_nodes)
+    if name in ("zeros_like", "new_zeros"):
+        return True
+    return (name in LINEAR or name.endswith("_backward")) and first in zeros
+
+
+def _same(node: Node, zeros: set[Node]) -> Node | None:
+    """The node that this one is a mere copy of, if any: a sum with zero, or a change of shape to the same shape."""
+    name, given = _name(node), node.args
+    candidate: Any = None
+    if name in COPIES:
+        candidate = given[0]
+    elif name == "copy":
+        candidate = given[1]
+    elif name in ("add", "sub") and given[1] in zeros:
+        candidate = given[0]
+    elif name == "add" and given[0] in zeros and not node.kwargs:
+        candidate = given[1]
+    return candidate if isinstance(candidate, Node) and _like(candidate, node) else None
+
+
+def _like(one: Node, other: Node) -> bool:
+    a, b = one.meta.get("val"), other.meta.get("val")
+    if not isinstance(a, Tensor) or not isinstance(b, Tensor):
+        return False
+    return a.shape == b.shape and a.dtype == b.dtype and a.device == b.device
