@@ -188,8 +188,10 @@ class Linear(Function):
         dim: int | None = None,
         causes: Tensor | None = None,
     ) -> None:
-        if (matrix is None) == (dim is None) or (matrix is None and causes is not None):
-            raise SettingError("Linear: give either a matrix, with or without causes, or dim for one to be learned")
+        if (matrix is None) == (dim is None):
+            raise SettingError("Linear: give either a matrix, or dim for a matrix to be learned")
+        if matrix is None and causes is not None:
+            raise SettingError("Linear: causes go with a matrix, not with one that is to be learned")
         self.caused = causes is not None
         self.matrix = None if matrix is None else torch.as_tensor(matrix, dtype=torch.float64).detach().clone()
         if self.matrix is not None and self.matrix.dim() != 2:
