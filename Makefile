@@ -29,6 +29,7 @@ lint: $(STAMP)
 
 bench: $(STAMP)  ## microseconds an observation, beside an extended Kalman filter in the same run
 	$(BIN)/python examples/benchmark.py
+	$(BIN)/python examples/benchmark_size.py
 
 test-slow: $(STAMP)  ## the slow tests: the whole study against figures measured from the authors' program
 	$(BIN)/python -m pytest -m slow

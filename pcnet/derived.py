@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.func import jvp
+from torch.func import jvp, vmap
 
 from pcnet.errors import GraphError
 from pcnet.functions import Function, Identity, Linearisation, Plain
@@ -35,12 +35,8 @@ class Derived(Function):
         self.parameters = parameters
         self.caused = isinstance(function, Caused)
         self._given = (function, jacobian, parameter_jacobian, parameters)
-        self.jacobian = jacobian or (
-            lambda x, theta: _columns(lambda v: function(v, theta.expand(len(v), *theta.shape)), x)
-        )
-        self.parameter_jacobian = parameter_jacobian or (
-            lambda x, theta: _columns(lambda v: function(x.expand(len(v), *x.shape), v), theta)
-        )
+        self.jacobian = jacobian or (lambda x, theta: _columns(lambda v: function(v, theta), x))
+        self.parameter_jacobian = parameter_jacobian or (lambda x, theta: _columns(lambda v: function(x, v), theta))
         self._traces: dict[tuple[Any, ...], Callable[..., Any]] = {}
 
     def __call__(self, x: Tensor, parameters: Tensor) -> Tensor:
@@ -71,14 +67,13 @@ class Derived(Function):
 
         def body(x: Tensor, theta: Tensor, weights: Tensor) -> Tensor:
             def gradient(here: Tensor) -> Tensor:
-                """Of Σ ξ·f̃ in each order of x̃, as a function of the value; (..., rows, dim)."""
-                theta_, weights_, motion = _like(theta, here), _like(weights, here), _like(x[:, 1:rows], here)
-                by_order = weights_ @ self.jacobian(here, theta_)
+                """Of Σ ξ·f̃ in each order of x̃, as a function of the value; (B, rows, dim)."""
+                by_order = weights @ self.jacobian(here, theta)
                 if rows == 1:
                     return by_order
-                bend = _along(self.jacobian, here, theta_, motion)  # (..., rows − 1, out, dim)
-                value = by_order[..., :1, :] + (weights_[..., 1:, None, :] @ bend).sum(-3)
-                return torch.cat([value, by_order[..., 1:, :]], -2)
+                bend = _along(self.jacobian, here, theta, x[:, 1:rows])  # (B, rows − 1, out, dim)
+                value = by_order[:, :1] + (weights[:, 1:, None, :] @ bend).sum(1)
+                return torch.cat([value, by_order[:, 1:]], 1)
 
             return _columns(gradient, x[:, 0])
 
@@ -103,12 +98,11 @@ class Derived(Function):
             here, motion = x[:, 0], x[:, 1:rows]
 
             def gradient(theta: Tensor) -> Tensor:
-                """Of Σ ξ·f̃ in θ, as a function of θ; (..., p)."""
-                here_, weights_, motion_ = _like(here, theta), _like(weights, theta), _like(motion, theta)
-                slope = self.parameter_jacobian(here_, theta)[..., None, :, :]
+                """Of Σ ξ·f̃ in θ, as a function of θ; (B, p)."""
+                slope = self.parameter_jacobian(here, theta)[:, None]
                 if rows > 1:
-                    slope = torch.cat([slope, _along(self.parameter_jacobian, here_, theta, motion_)], -3)
-                return (weights_[..., None, :] @ slope).sum(-3)[..., 0, :]
+                    slope = torch.cat([slope, _along(self.parameter_jacobian, here, theta, motion)], 1)
+                return (weights[:, :, None] @ slope).sum(1)[:, 0]
 
             return _columns(gradient, theta)
 
@@ -170,29 +164,22 @@ def _arguments(function: Callable[..., Any]) -> int:
     return sum(p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
 
 
-def _like(value: Tensor, leading: Tensor) -> Tensor:
-    """`value` (B, …) repeated over the dimensions that `leading` (…, B, n) has before B."""
-    extra = leading.shape[:-2]
-    return value.expand(*extra, *value.shape) if extra else value
-
-
 def _columns(function: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:
-    """Derivative of a function (..., n) → (..., *out), batched over leading dimensions, as (..., *out, n).
-
-    One forward-mode pass over n copies of the input, each with its own unit tangent.
-    """
+    """Derivative of a function (B, n) → (B, *out) that keeps batch elements apart, as (B, *out, n)."""
     n = at.shape[-1]
     if n == 0:
-        return function(at[None])[0][..., None][..., :0]
-    copies = at.expand(n, *at.shape).contiguous()
-    units = torch.eye(n, dtype=at.dtype, device=at.device).view(n, *(1,) * (at.dim() - 1), n)
-    tangent: Tensor = jvp(function, (copies,), (units.expand_as(copies).contiguous(),))[1]
-    return tangent.movedim(0, -1)
+        return function(at)[..., None][..., :0]
+    units = torch.eye(n, dtype=at.dtype, device=at.device)[:, None].expand(n, *at.shape)
+    return _tangents(function, at, units).movedim(0, -1)
 
 
 def _along(function: Plain, x: Tensor, theta: Tensor, directions: Tensor) -> Tensor:
-    """Derivative of a matrix-valued function at x (..., dim) along m directions (..., m, dim); (..., m, *matrix)."""
-    ways = directions.movedim(-2, 0).contiguous()
-    copies = x.expand(ways.shape).contiguous()
-    tangent: Tensor = jvp(lambda v: function(v, theta.expand(len(v), *theta.shape)), (copies,), (ways,))[1]
-    return tangent.movedim(0, x.dim() - 1)
+    """Derivative of a matrix-valued function at x (B, dim) along m directions (B, m, dim); (B, m, *matrix)."""
+    return _tangents(lambda v: function(v, theta), x, directions.movedim(1, 0)).movedim(0, 1)
+
+
+def _tangents(function: Callable[[Tensor], Tensor], at: Tensor, ways: Tensor) -> Tensor:
+    """Derivatives of a function at one place along m ways (m, B, n) at once, by forward mode; (m, B, *out)."""
+    along = vmap(lambda way: jvp(function, (at,), (way,))[1], randomness="same")
+    tangents: Tensor = along(ways)
+    return tangents

@@ -41,7 +41,7 @@ LINEAR = {
 }
 """Operations that give zero if their first input is zero; so are all that end in _backward."""
 COPIES = {"alias", "_to_copy", "expand", "view", "_unsafe_view"}
-"""Operations that do nothing where what comes out has the shape and dtype of what goes in."""
+"""Operations that do nothing where what comes out has the shape, layout and dtype of what goes in."""
 
 
 def trace(body: Callable[..., Any], inputs: Sequence[Tensor], may_vanish: Collection[int] = ()) -> Callable[..., Any]:
@@ -57,11 +57,27 @@ def trace(body: Callable[..., Any], inputs: Sequence[Tensor], may_vanish: Collec
                 f"a flow or mapping cannot be differentiated: {error}\nIt must be made of torch operations that do not "
                 "branch on values (use torch.where instead of if)"
             ) from error
-        shared = CSEPass()(module)
-        module = module if shared is None else shared.graph_module
+        _share_weights(module)
+        module = _once(module)
         _simplify(module, may_vanish)
+        module = _once(module)
     traced: Callable[..., Any] = module.forward
     return traced
+
+
+def _once(module: GraphModule) -> GraphModule:
+    """Compute nothing twice."""
+    shared = CSEPass()(module)
+    return module if shared is None else shared.graph_module
+
+
+def _share_weights(module: GraphModule) -> None:
+    """Fetch each weight once, so that what is computed from it more than once is seen to be the same."""
+    first: dict[Any, Node] = {}
+    for node in module.graph.find_nodes(op="get_attr"):
+        if first.setdefault(node.target, node) is not node:
+            node.replace_all_uses_with(first[node.target])
+            module.graph.erase_node(node)
 
 
 def _simplify(module: GraphModule, may_vanish: Collection[int]) -> None:
@@ -134,4 +150,4 @@ def _like(one: Node, other: Node) -> bool:
     a, b = one.meta.get("val"), other.meta.get("val")
     if not isinstance(a, Tensor) or not isinstance(b, Tensor):
         return False
-    return a.shape == b.shape and a.dtype == b.dtype and a.device == b.device
+    return a.shape == b.shape and a.stride() == b.stride() and a.dtype == b.dtype and a.device == b.device

@@ -16,6 +16,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
         ("demo.py", ["--observations", "300", "--output", "pictures"], 5, ["MSE", "free action", "truth 0.2"]),
         ("student_t.py", [], 1, ["Student-t errors: mean squared error"]),
         ("pendulum.py", ["--seconds", "9", "--seeds", "1"], 1, ["true flow", "better than persistence", "of 1 seeds"]),
+        ("benchmark_size.py", ["--channels", "40", "--states", "3", "--passes", "1"], 0, ["Kalman", "Lorenz-96", "MB"]),
         ("benchmark.py", ["--passes", "1"], 0, ["Kalman", "batch 756", "lorenz"]),
     ],
 )

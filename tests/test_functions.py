@@ -500,6 +500,23 @@ def test_what_vanishes_in_a_trace_is_dropped_and_nothing_else():
     agree(Derived(mixed), mixed, x, theta, weights)
 
 
+def test_a_decoder_of_images():
+    """Convolutions take a batch of exactly one dimension: that is how functions are called, however derived."""
+    with torch.random.fork_rng():
+        torch.manual_seed(4)
+        layers = (nn.Linear(3, 8), nn.Unflatten(1, (2, 2, 2)), nn.ConvTranspose2d(2, 1, 2, 2), nn.ELU(), nn.Flatten())
+        network = nn.Sequential(*layers).to(F64)
+    random = torch.Generator().manual_seed(5)
+    x, theta, weights = (torch.randn(s, generator=random, dtype=F64) for s in ((2, 2, 3), (2, 0), (2, 2, 16)))
+    agree(
+        Derived(lambda x, theta: network(x)),
+        lambda x, theta: network(x.reshape(-1, 3)).reshape(-1, 16)[0],
+        x,
+        theta,
+        weights,
+    )
+
+
 def test_a_derived_function_knows_that_it_is_linear():
     layer = nn.Linear(3, 40).to(F64)
     for plain in (lambda x, theta: layer(x), lambda x, theta: torch.cat([x[..., :2]] * 20, -1) - 1):
