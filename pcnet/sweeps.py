@@ -28,7 +28,7 @@ from pcnet.study import RESERVED, Source, Study
 from pcnet.workers import choose, cores
 
 Grid = Mapping[str, Iterable[Any]] | Iterable[Mapping[str, Any]]
-LARGEST = 512
+LARGEST = 768
 """Larger batches are hardly quicker, and more is lost with one that is interrupted."""
 SMALLEST = 32
 """Batches are not cut below this for the sake of more processes."""
