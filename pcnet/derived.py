@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.func import jvp, vmap
 
 from pcnet.errors import GraphError
-from pcnet.functions import Function, Identity, Linearisation, Plain
+from pcnet.functions import Function, Identity, Plain
+from pcnet.linearisation import Linearisation
 from pcnet.tracing import trace
 
 

@@ -26,6 +26,7 @@ class Graph:
 
     >>> graph = Graph()
     >>> graph.predicts(x, y)             # the state x predicts the sensory node y, by the identity unless given
+    >>> graph.drives(v, x)               # the cause v is an argument of x's flow f(x, v, θ)
     >>> graph.parametrises(a, x)         # a holds the parameters of x's flow
     >>> graph.weighs(noise_x, x)         # noise_x is the precision of x's error
     """

@@ -116,8 +116,8 @@ class Implicit(StateMover):
 
     def _system(self, evidence: Evidence) -> tuple[Tensor, Tensor]:
         assert evidence.curvature is not None
-        inertia = torch.eye(evidence.mean.shape[-1]).to(evidence.mean) / column(self.time, 2)
-        matrix = inertia - evidence.shift + column(self.kappa, 2) * evidence.curvature
+        matrix = column(self.kappa, 2) * evidence.curvature - evidence.shift
+        matrix.diagonal(dim1=-2, dim2=-1).add_(1 / column(self.time, 1))
         return matrix, evidence.motion - column(self.kappa, 1) * evidence.gradient
 
 

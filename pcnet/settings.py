@@ -131,7 +131,7 @@ Period = Annotated[Numbers, AfterValidator(whole_period)]
 Vector = Annotated[Numbers, Own(1)]
 """A number, or (..., channels)."""
 PositiveVector = Annotated[Positive, Own(1)]
-Table = Annotated[Numbers, Own(2)]
+Matrix = Annotated[Numbers, Own(2)]
 """(..., rows, columns)."""
 
 

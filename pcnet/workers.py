@@ -179,7 +179,7 @@ class Dask(Workers):
 
 
 def _invert_packed(task: bytes) -> list[Outcome]:
-    """A task as it was packed, so that nobody on its way, such as the scheduler, has to understand it.
+    """A task as `Dask.run` packed it, so that nobody on its way, such as the scheduler, has to understand it.
 
     A worker may have several threads, but functions cannot be traced in more than one at a time.
     """

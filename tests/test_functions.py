@@ -17,8 +17,9 @@ from torch.func import hessian, jacrev, jvp, vmap
 from pcnet.derived import Derived, as_function
 from pcnet.errors import GraphError, SettingError
 from pcnet.flows import Linear, Lorenz, LotkaVolterra, linear, lorenz, lorenz96, lotka_volterra, van_der_pol
-from pcnet.functions import Function, Identity, Linearisation, Quadratic, less_curve
+from pcnet.functions import Function, Identity, Quadratic, less_curve
 from pcnet.linalg import CoupledPrecision, Precision
+from pcnet.linearisation import Linearisation
 
 F64, F32 = torch.float64, torch.float32
 Plain = Callable[[Tensor, Tensor], Tensor]

@@ -88,7 +88,7 @@ def test_many_channels_are_as_few(kind, precisions, curvature, monkeypatch):
     mapping, seen = MAPPINGS[kind](weights(24)), observations(24)
     wanted = ("mean", "covariance", "energy", "prediction")
     large = build(mapping, 24, precisions, curvature).run(seen, schedule=pc.odem(every=2), record=wanted)
-    for module in ("functions", "linalg"):
+    for module in ("linearisation", "linalg"):
         monkeypatch.setattr(f"pcnet.{module}.SMALL", 10**6)
     small = build(mapping, 24, precisions, curvature).run(seen, schedule=pc.odem(every=2), record=wanted)
     for key, trace in small.traces.items():

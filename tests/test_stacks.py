@@ -12,7 +12,7 @@ from torch.func import grad, hessian
 
 import pcnet as pc
 from pcnet.derived import as_function
-from pcnet.errors import GraphError
+from pcnet.errors import GraphError, SettingError
 from pcnet.generalised import embed, shift_matrix
 from pcnet.movers import Implicit, Newton, Ozaki, RobbinsMonro
 from pcnet.nodes import CauseNode, InputNode, ParameterNode, PrecisionNode, SensoryNode, StateNode
@@ -184,7 +184,7 @@ def test_one_level_is_as_without_causes():
     assert np.abs(beside.mean("v")).max() == 0.0
 
 
-def test_a_cause_of_two_states_and_an_observation_of_two_states():
+def test_a_cause_may_drive_two_states():
     model = linear_stack(Ozaki(time=0.1), branch=True)
     result = model.graph.run(model.observations, schedule=pc.generalised_filtering())
     assert np.isfinite(result.mean("v1")).all()
@@ -431,6 +431,11 @@ def test_a_cause_that_no_function_takes_is_refused():
         graph.weighs(noise(f"n{node.name}"), node)
     with pytest.raises(GraphError, match=r"driven by 'v', but neither its flow nor a mapping of it takes causes"):
         graph.check()
+
+
+def test_a_prior_of_another_size_is_refused():
+    with pytest.raises(SettingError, match="prior has 3 values in its last dimension, and the cause 1 dimensions"):
+        CauseNode("v", dim=1, orders=2, prior=[1.0, 2.0, 3.0])
 
 
 def test_a_cause_of_too_many_orders_is_refused():

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pcnet.errors import GraphError
+from pcnet.errors import GraphError, SettingError
 from pcnet.functions import check_function
 from pcnet.linalg import Precision
 from pcnet.messages import Error
@@ -35,6 +35,15 @@ class CauseNode(LatentNode):
 
     _: KW_ONLY
     prior: Vector = number(0.0)
+
+    def __post_init__(self) -> None:
+        LatentNode.__post_init__(self)
+        given = listed(self.prior).shape[-1]
+        if given not in (1, self.dim):
+            raise SettingError(
+                f"{self.title}: prior has {given} values in its last dimension, and the cause {self.dim} dimensions "
+                "(for a batch of single values add one: prior[:, None])"
+            )
 
     def describe(self) -> str:
         return f"dim {self.dim}, orders {self.orders}"
@@ -78,8 +87,7 @@ class CauseNode(LatentNode):
             return precision_error(work.precision, work.error, work.weighted)
         if not local.rule.implicit:
             return Error(work.weighted, work.precision)
-        against = -torch.eye(self.orders * self.dim).to(work.weighted)[None]
-        return Error(work.weighted, work.precision, eliminated=lambda: self.after_answer(local, against, {}))
+        return Error(work.weighted, work.precision, eliminated=lambda: self.after_answer(local, -work.slope, {}))
 
     def work(self, local: Local) -> Work:
         mean: Tensor = local.belief.mean

@@ -14,13 +14,13 @@ from pydantic import Field
 from torch import Tensor
 
 from pcnet.errors import GraphError, SettingError
-from pcnet.functions import Linearisation
 from pcnet.generalised import shift_matrix
 from pcnet.linalg import Dense, Precision, covariance_of, posterior
+from pcnet.linearisation import Linearisation
 from pcnet.messages import Error, Prediction
 from pcnet.movers import Evidence, Ozaki, StateMover
 from pcnet.node import INDEFINITE, Energy, ErrorShape, Indefinite, Link, Local, Node, Quantity, Start
-from pcnet.settings import Table, settings
+from pcnet.settings import Matrix, settings
 
 
 class LatentBelief(NamedTuple):
@@ -79,7 +79,7 @@ class LatentNode(Node):
     _: KW_ONLY
     dim: int = Field(ge=1)
     orders: int = Field(ge=1)
-    initial_mean: Table | None = None
+    initial_mean: Matrix | None = None
     mover: StateMover = Ozaki()
     curvature: Literal["gauss-newton", "exact"] = "gauss-newton"
     indefinite: Indefinite = "clamp"

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from pcnet.derived import as_function
 from pcnet.errors import GraphError, SettingError
-from pcnet.functions import Function, Linearisation, check_function, less_curve
+from pcnet.functions import Function, check_function, less_curve
 from pcnet.linalg import Dense, Precision
+from pcnet.linearisation import Linearisation
 from pcnet.messages import Error
 from pcnet.node import Link, Local, Node
 from pcnet.nodes.latent import LatentNode, Work
@@ -211,8 +212,10 @@ class StateNode(LatentNode):
                 if slopes:
                     mapped[below] = slopes
             slope = self.shift(local)[:, : self.rows * self.dim] - flow.slope
-            zero = {cause: flow.slope.new_zeros(*flow.slope.shape[:2], _size(cause)) for cause in self._causes(local)}
-            own = zero | {cause: -part for cause, part in by_cause.items()}
+            own = {
+                cause: -by_cause[cause] if by_cause else slope.new_zeros(*flow.slope.shape[:2], _size(cause))
+                for cause in self._causes(local)
+            }
             return Work(error, slope, precision, precision.weigh(error), mappings, own, mapped)
 
         return local.once("work", compute, mean, *[local.prediction(link) for link in local.above])

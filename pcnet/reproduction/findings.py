@@ -121,10 +121,3 @@ class Findings(NamedTuple):
 def ratio_name(ratio: float) -> str:
     """1/50, …, 1, …, 50."""
     return f"{ratio:g}" if ratio >= 1 else f"1/{1 / ratio:g}"
-
-
-def lowest(table: pd.DataFrame) -> pd.DataFrame:
-    """The row with the lowest free action for each model, orders, ratio and replicate, where one is left."""
-    kept = table[table["free_action"].notna()]
-    best = kept.groupby(["model", "orders", "ratio", "replicate"], sort=True)["free_action"].idxmin()
-    return kept.loc[best].reset_index(drop=True)
