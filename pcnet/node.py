@@ -167,8 +167,12 @@ class Local:
 
     def prediction(self, link: Link) -> Any:
         """The value predicted by the node at the other end of a link above."""
+        return self.message(link).value
+
+    def message(self, link: Link) -> Prediction[Any]:
+        """All that came down a link above: the value predicted, and how sure the sender is of it."""
         message: Prediction[Any] = self._inbox[link]()
-        return message.value
+        return message
 
     def error(self, link: Link) -> Error[Any]:
         """The error that came back along a link below."""
