@@ -121,6 +121,7 @@ class Local:
         "_notify",
         "above",
         "below",
+        "elapsed",
         "mask",
         "observation",
         "rule",
@@ -132,6 +133,8 @@ class Local:
         self.below: tuple[Link, ...] = ()
         self.mask: Tensor | None = None
         self.observation: Tensor | None = None
+        self.elapsed: Tensor = torch.empty(0)
+        """The time since the previous observation (B,); at the first one, the sampling interval."""
         self.rule: Any = None
         """How the node moves, laid out for this run."""
         self.trouble: Trouble | None = None

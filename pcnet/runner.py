@@ -302,6 +302,7 @@ class Live:
         self._start = Start(shape.numel(), self.dtype, self.device, shape)
         self._nothing = torch.zeros(shape.numel(), dtype=self.dtype, device=self.device)
         self._sum_accuracy = self._sum_complexity = self._nothing
+        self._interval = self._sampling_interval()
         for name, node in self._nodes.items():
             if name in observation:
                 self._locals[name].observation = self._start.fill(observation[name], 1)
@@ -309,6 +310,8 @@ class Live:
         opening = plan.lay_out(self.schedule.opening, self.graph.from_above, self._locals, self._start)
         self._acts = plan.lay_out(self.schedule.acts, self.graph.from_above, self._locals, self._start)
         self._prepare_tapes()
+        for local in self._locals.values():
+            local.elapsed = self._interval
         self._begun = True
         for line in opening:
             self._do(line, None)
@@ -343,11 +346,18 @@ class Live:
             for channel in self._channels:
                 self._tapes[channel.name] = Tape(("message",), channel.content)
 
-    def _common_dt(self) -> float:
-        """The sampling interval if all sensory nodes have the same, else 1: then times are observation numbers."""
+    def _sampling_interval(self) -> Tensor:
+        """The time from one observation to the next, (B,): the shortest of the observing nodes; 1 if none is given."""
         given = [self._nodes[name].sampling_interval for name in self._observers]
-        intervals = {float(value) for each in given if each is not None for value in each.reshape(-1)}
-        return intervals.pop() if len(intervals) == 1 else 1.0
+        intervals = [self._start.fill(each, 0) for each in given if each is not None]
+        return torch.stack(intervals).amin(0) if intervals else torch.ones_like(self._nothing)
+
+    def _common_dt(self) -> float:
+        """The sampling interval if all batch elements have the same, else 1: then times are observation numbers."""
+        given = [self._nodes[name].sampling_interval for name in self._observers]
+        low = [float(each.min()) for each in given if each is not None]
+        same = bool((self._interval == self._interval[0]).all())
+        return (min(low) if low else 1.0) if same else 1.0
 
     def _shaped(self, value: Tensor) -> Tensor:
         return value.reshape(self._start.batch_shape).clone()

@@ -467,3 +467,11 @@ def test_several_states_may_predict_one_sensory_node():
     result = model.graph.run(model.observations, schedule=SCHEDULE, record=record)
     expected = result.message("x0", "y1") + result.message("x1", "y1")
     np.testing.assert_allclose(result.prediction("y1").reshape(5, -1), expected, rtol=1e-14)
+
+
+# --- time ---
+def test_nodes_know_how_long_the_previous_observation_is_ago():
+    live = paper.odem(dt=[0.25, 0.5])[0].start(pc.states_only(), record=())
+    live.step(np.ones(3)).step(np.ones(3))
+    for name in live.graph.nodes:
+        assert live.local(name).elapsed.tolist() == [0.25, 0.5]

@@ -48,7 +48,7 @@ class SensoryNode(Node):
 
     Local energy ½ε̃ᵀΠ̃ε̃ − ½log|Π̃| of ε̃ = ỹ − Σ g̃, the sum over the states that predict it.
 
-    dt: the time between two observations; needed for more orders than one.
+    dt: the time between two observations, if it is known; needed for more orders than one.
     start: where differences begin. "first" takes the first observation as standing still, "zeros" as a jump from 0.
     What is done before the first observation then finds an observation of 0.
     derivatives: "backward" differences, or "given": an observation then is all orders of ỹ, one after the other.
@@ -79,8 +79,8 @@ class SensoryNode(Node):
         return self.dim if self.derivatives == "backward" else self.orders * self.dim
 
     @property
-    def sampling_interval(self) -> Tensor:
-        return number(1.0) if self.dt is None else self.dt
+    def sampling_interval(self) -> Tensor | None:
+        return self.dt
 
     @property
     def data(self) -> Mapping[str, Any]:
@@ -89,7 +89,7 @@ class SensoryNode(Node):
         return known if self.derivatives == "backward" else {**known, "derivatives": self.derivatives}
 
     def describe(self) -> str:
-        interval = self.sampling_interval
+        interval = number(1.0) if self.dt is None else self.dt
         dt = f"{interval.item():g}" if interval.numel() == 1 else "one for each batch element"
         return f"dim {self.dim}, orders {self.orders}, dt {dt}"
 
@@ -106,7 +106,8 @@ class SensoryNode(Node):
             )
 
     def begin(self, local: Local, start: Start) -> None:
-        dt, ahead = start.fill(self.sampling_interval, 0)[:, None], start.fill(self.ahead, 0)
+        dt = start.fill(number(1.0) if self.dt is None else self.dt, 0)[:, None]
+        ahead = start.fill(self.ahead, 0)
         local.rule = SensoryRule(dt, taylor_shift(ahead, self.orders) if bool((ahead != 0).any()) else None)
         zeros = torch.zeros(start.batch, self.orders, self.dim, dtype=start.dtype, device=start.device)
         if self.start == "first" and local.observation is not None:
