@@ -5,6 +5,7 @@ from pcnet.derived import Derived
 from pcnet.graph import Graph
 from pcnet.networks import Network
 from pcnet.nodes import CauseNode, InputNode, ParameterNode, PrecisionNode, SensoryNode, StateNode
+from pcnet.observations import Sample
 from pcnet.record import Record
 from pcnet.result import Result
 from pcnet.schedule import Act, Clock, Schedule, act, generalised_filtering, odem, states_only
@@ -23,6 +24,7 @@ __all__ = [
     "PrecisionNode",
     "Record",
     "Result",
+    "Sample",
     "Schedule",
     "SensoryNode",
     "StateNode",

@@ -210,11 +210,14 @@ class Graph:
         threads: int | None = 1,
         on_divergence: Literal["raise", "stop"] = "raise",
         progress: bool | None = None,
+        times: Iterable[float] | None = None,
     ) -> Result:
         """Run over all observations and return what was recorded.
 
         observations: (..., T, dim), or any iterable of (..., dim); a mapping from names to these where there are
-        several sensory nodes. schedule: `odem()` unless given. record: what to keep; see `pcnet.Record`.
+        several sensory nodes. NaN is a channel that is missing, None (or no name) a sensory node. times: of each
+        observation, where they do not come at regular intervals.
+        schedule: `odem()` unless given. record: what to keep; see `pcnet.Record`.
         threads: how many torch may use within an operation meanwhile; one is best for small graphs, None leaves torch's
         own setting. on_divergence: "raise" ends the run with a DivergenceError; "stop" ends the batch elements that
         diverge and no others: `result.diverged` names them, and their traces are NaN from there on.
@@ -223,7 +226,7 @@ class Graph:
         live = self.start(
             schedule, record=record, dtype=dtype, device=device, threads=threads, on_divergence=on_divergence
         )
-        live.run(observations, progress=progress)
+        live.run(observations, progress=progress, times=times)
         return live.result()
 
 

@@ -124,6 +124,7 @@ class Local:
         "elapsed",
         "mask",
         "observation",
+        "pace",
         "rule",
         "trouble",
     )
@@ -135,6 +136,8 @@ class Local:
         self.observation: Tensor | None = None
         self.elapsed: Tensor = torch.empty(0)
         """The time since the previous observation (B,); at the first one, the sampling interval."""
+        self.pace: Tensor | None = None
+        """`elapsed` over the sampling interval (B,), where observations do not come at that interval."""
         self.rule: Any = None
         """How the node moves, laid out for this run."""
         self.trouble: Trouble | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import AsyncIterable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -17,7 +17,7 @@ from pcnet import plan
 from pcnet.errors import DivergenceError, ObservationError, ScheduleError, SettingError
 from pcnet.graph import Graph
 from pcnet.node import Energy, Local, Node, Start, merge
-from pcnet.observations import Intake, Observation
+from pcnet.observations import Intake, Observation, Sample, moment
 from pcnet.plan import Line
 from pcnet.record import ENERGY, Record, Tape
 from pcnet.result import Divergence, Result, Trace
@@ -57,6 +57,8 @@ class Live:
         self.on_divergence = on_divergence
         self.tick = 0
         """How many observations have been taken in."""
+        self.time = 0.0
+        """When the last of them came; the first is at 0 unless times are given."""
         self._nodes = graph.nodes
         self._locals = {name: Local() for name in self._nodes}
         self._observers = [name for name, node in self._nodes.items() if node.observes]
@@ -66,6 +68,9 @@ class Live:
         self._check_record()
         self._channels = connect(graph, self._locals)
         self._begun = False
+        self._timed = self._irregular = False
+        self._unopened: Tensor | None = None  # the batch elements of which nothing was seen yet
+        self._opening: tuple[Line, ...] = ()
         self._failing: dict[int, Node] = {}
         self._acts: tuple[Line, ...] = ()
         self._start: Start
@@ -75,19 +80,34 @@ class Live:
         self._stopped: dict[int, tuple[int, str]] = {}
 
     # --- one observation at a time --------------------------------------------------------------------------------
-    def step(self, observation: Any) -> Live:
-        """Take in one observation, (..., dim) or a mapping from sensory names to these."""
+    def step(self, observation: Any, t: float | None = None) -> Live:
+        """Take in one observation, (..., dim) or a mapping from sensory names to these, at the time t.
+
+        NaN is a channel that is missing; None, or no name, a sensory node. Without t it comes a sampling interval after
+        the one before.
+        """
         with torch.inference_mode(), limited(self.threads):
-            self._step(self._intake.one(observation))
+            self._take(self._intake.timed(observation), t)
         return self
 
-    def run(self, observations: Any, progress: bool | None = None) -> Live:
-        """Take in observations to the end of them."""
+    def run(self, observations: Any, progress: bool | None = None, *, times: Iterable[float] | None = None) -> Live:
+        """Take in observations to the end of them; times: one for each, unless they come at regular intervals."""
         stream, total = self._intake.stream(observations)
         hidden = not (sys.stderr.isatty() if progress is None else progress)
         with torch.inference_mode(), limited(self.threads):
-            for observation in tqdm(stream, total=total, disable=hidden, unit="obs", desc=self.schedule.name):
-                self._step(observation)
+            shown = tqdm(stream, total=total, disable=hidden, unit="obs", desc=self.schedule.name)
+            for observation, t in _with_times(shown, times):
+                self._take(observation, t)
+        if self.tick == 0:
+            raise ObservationError("there are no observations; give at least one")
+        return self
+
+    async def arun(self, observations: AsyncIterable[Any]) -> Live:
+        """Take in observations (or `Sample`s) as they arrive, to the end of them."""
+        if not isinstance(observations, AsyncIterable):
+            raise ObservationError(f"give an asynchronous iterator, not {type(observations).__name__}; or call run")
+        async for observation in observations:
+            self.step(observation)
         if self.tick == 0:
             raise ObservationError("there are no observations; give at least one")
         return self
@@ -183,17 +203,59 @@ class Live:
             raise ObservationError("there is nothing to read before the first observation; call step(y) first")
 
     # --- a tick ---------------------------------------------------------------------------------------------------
-    def _step(self, observation: Observation) -> None:
+    def _take(self, observation: Observation | Sample, t: float | None) -> None:
+        """One tick, at its time."""
+        if isinstance(observation, Sample):
+            if t is not None:
+                raise ObservationError(f"observation {self.tick} has two times: t = {t} and that of its sample")
+            seen, t = observation
+        else:
+            seen = observation
+        t = None if t is None else moment(t)
         if not self._begun:
-            self._begin(observation)
-        for name, value in observation.items():
-            try:
-                self._locals[name].observation = self._start.fill(value, 1)
-            except RuntimeError:
+            self._begin(seen)
+        filled = {name: self._fill(name, value) for name, value in seen.items()}
+        self._set_clock(t)
+        for name, value in filled.items():
+            self._locals[name].observation = value
+        self._tick()
+
+    def _fill(self, name: str, value: Tensor) -> Tensor:
+        try:
+            return self._start.fill(value, 1)
+        except RuntimeError:
+            raise ObservationError(
+                f"observation {self.tick} of {name!r} has batch dimensions {tuple(value.shape[:-1])}; the run "
+                f"began with {tuple(self._start.batch_shape)}"
+            ) from None
+
+    def _set_clock(self, t: float | None) -> None:
+        if t is None:
+            self.time = self.time + self._dt if self._timed else self.tick * self._dt
+            if self._irregular:
+                self._set_elapsed(self._interval, None)
+                self._irregular = False
+            return
+        if self.tick:
+            elapsed = t - self.time
+            if elapsed <= 0:
+                how = "the same as that of" if elapsed == 0 else "before"
                 raise ObservationError(
-                    f"observation {self.tick} of {name!r} has batch dimensions {tuple(value.shape[:-1])}; the run "
-                    f"began with {tuple(self._start.batch_shape)}"
-                ) from None
+                    f"observation {self.tick} is at t = {t:g}, {how} the previous one at t = {self.time:g}; "
+                    "times must rise"
+                )
+            since = torch.full_like(self._interval, elapsed)
+            self._set_elapsed(since, since / self._interval)
+            self._irregular = True
+        self.time, self._timed = t, True
+
+    def _set_elapsed(self, elapsed: Tensor, pace: Tensor | None) -> None:
+        for local in self._locals.values():
+            local.elapsed, local.pace = elapsed, pace
+
+    def _tick(self) -> None:
+        if self._unopened is not None:
+            self._open()
         before = [(local.belief, local.memory) for local in self._locals.values()]
         for line in self._acts:
             due = line.due(self.tick)
@@ -213,7 +275,7 @@ class Live:
         self._sum_accuracy = self._sum_accuracy + self._accuracy
         self._sum_complexity = self._sum_complexity + self._complexity
         if (self.tick + 1) % self.record.every == 0 and self._tapes:
-            self._times.append(self.tick * self._dt)
+            self._times.append(self.time)
             for tape in self._tapes.values():
                 tape.write(self._going)
         self.tick += 1
@@ -307,14 +369,39 @@ class Live:
             if name in observation:
                 self._locals[name].observation = self._start.fill(observation[name], 1)
             node.begin(self._locals[name], self._start)
-        opening = plan.lay_out(self.schedule.opening, self.graph.from_above, self._locals, self._start)
+        self._opening = plan.lay_out(self.schedule.opening, self.graph.from_above, self._locals, self._start)
         self._acts = plan.lay_out(self.schedule.acts, self.graph.from_above, self._locals, self._start)
         self._prepare_tapes()
-        for local in self._locals.values():
-            local.elapsed = self._interval
+        self._set_elapsed(self._interval, None)
+        self._unopened = torch.ones_like(self._nothing, dtype=torch.bool)
         self._begun = True
-        for line in opening:
-            self._do(line, None)
+
+    def _open(self) -> None:
+        """Do what is done once, for the batch elements of which something is seen for the first time."""
+        assert self._unopened is not None
+        seen = torch.zeros_like(self._unopened)
+        for name in self._observers:
+            observation = self._locals[name].observation
+            assert observation is not None
+            seen = seen | torch.isfinite(observation).any(-1)
+        mask = seen & self._unopened
+        if bool(mask.any()):
+            if self.tick:
+                self._begin_observers(mask)
+            for line in self._opening:
+                self._do(line, None if bool(mask.all()) else mask)
+        left = self._unopened & ~mask
+        self._unopened = left if bool(left.any()) else None
+
+    def _begin_observers(self, mask: Tensor) -> None:
+        """Let observing nodes begin once more, with what is now the first observation of these batch elements."""
+        for name in self._observers:
+            local = self._locals[name]
+            local.mask = mask
+            try:
+                self._nodes[name].begin(local, self._start)
+            finally:
+                local.mask = None
 
     # --- recording ------------------------------------------------------------------------------------------------
     def _check_record(self) -> None:
@@ -361,6 +448,20 @@ class Live:
 
     def _shaped(self, value: Tensor) -> Tensor:
         return value.reshape(self._start.batch_shape).clone()
+
+
+def _with_times(
+    observations: Iterable[Observation | Sample], times: Iterable[float] | None
+) -> Iterator[tuple[Observation | Sample, float | None]]:
+    if times is None:
+        yield from ((observation, None) for observation in observations)
+        return
+    try:
+        yield from zip(observations, times, strict=True)
+    except ValueError as error:
+        if "zip()" not in str(error):
+            raise
+        raise ObservationError("there must be as many times as observations") from None
 
 
 def _elements(indices: list[int], batch: int) -> str:

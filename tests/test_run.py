@@ -232,7 +232,7 @@ def test_start_from_the_first_observation():
         (iter([]), "no observations"),
         ([["a", "b", "c"]], "numbers"),
         ([[1.0, 2.0], [1.0]], "rectangular"),
-        (np.array([[1.0, np.nan, 1.0]]), "'y' at index \\[0, 1\\] is not finite"),
+        (np.array([[1.0, np.inf, 1.0]]), "'y' at index \\[0, 1\\] is infinite"),
         ({"z": np.zeros((5, 3))}, "\\['z'\\].*\\['y'\\]"),
         (5, "array or an iterable"),
         (iter([np.zeros(2)]), "dim = 3"),
