@@ -6,7 +6,7 @@ import math
 import sys
 from collections.abc import AsyncIterable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -24,6 +24,11 @@ from pcnet.result import Divergence, Result, Trace
 from pcnet.schedule import Schedule
 from pcnet.settings import broadcast
 from pcnet.wiring import connect
+
+if TYPE_CHECKING:
+    from pcnet.forecasting import Ahead, Draws, Forecast
+
+P = TypeVar("P")
 
 
 class Live:
@@ -174,6 +179,50 @@ class Live:
             if count is not None:
                 found[name] = self._shaped(count)
         return found
+
+    # --- what is to come --------------------------------------------------------------------------------------------
+    def forecast(self, horizon: float, every: float | None = None, *, parameters: bool = True) -> Forecast:
+        """What states and observations are expected to be until `horizon` from now, with standard deviations that grow.
+
+        every: the time between two of them; the sampling interval unless given. Covariances follow the linearised flow,
+        fed by the noises that the precision nodes believe in. parameters: whether what is not known of them counts too.
+        """
+        from pcnet.forecasting import forecast
+
+        self._need_begun()
+        return forecast(self, horizon, every, parameters=parameters)
+
+    def sample(self, horizon: float, draws: int = 1, *, every: float | None = None, seed: int) -> Draws:
+        """What might come: draws from the model that the graph is, from the beliefs as they are now."""
+        from pcnet.forecasting import draw
+
+        self._need_begun()
+        return draw(self, horizon, draws, every, seed)
+
+    def ahead(self, observation: Any, t: float | None = None) -> dict[str, Ahead]:
+        """How far an observation that is about to be taken in is from its forecast, by sensory node."""
+        from pcnet.forecasting import one_ahead
+
+        self._need_begun()
+        if t is not None and moment(t) <= self.time:
+            raise ObservationError(f"t = {t} is not after the last observation at t = {self.time:g}")
+        return one_ahead(self, self._intake.one(observation), None if t is None else moment(t))
+
+    @property
+    def interval(self) -> float:
+        """The sampling interval, if all batch elements have the same."""
+        self._need_begun()
+        return self._dt
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        self._need_begun()
+        return tuple(self._start.batch_shape)
+
+    def laid_out(self, part: P) -> P:
+        """A copy of a part (a kernel, a mover) with its settings as this run has them; see `Start.lay_out`."""
+        self._need_begun()
+        return self._start.lay_out(part)
 
     def result(self) -> Result:
         """All that was recorded so far."""
