@@ -1,6 +1,7 @@
 """pcnet: message-passing predictive coding in generalised coordinates of motion."""
 
 from pcnet import errors, flows, graphs, kernels, movers, nodes, simulate
+from pcnet.checkpoint import resume
 from pcnet.derived import Derived
 from pcnet.graph import Graph
 from pcnet.networks import Network
@@ -38,6 +39,7 @@ __all__ = [
     "movers",
     "nodes",
     "odem",
+    "resume",
     "simulate",
     "states_only",
     "sweep",

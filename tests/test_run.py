@@ -333,7 +333,7 @@ def test_a_run_in_which_all_diverge_is_still_a_result(tmp_path):
 
 def test_unknown_divergence_policy():
     graph, schedule, _ = runaway(1.0)
-    with pytest.raises(SettingError, match="'raise' or 'stop'"):
+    with pytest.raises(SettingError, match="'raise', 'stop', 'hold' or 'reset'"):
         graph.start(schedule, on_divergence="ignore")
 
 
