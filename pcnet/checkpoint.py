@@ -1,7 +1,7 @@
 """Checkpoints: a run in a file, from which it goes on to the same digits.
 
-A file is of the safetensors format: tensors, and a JSON header with what is not a tensor. A digest over both tells a file
-that is whole from one that is not. Nothing in it is code, and nothing is imported because it says so.
+A file is of the safetensors format: tensors, and a JSON header with what is not a tensor. A digest over both tells a
+file that is whole from one that is not. Nothing in it is code, and nothing is imported because it says so.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ def resume(
     about, tensors = _read(path)
     if strict and digest(Model(graph, schedule)) != about["model"]:
         raise CheckpointError(
-            f"{str(path)!r} was written by a run of another graph or schedule, or of other settings; give those of that "
-            "run, or strict=False to go on with these"
+            f"{str(path)!r} was written by a run of another graph or schedule, or of other settings; give those of "
+            "that run, or strict=False to go on with these"
         )
     quantities, nodes, every, messages = about["record"]
     live = Live(
@@ -111,7 +111,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if not path.is_file():
         raise CheckpointError(f"there is no file {str(path)!r}")
     try:
-        with safe_open(path, framework="pt") as opened:  # type: ignore[no-untyped-call]
+        with safe_open(path, framework="pt") as opened:
             header: Mapping[str, str] = opened.metadata() or {}
             tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, UnicodeDecodeError, ValueError, RuntimeError, MemoryError) as error:
@@ -125,7 +125,8 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         raise CheckpointError(f"{str(path)!r} is damaged: its header cannot be read") from None
     if version > FORMAT:
         raise CheckpointError(
-            f"{str(path)!r} has format {version}, of pcnet {about.get('pcnet_version', '')}; this pcnet reads up to {FORMAT}"
+            f"{str(path)!r} has format {version}, of pcnet {about.get('pcnet_version', '')}; this pcnet reads up to "
+            f"{FORMAT}"
         )
     if header.get("digest") != _digest(header["pcnet"], tensors):
         raise CheckpointError(f"{str(path)!r} is damaged: its content does not fit its digest")
@@ -136,7 +137,7 @@ def _digest(text: str, tensors: Mapping[str, Tensor]) -> str:
     found = hashlib.sha256(text.encode())
     for name, value in sorted(tensors.items()):
         found.update(f"\0{name}{tuple(value.shape)}{value.dtype}".encode())
-        found.update(value.contiguous().reshape(-1).view(torch.uint8).numpy())
+        found.update(value.contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return found.hexdigest()
 
 

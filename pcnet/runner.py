@@ -527,7 +527,7 @@ class Live:
         seen = {name: tensors[key] for name in self._nodes if (key := f"{name}/observation") in tensors}
         shape = torch.Size(facts["batch_shape"])
         with torch.inference_mode():
-            self._begin_with(shape, seen)
+            self._begin_with(shape, {name: value.view(*shape, value.shape[-1]) for name, value in seen.items()})
             left = set(tensors) - {f"{name}/observation" for name in seen}
             for name, local in self._locals.items():
                 for part in ("belief", "memory"):
