@@ -24,7 +24,8 @@ def column(value: Tensor, trailing: int) -> Tensor:
 class Evidence(NamedTuple):
     """What a state moves by: its mean x̃ (B, n), its own motion Dx̃ (B, n) and the matrix D, gradient and curvature.
 
-    The curvature is None for a rule that does not need it.
+    The curvature is None for a rule that does not need it. pace: how many sampling intervals have passed, (B,); None is
+    one, as ever.
     """
 
     mean: Tensor
@@ -32,6 +33,11 @@ class Evidence(NamedTuple):
     shift: Tensor
     gradient: Tensor
     curvature: Tensor | None
+    pace: Tensor | None = None
+
+    def paced(self, time: Tensor) -> Tensor:
+        """The time of a step for as many sampling intervals as have passed; (), or (B,)."""
+        return time if self.pace is None else time * self.pace
 
 
 class StateMover(ABC):
@@ -51,7 +57,7 @@ class Ozaki(StateMover):
     """Local linearisation: Δμ̃ = J₀⁻¹(exp(J₀Δs) − I)h with h = Dμ̃ − κ∇ and J₀ = D − κH.
 
     `time` is Δs. "curvature" takes Δs = exp(ν)/|det J₀|^(1/n), kept within [1e-6, 1]; a number (such as the sampling
-    interval dt) is taken as it is.
+    interval dt) is for one sampling interval, and as many times that if more of it has passed.
     """
 
     kappa: Positive = number(1.0)
@@ -66,7 +72,7 @@ class Ozaki(StateMover):
         if isinstance(self.time, str):
             time = (self.nu - log_abs_det(jacobian) / flow.shape[-1]).exp().clamp(1e-6, 1.0)
         else:
-            time = self.time.expand(flow.shape[0])
+            time = evidence.paced(self.time).expand(flow.shape[0])
         return exponential_step(jacobian, flow, time)
 
 
@@ -79,7 +85,7 @@ class GradientFlow(StateMover):
     needs_curvature = False
 
     def step(self, evidence: Evidence) -> Tensor:
-        time, kappa = (column(v, 1) for v in (self.time, self.kappa))
+        time, kappa = (column(v, 1) for v in (evidence.paced(self.time), self.kappa))
         return time * (evidence.motion - kappa * evidence.gradient)
 
 
@@ -117,7 +123,7 @@ class Implicit(StateMover):
     def _system(self, evidence: Evidence) -> tuple[Tensor, Tensor]:
         assert evidence.curvature is not None
         matrix = column(self.kappa, 2) * evidence.curvature - evidence.shift
-        matrix.diagonal(dim1=-2, dim2=-1).add_(1 / column(self.time, 1))
+        matrix.diagonal(dim1=-2, dim2=-1).add_(1 / column(evidence.paced(self.time), 1))
         return matrix, evidence.motion - column(self.kappa, 1) * evidence.gradient
 
 

@@ -121,8 +121,10 @@ class Local:
         "_notify",
         "above",
         "below",
+        "elapsed",
         "mask",
         "observation",
+        "pace",
         "rule",
         "trouble",
     )
@@ -132,6 +134,10 @@ class Local:
         self.below: tuple[Link, ...] = ()
         self.mask: Tensor | None = None
         self.observation: Tensor | None = None
+        self.elapsed: Tensor = torch.empty(0)
+        """The time since the previous observation (B,); at the first one, the sampling interval."""
+        self.pace: Tensor | None = None
+        """`elapsed` over the sampling interval (B,), where observations do not come at that interval."""
         self.rule: Any = None
         """How the node moves, laid out for this run."""
         self.trouble: Trouble | None = None
