@@ -5,11 +5,11 @@ from pcnet.checkpoint import resume
 from pcnet.derived import Derived
 from pcnet.graph import Graph
 from pcnet.networks import Network
-from pcnet.nodes import CauseNode, InputNode, ParameterNode, PrecisionNode, SensoryNode, StateNode
+from pcnet.nodes import CauseNode, FilterNode, InputNode, ParameterNode, PrecisionNode, SensoryNode, StateNode
 from pcnet.observations import Sample
 from pcnet.record import Record
 from pcnet.result import Result
-from pcnet.schedule import Act, Clock, Schedule, act, generalised_filtering, odem, states_only
+from pcnet.schedule import Act, Clock, Schedule, act, generalised_filtering, odem, states_only, tracking
 from pcnet.study import Study
 from pcnet.sweeps import sweep
 
@@ -18,6 +18,7 @@ __all__ = [
     "CauseNode",
     "Clock",
     "Derived",
+    "FilterNode",
     "Graph",
     "InputNode",
     "Network",
@@ -43,4 +44,5 @@ __all__ = [
     "simulate",
     "states_only",
     "sweep",
+    "tracking",
 ]

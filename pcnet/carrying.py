@@ -103,10 +103,17 @@ def expect(carried: Carried, mean: Tensor, slope: Tensor, noise: Tensor) -> Expe
     return Expected(mean, by_source.sum(1), torch.bmm(slope, carried.by_noise), by_source[:, 1:])
 
 
-def absorb(carried: Carried, slope: Tensor, weighted: Tensor, precision: Tensor, noise: Tensor | None) -> Carried:
+def absorb(
+    carried: Carried,
+    slope: Tensor,
+    direct: Tensor | None,
+    weighted: Tensor,
+    precision: Tensor,
+    noise: Tensor | None,
+) -> Carried:
     """The belief once an error e = y − g(s) was heard as ξ = Ωe (B, d), with Ω (B, d, d) the precision expected of it.
 
-    With C = ∂g/∂s (B, d, n) and K = PCᵀΩ: m ← m + Ke, P_k ← (I − KC)P_k(I − KC)ᵀ + KR_kKᵀ, ∂m/∂θ ← (I − KC)∂m/∂θ and
+    direct: ∂g/∂θ (B, d, p), if there are parameters of g. With C = ∂g/∂s (B, d, n) and K = PCᵀΩ: m ← m + Ke, P_k ← (I − KC)P_k(I − KC)ᵀ + KR_kKᵀ, ∂m/∂θ ← ∂m/∂θ − K dg/dθ and
     ∂m/∂l_k ← (I − KC)(∂m/∂l_k + P_kCᵀξ) − KR_kξ. noise: the diagonals of R_k (B, 1 + s, d); None if R is Ω⁻¹ − CPCᵀ,
     of no source that is known, and then Ω may be singular.
     """
@@ -126,7 +133,7 @@ def absorb(carried: Carried, slope: Tensor, weighted: Tensor, precision: Tensor,
     new = shares - half - half.mT + spread
     new = 0.5 * (new + new.mT)  # else rounding makes it less symmetric with every step
     if theta.shape[-1]:
-        theta = theta - torch.bmm(gain, torch.bmm(slope, theta))
+        theta = theta - torch.bmm(gain, _through(slope, theta, direct))
     if log_variance.shape[-1]:
         pulled = torch.einsum("bkdn,bd->bnk", seen[:, 1:], weighted)
         log_variance = log_variance + pulled
@@ -136,9 +143,17 @@ def absorb(carried: Carried, slope: Tensor, weighted: Tensor, precision: Tensor,
     return Carried(mean + torch.bmm(total.mT, weighted[..., None])[..., 0], new, theta, log_variance)
 
 
-def of_parameters(slope: Tensor, by_parameters: Tensor, weighted: Tensor, precision: Tensor) -> Evidence:
-    """What an error says of θ: (CW)ᵀξ and (CW)ᵀΩCW."""
+def _through(slope: Tensor, by_parameters: Tensor, direct: Tensor | None) -> Tensor:
+    """dg/dθ = C ∂m/∂θ + ∂g/∂θ, (B, d, p)."""
     through = torch.bmm(slope, by_parameters)
+    return through if direct is None else through + direct
+
+
+def of_parameters(
+    slope: Tensor, by_parameters: Tensor, direct: Tensor | None, weighted: Tensor, precision: Tensor
+) -> Evidence:
+    """What an error says of θ: (dg/dθ)ᵀξ and (dg/dθ)ᵀΩ dg/dθ."""
+    through = _through(slope, by_parameters, direct)
     return Evidence(torch.bmm(through.mT, weighted[..., None])[..., 0], through.mT @ precision @ through)
 
 

@@ -27,9 +27,30 @@ class Kernel(ABC):
     def correlation(self, h: Tensor) -> Tensor:
         """κ(h) at lags h."""
 
+    @property
+    def duration(self) -> Tensor:
+        """∫κ(h)dh: white noise of that variance in a time unit is as strong at low frequencies; here by quadrature."""
+        u = torch.linspace(-16, 16, 8001, dtype=torch.float64)
+        return 2 * (self.correlation(u.exp()) * u.exp()).sum(-1) * (u[1] - u[0])
+
     def __repr__(self) -> str:
         fields: tuple[Any, ...] = dataclasses.fields(self) if dataclasses.is_dataclass(self) else ()
         return f"{type(self).__name__}({', '.join(_said(field.name, getattr(self, field.name)) for field in fields)})"
+
+
+@settings
+class White(Kernel):
+    """κ(h) = 0 but for h = 0: noise that is another with every observation, and stays what it is until the next."""
+
+    def derivative_at_zero(self, n: int) -> Tensor:
+        return number(1.0 if n == 0 else math.nan)
+
+    def correlation(self, h: Tensor) -> Tensor:
+        return (h == 0).to(h)
+
+    @property
+    def duration(self) -> Tensor:
+        return number(0.0)
 
 
 @settings
@@ -47,6 +68,10 @@ class SquaredExponential(Kernel):
 
     def correlation(self, h: Tensor) -> Tensor:
         return (-(h**2) / (2 * self.width**2)).exp()
+
+    @property
+    def duration(self) -> Tensor:
+        return self.width * math.sqrt(2 * math.pi)
 
 
 @settings
@@ -78,6 +103,13 @@ class Matern(Kernel):
         values = (log_density - 0.5 * squared * (-log_u).exp()).exp()
         step: Tensor = (high - low)[..., 0] / 1000
         return values.sum(-1) * step
+
+    @property
+    def duration(self) -> Tensor:
+        """w √(2π/ν) Γ(ν + ½)/Γ(ν)."""
+        nu = self.smoothness
+        ratio = (torch.lgamma(nu + 0.5) - torch.lgamma(nu)).exp()
+        return self.width * (2 * math.pi / nu).sqrt() * ratio
 
 
 @settings

@@ -321,6 +321,32 @@ class Dense:
         return torch.bmm(left.mT, torch.bmm(self.matrix, right))
 
 
+class DensePrecision(Dense):
+    """A precision (B, n, n) of one order without structure, with its log-determinant (B,)."""
+
+    __slots__ = ("log_det",)
+
+    def __init__(self, matrix: Tensor, log_det: Tensor) -> None:
+        super().__init__(matrix)
+        self.log_det = log_det
+
+    @classmethod
+    def of_covariance(cls, covariance: Tensor, there: Tensor | None) -> DensePrecision:
+        """Of a covariance (B, n, n); what is not there (B, n) weighs nothing. NaN where it is not positive definite."""
+        if there is not None:
+            both = there[:, :, None] & there[:, None, :]
+            covariance = torch.where(both, covariance, torch.eye(covariance.shape[-1]).to(covariance))
+        factor, info = torch.linalg.cholesky_ex(covariance)
+        if bool(info.any()):
+            factor = torch.where((info == 0)[:, None, None], factor, torch.nan)
+        matrix, log_det = torch.cholesky_inverse(factor), -2 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        return cls(matrix if there is None else torch.where(both, matrix, 0.0), log_det)
+
+    def weigh(self, error: Tensor) -> Tensor:
+        """ξ = Πε; (B, 1, n) → (B, 1, n)."""
+        return torch.bmm(error, self.matrix)
+
+
 SMALL = 32
 """Up to this many rows a precision is quicker as a dense matrix."""
 

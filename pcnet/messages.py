@@ -8,6 +8,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from torch import Tensor
 
 from pcnet.carrying import Expected
+from pcnet.noises import Noise
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -26,23 +27,28 @@ class Handover(NamedTuple):
 class Prediction(Generic[T_co]):
     """What a node expects of the node below it: a tensor, or the expected `Precision` of its error.
 
-    How sure the sender is of it, if it says so: the covariance (B, n, n) of the value; for one that carries its belief
-    through time also all that is `expected` of an observation, or how the belief was handed over.
+    How sure the sender is of it, if it says so: the covariance (B, n, n) of the value, or of log-precisions. For neighbours
+    that carry beliefs through time also: all that is `expected` of an observation, and the covariance `between` it and
+    what had been expected of the one before; how a belief was handed over; or which noise a precision is that of.
     """
 
-    __slots__ = ("_covariance", "_expected", "_handover", "_value")
+    __slots__ = ("_between", "_covariance", "_expected", "_handover", "_noise", "_value")
 
     def __init__(
         self,
         value: T_co,
         covariance: Callable[[], Tensor] | None = None,
         expected: Expected | None = None,
+        between: Tensor | None = None,
         handover: Handover | None = None,
+        noise: Noise | None = None,
     ) -> None:
         self._value = value
         self._covariance: Callable[[], Tensor] | Tensor | None = covariance
         self._expected = expected
+        self._between = between
         self._handover = handover
+        self._noise = noise
 
     @property
     def value(self) -> T_co:
@@ -59,8 +65,16 @@ class Prediction(Generic[T_co]):
         return self._expected
 
     @property
+    def between(self) -> Tensor | None:
+        return self._between
+
+    @property
     def handover(self) -> Handover | None:
         return self._handover
+
+    @property
+    def noise(self) -> Noise | None:
+        return self._noise
 
     def __repr__(self) -> str:
         return f"Prediction({self._value!r})"
@@ -76,7 +90,7 @@ class Error(Generic[T_co]):
     A sender that moves by an implicit step can say what will be left of its error once it has moved in answer
     (`eliminated`, again a function): then a parent that asks for that takes a step with it, not before it.
 
-    noise: the sender's own `Precision`, where `precision` is that of an error with the parent's uncertainty in it.
+    noise: that of the sender alone, where `precision` is that of an error with the parent's uncertainty in it.
     """
 
     __slots__ = ("_eliminated", "_noise", "_precision", "_remainder", "_weighted")
@@ -87,7 +101,7 @@ class Error(Generic[T_co]):
         precision: T_co | Callable[[], T_co],
         remainder: Tensor | Callable[[], Tensor | None] | None = None,
         eliminated: Callable[[], Error[Any]] | None = None,
-        noise: Any = None,
+        noise: Noise | None = None,
     ) -> None:
         self._weighted = weighted
         self._precision = precision
@@ -121,7 +135,7 @@ class Error(Generic[T_co]):
         return self._eliminated
 
     @property
-    def noise(self) -> Any:
+    def noise(self) -> Noise | None:
         return self._noise
 
     def __repr__(self) -> str:

@@ -217,6 +217,10 @@ class ParameterMover(ABC):
     def step(self, gathered: Gathered) -> tuple[Tensor, Gathered]:
         """The change of the mean (B, n), and the accumulator with an empty gradient."""
 
+    def forget(self, gathered: Gathered) -> Gathered:
+        """What is left of it when the posterior becomes a prior."""
+        return gathered
+
 
 @settings
 class RobbinsMonro(ParameterMover):
@@ -242,7 +246,7 @@ class RobbinsMonro(ParameterMover):
 
 @settings
 class Newton(ParameterMover):
-    """μ ← μ − L⁻¹g, then L ← (1 − φ)L + φP: every observation since the beginning counts, and the older ones less.
+    """μ ← μ − L⁻¹g, and when it is carried on L ← (1 − φ)L + φP: every observation since the beginning counts, and the older ones less.
 
     g sums the gradients of the errors since the last step; L is the prior's precision P plus the curvatures of the
     errors of all observations, as far as they are not forgotten, and so the precision of the belief. With the
@@ -250,7 +254,7 @@ class Newton(ParameterMover):
     filter of parameters that stand still. The prior bounds L from below, however long nothing is learned. By the errors
     of a `StateNode` states are taken as given, and the belief is too sure of itself; a `FilterNode` accounts for them.
 
-    forgetting: φ, the share of all knowledge that is given up at a step; a `fading` one besides, which is less with
+    forgetting: φ, the share of all knowledge that is given up after a step; a `fading` one besides, which is less with
     every step: fading/(j + 10) at the j-th.
     reopening: give up knowledge that the last few windows contradict. If their gradient is larger than one in a thousand
     should be, χ² = gᵀ(C + CL⁻¹C)⁻¹g with C their curvature, knowledge counts for that much less before the step is taken.
@@ -279,15 +283,17 @@ class Newton(ParameterMover):
         if self.largest is not None:
             largest = column(self.largest, 1)
             change = torch.maximum(torch.minimum(change, largest), -largest)
-        steps = gathered.steps + 1
-        forgotten = (self.forgetting + self.fading / (steps + FADES_AFTER)).clamp_max(1.0)
         return change, gathered._replace(
             gradient=torch.zeros_like(change),
             seen=torch.zeros_like(gathered.seen),
-            steps=steps,
+            steps=gathered.steps + 1,
             curvature=torch.zeros_like(known),
-            known=torch.lerp(known, gathered.prior, forgotten.expand(len(known))[:, None, None]),
+            known=known,
         )
+
+    def forget(self, gathered: Gathered) -> Gathered:
+        share = (self.forgetting + self.fading / (gathered.steps + FADES_AFTER)).clamp_max(1.0)
+        return gathered._replace(known=torch.lerp(gathered.known, gathered.prior, share[:, None, None]))
 
     def _reopen(self, gathered: Gathered) -> Gathered:
         """Less knowledge, where the last few windows contradict it."""

@@ -81,7 +81,8 @@ class Start(NamedTuple):
     def lay_out(self, part: P) -> P:
         """A copy of a part (a mover, a kernel) whose settings are single numbers or one for each batch element."""
         copied = copy.copy(part)
-        for field, value in vars(part).items():
+        fields: tuple[Any, ...] = dataclasses.fields(part) if dataclasses.is_dataclass(part) else ()
+        for field, value in ((each.name, getattr(part, each.name)) for each in fields):
             if isinstance(value, Tensor):
                 flat = self.fill(value, 0) if value.dim() else value.to(dtype=self.dtype, device=self.device)
                 object.__setattr__(copied, field, flat)
@@ -126,6 +127,7 @@ class Local:
         "observation",
         "pace",
         "rule",
+        "time",
         "trouble",
     )
 
@@ -136,6 +138,8 @@ class Local:
         self.observation: Tensor | None = None
         self.elapsed: Tensor = torch.empty(0)
         """The time since the previous observation (B,); at the first one, the sampling interval."""
+        self.time: Tensor = torch.empty(0)
+        """The time now (B,), from one sampling interval before the first observation on."""
         self.pace: Tensor | None = None
         """`elapsed` over the sampling interval (B,), where observations do not come at that interval."""
         self.rule: Any = None
@@ -237,6 +241,8 @@ class Node(ABC):
     """What schedules call nodes of this kind."""
     observes: ClassVar[bool] = False
     """Whether a run has to bring observations."""
+    sure: ClassVar[bool] = False
+    """Whether its predictions say all that is `expected`, with how sure it is of it."""
 
     def __post_init__(self) -> None:
         if not self.name or not self.name.isprintable() or "/" in self.name:

@@ -113,6 +113,7 @@ class Live:
         self._missed: Tensor
         self._sum_accuracy: Tensor
         self._sum_complexity: Tensor
+        self._now: Tensor
         self._going: Tensor | None = None  # which batch elements go on, once some have diverged
         self._stopped: dict[int, tuple[int, str]] = {}
 
@@ -302,6 +303,7 @@ class Live:
             self._begin(seen)
         filled = {name: self._fill(name, value) for name, value in seen.items()}
         self._set_clock(t)
+        self._pass_time()
         for name, value in filled.items():
             self._locals[name].observation = value
         self._tick()
@@ -338,6 +340,11 @@ class Live:
     def _set_elapsed(self, elapsed: Tensor, pace: Tensor | None) -> None:
         for local in self._locals.values():
             local.elapsed, local.pace = elapsed, pace
+
+    def _pass_time(self) -> None:
+        self._now = next(iter(self._locals.values())).elapsed + self._now
+        for local in self._locals.values():
+            local.time = self._now
 
     def _tick(self) -> None:
         before = Before([(local.belief, local.memory) for local in self._locals.values()], self._unopened)
@@ -502,7 +509,7 @@ class Live:
         self._need_begun()
         tensors = {"accuracy": self._accuracy, "complexity": self._complexity}
         tensors |= {"sum of accuracy": self._sum_accuracy, "sum of complexity": self._sum_complexity}
-        tensors |= {"missed": self._missed, "elapsed": next(iter(self._locals.values())).elapsed}
+        tensors |= {"missed": self._missed, "now": self._now, "elapsed": next(iter(self._locals.values())).elapsed}
         masks = {"going": self._going, "unopened": self._unopened}
         tensors |= {name: mask for name, mask in masks.items() if mask is not None}
         for name, local in self._locals.items():
@@ -542,7 +549,7 @@ class Live:
                     left -= set(keys.values())
         self._accuracy, self._complexity = tensors["accuracy"], tensors["complexity"]
         self._sum_accuracy, self._sum_complexity = tensors["sum of accuracy"], tensors["sum of complexity"]
-        self._missed = tensors["missed"]
+        self._missed, self._now = tensors["missed"], tensors["now"]
         self._going, self._unopened = tensors.get("going"), tensors.get("unopened")
         self._irregular, self._timed = facts["irregular"], facts["timed"]
         if self._irregular:
@@ -550,7 +557,7 @@ class Live:
         self.tick, self.time = facts["tick"], facts["time"]
         self._stopped = {i: (tick, name) for i, tick, name in facts["stopped"]}
         self.incidents.extend(Incident(*incident) for incident in facts["incidents"])
-        known = {"accuracy", "complexity", "sum of accuracy", "sum of complexity", "missed", "elapsed"}
+        known = {"accuracy", "complexity", "sum of accuracy", "sum of complexity", "missed", "now", "elapsed"}
         left -= known | {"going", "unopened"}
         if left:
             raise KeyError(sorted(left)[0])
@@ -582,7 +589,7 @@ class Live:
     def _begin_with(self, shape: torch.Size, observation: Observation) -> None:
         self._start = Start(shape.numel(), self.dtype, self.device, shape)
         self._nothing = torch.zeros(shape.numel(), dtype=self.dtype, device=self.device)
-        self._sum_accuracy = self._sum_complexity = self._missed = self._nothing
+        self._sum_accuracy = self._sum_complexity = self._missed = self._now = self._nothing
         self._interval = self._sampling_interval()
         for name, node in self._nodes.items():
             if name in observation:

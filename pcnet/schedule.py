@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from pydantic import Field
@@ -129,3 +129,50 @@ def states_only() -> Schedule:
         opening=(ORIENT,),
         acts=(act("sense", "sensory"), act("move", "state"), act("settle", "state")),
     )
+
+
+class Level(NamedTuple):
+    """Names or roles of what makes up a level of a stack: its states, their precisions and their parameters."""
+
+    states: tuple[str, ...] = ("state",)
+    precisions: tuple[str, ...] = ("precision",)
+    parameters: tuple[str, ...] = ("parameter",)
+
+
+def tracking(every: Any = 64, *, levels: Sequence[Level] = (Level(),)) -> Schedule:
+    """For states that carry their beliefs (`FilterNode`): expect, sense, take the errors in; the context at every N-th.
+
+    levels: those of a stack, from the lowest up. A level above acts when the context of the one below it steps: it takes
+    in what the parameters there have found, and says what to expect of them next.
+    """
+    periods = [torch.as_tensor(every) ** i for i in range(len(levels) + 1)]
+
+    def below(i: int) -> list[Act]:
+        """What level i does with the errors below it, up to its parameters and all that is above them."""
+        level, now, later = levels[i], periods[i], periods[i + 1]
+        acts = [act("move", *level.states, every=now)]
+        context = level.precisions + level.parameters
+        if not context:
+            return acts
+        acts.append(act("gather", *context, every=now))
+        if level.precisions:
+            acts += slow_step(*level.precisions, every=later)
+        if level.parameters:
+            acts += [act(verb, *level.parameters, every=later) for verb in PARAMETERS_STEP]
+        if i + 1 < len(levels):
+            acts += [*below(i + 1), act("carry", *levels[i + 1].states, every=later)]
+        if level.parameters:
+            acts.append(act("carry", *level.parameters, every=later))
+        return [*acts, act("settle", *level.states, every=later)]
+
+    first = levels[0]
+    parameters = [act("orient", *level.parameters) for level in reversed(levels) if level.parameters]
+    states = [act("orient", *level.states, times=5) for level in reversed(levels)]
+    return Schedule(
+        name="tracking",
+        opening=(*states[:-1], *parameters, states[-1]),
+        acts=(act("carry", *first.states), act("sense", "sensory"), *below(0)),
+    )
+
+
+PARAMETERS_STEP: tuple[Verb, ...] = ("move", "settle")

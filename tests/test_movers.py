@@ -303,6 +303,7 @@ class Regression:
                 error = y - (x * mean).sum(-1)
                 gathered = rule.gather(gathered, -error[:, None] * x, x[:, :, None] * x[:, None, :])
             change, gathered = rule.step(gathered)
+            gathered = rule.forget(gathered)
             assert not gathered.gradient.any()
             assert not gathered.seen.any()
             mean, first = mean + change, first + count
@@ -354,6 +355,7 @@ def test_newton_forgets_down_to_the_prior_and_no_further():
     gathered = rule.gather(gathered, torch.ones(2, 3, dtype=F64), 8.0 * extra)
     for k in range(1, 60):
         change, gathered = rule.step(gathered)
+        gathered = rule.forget(gathered)
         np.testing.assert_allclose(gathered.known.numpy(), problem.prior + 8.0 * 0.5**k * extra.numpy(), rtol=1e-12)
         assert bool(change.any()) == (k == 1)
 

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import KW_ONLY
+from functools import partial
 from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from pcnet.errors import GraphError, SettingError
+from pcnet.kernels import White
 from pcnet.linalg import Dense, covariance_of, posterior
-from pcnet.messages import Error, Prediction
+from pcnet.messages import Error, Handover, Prediction
 from pcnet.movers import ParameterMover, RobbinsMonro
 from pcnet.node import INDEFINITE, Energy, ErrorShape, Indefinite, Link, Local, Node, Quantity, Start
+from pcnet.noises import Noise
 from pcnet.settings import PositiveVector, Vector, broadcast, listed, settings
 
 
 class ParameterBelief(NamedTuple):
-    """Mean (B, p), posterior precision (B, p, p) with log|Σ| (B,), and the same of the prior."""
+    """Mean (B, p), posterior precision (B, p, p) with log|Σ| (B,), and the same of the prior.
+
+    How the belief before passed into this one, with what was forgotten, or by what a state above expects: see `Handover`.
+    """
 
     mean: Tensor
     precision: Tensor
@@ -26,6 +32,16 @@ class ParameterBelief(NamedTuple):
     prior_mean: Tensor
     prior_precision: Tensor
     prior_log_det_covariance: Tensor
+    handed_mean: Tensor
+    handed_kept: Tensor
+    handed_lost: Tensor
+
+
+class ParameterRule(NamedTuple):
+    """How θ moves, and the standard deviation (B, p) by which it may differ from what is expected of it."""
+
+    mover: ParameterMover
+    sd: Tensor
 
 
 @settings
@@ -85,28 +101,55 @@ class ParameterNode(Node):
     def check(self, above: tuple[Link, ...], below: tuple[Link, ...], like: Tensor) -> None:
         if not below:
             raise GraphError(f"{self.title} parametrises nothing: add graph.parametrises({self.name}, state)")
-        if self.mover.needs_curvature and any(link.kind == "predicts" for link in above):
+        states = [link.parent for link in above if link.kind == "predicts"]
+        sure = [state for state in states if state.sure]
+        if sure and len(states) > 1:
+            raise GraphError(
+                f"{self.title} is predicted by {states[0].name!r} and {states[1].name!r}, of which one carries its whole "
+                "belief: make them one state"
+            )
+        if self.mover.needs_curvature and states and not sure:
             raise GraphError(
                 f"{self.title} is predicted from above, but {type(self.mover).__name__} takes the prior it began with "
-                "for good; use RobbinsMonro"
+                "for good; use RobbinsMonro, or a FilterNode above"
+            )
+        if sure and not self.mover.needs_curvature:
+            raise GraphError(
+                f"{self.title} is predicted by {sure[0].name!r}, which asks how sure it is; use the mover Newton()"
             )
 
     def begin(self, local: Local, start: Start) -> None:
-        local.rule = start.lay_out(self.mover)
         mean = start.fill(self.mean, 1)
         sd = listed(self.sd)
         deviation = start.fill(sd.expand(*sd.shape[:-1], self.width), 1)
+        local.rule = ParameterRule(start.lay_out(self.mover), deviation)
         precision, log_det = (deviation**-2).diag_embed(), 2 * deviation.log().sum(-1)
-        local.belief = ParameterBelief(mean, precision, log_det, mean, precision, log_det)
-        local.memory = local.rule.begin(mean, precision)
+        kept = torch.eye(self.width).to(mean).repeat(start.batch, 1, 1)
+        handed = (mean, kept, torch.zeros_like(kept))
+        local.belief = ParameterBelief(mean, precision, log_det, mean, precision, log_det, *handed)
+        local.memory = local.rule.mover.begin(mean, precision)
 
     def predict(self, local: Local, link: Link) -> Prediction[Tensor]:
-        return Prediction(local.belief.mean)
+        belief: ParameterBelief = local.belief
+        handed = Handover(*belief[-3:]) if local.rule.mover.needs_curvature else None
+        return Prediction(belief.mean, covariance=partial(self._covariance, local), handover=handed)
 
     def err(self, local: Local, link: Link) -> Error[Dense]:
         belief: ParameterBelief = local.belief
-        weighted = torch.bmm(belief.prior_precision, (belief.mean - self._expected(local))[..., None])
-        return Error(weighted.mT, Dense(belief.prior_precision))
+        prior = belief.prior_precision
+        weighted = torch.bmm(prior, (belief.mean - self._expected(local))[..., None]).mT
+
+        def answered() -> Error[Dense]:
+            """Π − ΠΛ⁻¹Π: what the prior's precision leaves once the posterior is known."""
+            left = prior - prior @ covariance_of(belief.precision) @ prior
+            return Error(weighted, Dense(left), noise=noise)
+
+        noise = Noise(local.rule.sd**2, White(), 0)
+        return Error(weighted, Dense(prior), eliminated=answered if link.parent.sure else None, noise=noise)
+
+    def _sure(self, local: Local) -> bool:
+        """Whether a state above says how sure it is of its prediction."""
+        return any(link.parent.sure for link in local.links_above("predicts"))
 
     def _expected(self, local: Local) -> Tensor:
         """η, (B, p)."""
@@ -114,16 +157,20 @@ class ParameterNode(Node):
         return sum(predicted[1:], predicted[0]) if predicted else local.belief.prior_mean
 
     def move(self, local: Local) -> None:
-        change, local.memory = local.rule.step(local.memory)
-        local.belief = local.belief._replace(mean=local.belief.mean + change)
+        change, local.memory = local.rule.mover.step(local.memory)
+        belief, mean = local.belief, local.belief.mean + change
+        same = torch.eye(self.width).to(mean).expand_as(belief.handed_kept)
+        local.belief = belief._replace(
+            mean=mean, handed_mean=mean, handed_kept=same, handed_lost=torch.zeros_like(same)
+        )
 
     def gather(self, local: Local) -> None:
-        if local.rule.needs_curvature:
+        if local.rule.mover.needs_curvature:
             gradient, curvature = (torch.zeros_like(part) for part in local.belief[:2])
             gradient, curvature = self._less_errors(local, gradient), self._with_evidence(local, curvature)
-            local.memory = local.rule.gather(local.memory, gradient, curvature)
+            local.memory = local.rule.mover.gather(local.memory, gradient, curvature)
         else:
-            local.memory = local.rule.gather(local.memory, self.gradient(local))
+            local.memory = local.rule.mover.gather(local.memory, self.gradient(local))
 
     def gradient(self, local: Local) -> Tensor:
         belief = local.belief
@@ -149,7 +196,7 @@ class ParameterNode(Node):
         return curvature
 
     def settle(self, local: Local) -> None:
-        found = posterior(local.memory.known if local.rule.needs_curvature else self.hessian(local))
+        found = posterior(local.memory.known if local.rule.mover.needs_curvature else self.hessian(local))
         if found.mended is not None:
             if self.indefinite == "raise":
                 local.fail(found.mended, INDEFINITE)
@@ -157,14 +204,54 @@ class ParameterNode(Node):
         local.belief = local.belief._replace(precision=found.precision, log_det_covariance=found.log_det_covariance)
 
     def carry(self, local: Local) -> None:
+        if self._sure(local):
+            self._hand_over(local)
+            return
         if local.links_above("predicts"):
             return  # the prior is for those above to say
-        belief = local.belief
-        local.belief = belief._replace(
-            prior_mean=belief.mean,
-            prior_precision=belief.precision,
-            prior_log_det_covariance=belief.log_det_covariance,
+        belief, rule = local.belief, local.rule.mover
+        if not rule.needs_curvature:
+            local.belief = belief._replace(
+                prior_mean=belief.mean,
+                prior_precision=belief.precision,
+                prior_log_det_covariance=belief.log_det_covariance,
+            )
+            return
+        local.memory = rule.forget(local.memory)
+        left, before = posterior(local.memory.known), covariance_of(belief.precision)
+        kept = before @ left.precision
+        local.belief = ParameterBelief(
+            belief.mean,
+            left.precision,
+            left.log_det_covariance,
+            belief.mean,
+            left.precision,
+            left.log_det_covariance,
+            belief.mean,
+            kept,
+            before - kept @ before,
         )
+
+    def _hand_over(self, local: Local) -> None:
+        """Take what the state above expects for belief and prior, and remember what that owes to the belief before.
+
+        With v₀ the covariance so far, v₁ the expected one, and c the one between: kept = c v₁⁻¹, lost = v₀ − kept v₁ keptᵀ.
+        """
+        (link,) = local.links_above("predicts")
+        message, belief = local.message(link), local.belief
+        assert message.expected is not None and message.between is not None
+        v0, v1 = covariance_of(belief.precision), message.expected.covariance
+        found = posterior(covariance_of(v1))
+        kept = message.between @ found.precision
+        lost = v0 - kept @ v1 @ kept.mT
+        fresh = (message.expected.mean, found.precision, found.log_det_covariance)
+        local.belief = ParameterBelief(*fresh, *fresh, belief.mean, kept, lost)
+        local.memory = local.memory._replace(known=found.precision, prior=found.precision)
+
+    def orient(self, local: Local) -> None:
+        """A first belief is what is expected from above."""
+        if self._sure(local):
+            self._hand_over(local)
 
     def energy(self, local: Local) -> Energy:
         belief: ParameterBelief = local.belief

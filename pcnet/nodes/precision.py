@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import KW_ONLY
+from functools import partial
 from typing import ClassVar, Literal, NamedTuple
 
 import torch
@@ -18,6 +19,7 @@ from pcnet.linalg import CoupledPrecision, Precision, covariance_of, posterior
 from pcnet.messages import Error, Prediction
 from pcnet.movers import ParameterMover, RobbinsMonro
 from pcnet.node import INDEFINITE, Energy, Indefinite, Link, Local, Node, Quantity, Start
+from pcnet.noises import Noise
 from pcnet.settings import Positive, PositiveVector, Vector, broadcast, listed, number, settings
 
 
@@ -37,10 +39,11 @@ class PrecisionBelief(NamedTuple):
 
 
 class PrecisionRule(NamedTuple):
-    """How λ moves, and S⁻¹ with its log-determinant for each number of orders that is weighed."""
+    """How λ moves, S⁻¹ with its log-determinant for each number of orders that is weighed, and the kernel of both."""
 
     mover: ParameterMover
     temporal: dict[int, tuple[Tensor, Tensor]]
+    kernel: Kernel
 
 
 @settings
@@ -159,7 +162,7 @@ class PrecisionNode(Node):
         for rows in {link.child.error_shape.rows for link in local.below if link.child.error_shape is not None}:
             matrix = start.fill(temporal_precision(self.noise_kernel, rows, self.ridge), 2)
             temporal[rows] = matrix, torch.linalg.slogdet(matrix)[1]
-        local.rule = PrecisionRule(start.lay_out(self.mover), temporal)
+        local.rule = PrecisionRule(start.lay_out(self.mover), temporal, start.lay_out(self.noise_kernel))
         local.memory = local.rule.mover.begin(mean, precision)
 
     def predict(self, local: Local, link: Link) -> Prediction[Precision]:
@@ -169,7 +172,9 @@ class PrecisionNode(Node):
         mean = local.belief.mean[:, : shape.dim].expand(-1, shape.dim)
         total = shape.rows * mean.sum(-1) + shape.dim * log_det
         if self.channels != "full":
-            return Prediction(Precision(temporal, mean.exp(), total))
+            noise = Noise((-mean).exp(), local.rule.kernel, local.belief.mean.shape[1])
+            uncertainty = partial(self._uncertainty, local)
+            return Prediction(Precision(temporal, mean.exp(), total), covariance=uncertainty, noise=noise)
         factor = torch.eye(shape.dim).to(mean).repeat(len(mean), 1, 1)
         i, j = torch.tril_indices(shape.dim, shape.dim, -1, device=mean.device)
         factor[:, i, j] = local.belief.mean[:, shape.dim :]
@@ -251,6 +256,7 @@ class PrecisionNode(Node):
         return self.channels == "full" or self.mover.needs_curvature
 
     def carry(self, local: Local) -> None:
+        local.memory = local.rule.mover.forget(local.memory)
         belief = local.belief
         local.belief = belief._replace(
             prior_mean=belief.mean,
@@ -277,7 +283,7 @@ class PrecisionNode(Node):
         known = {
             "mean": Quantity(("dimension",), lambda local: local.belief.mean),
             "sd": Quantity(("dimension",), self._sd),
-            "covariance": Quantity(("dimension", "dimension_"), lambda local: _matrix(self._covariance(local))),
+            "covariance": Quantity(("dimension", "dimension_"), self._uncertainty),
         }
         if self.channels == "full":
             matrix = Quantity(("channel", "channel_"), lambda local: self.predict(local, local.below[0]).value.channel)
@@ -292,6 +298,9 @@ class PrecisionNode(Node):
         precision: Tensor = local.belief.precision
         invert = covariance_of if self._interacting else torch.reciprocal
         return local.once("covariance", lambda: invert(precision), precision)
+
+    def _uncertainty(self, local: Local) -> Tensor:
+        return _matrix(self._covariance(local))
 
     def _pull(self, by_channel: Tensor) -> Tensor:
         return by_channel.sum(-1, keepdim=True) if self.channels == "shared" else by_channel

@@ -12,9 +12,11 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from pcnet import carrying
+from pcnet.carrying import Expected
 from pcnet.errors import GraphError, SettingError
 from pcnet.generalised import backward_differences, taylor_operator, taylor_shift
-from pcnet.linalg import Precision
+from pcnet.linalg import DensePrecision
 from pcnet.messages import Error
 from pcnet.node import Energy, ErrorShape, Link, Local, Node, Quantity, Start
 from pcnet.nodes.precision import precision_error
@@ -59,12 +61,16 @@ class SensoryRule(NamedTuple):
 
 
 class SensoryWork(NamedTuple):
-    """The prediction g̃, the error ε̃ = ỹ − g̃, its precision Π̃ and ξ = Π̃ε̃; (B, orders, dim) each."""
+    """The prediction g̃, the error ε̃ = ỹ − g̃, its precision Π̃ and ξ = Π̃ε̃; (B, orders, dim) each.
+
+    expected: all that was expected of a value, where the state says so; then Π̃ is the precision of that.
+    """
 
     prediction: Tensor
     error: Tensor
-    precision: Precision
+    precision: Any
     weighted: Tensor
+    expected: Expected | None = None
 
 
 @settings
@@ -150,6 +156,12 @@ class SensoryNode(Node):
         if not any(link.kind == "weighs" for link in above):
             raise GraphError(
                 f"{self.title} has no precision: add graph.weighs(PrecisionNode(...), {self.name}) for its error"
+            )
+        states = [link.parent for link in above if link.kind == "predicts"]
+        if len(states) > 1 and any(state.sure for state in states):
+            raise GraphError(
+                f"{self.title} is predicted by {states[0].name!r} and {states[1].name!r}, of which one carries its whole "
+                "belief: make them one state"
             )
 
     def begin(self, local: Local, start: Start) -> None:
@@ -272,9 +284,13 @@ class SensoryNode(Node):
 
     def err(self, local: Local, link: Link) -> Error[Any]:
         work = self.work(local)
-        if link.kind == "weighs":
-            return precision_error(work.precision, work.error, work.weighted)
-        return Error(work.weighted, work.precision)
+        if link.kind == "predicts":
+            (weigher,) = local.links_above("weighs")
+            return Error(work.weighted, work.precision, noise=local.message(weigher).noise)
+        if work.expected is not None:
+            said = carrying.of_noise(work.expected, work.error[:, 0], work.weighted[:, 0], work.precision.matrix)
+            return Error(-said.gradient, said.information)  # of log-precisions, not of log-variances
+        return precision_error(work.precision, work.error, work.weighted)
 
     def energy(self, local: Local) -> Energy:
         work = self.work(local)
@@ -308,6 +324,11 @@ class SensoryNode(Node):
             (link,) = local.links_above("weighs")
             prediction, precision = sum(parts[1:], parts[0]), local.prediction(link)
             error = self.where_seen(local, observation - prediction, 0.0)
+            expected = local.message(local.links_above("predicts")[0]).expected
+            if expected is not None:
+                there = None if self.complete(local) else seen > 0
+                sure = DensePrecision.of_covariance(expected.covariance, there)
+                return SensoryWork(prediction, error, sure, sure.weigh(error), expected)
             if not self.complete(local):
                 precision = local.once("precision of what is seen", partial(precision.of_seen, seen), precision, seen)
             return SensoryWork(prediction, error, precision, precision.weigh(error))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import KW_ONLY
 from typing import Any, Literal
 
@@ -105,33 +106,38 @@ class StateNode(LatentNode):
         """
         if self.initial_mean is not None:
             return
-        value: Tensor = local.belief.mean[:, 0]
-
-        def place(value: Tensor) -> Tensor:
-            """Believe in this value, at rest; the squared errors of the nodes below, (B,)."""
-            rest = torch.zeros_like(value)
-            local.belief = local.belief._replace(mean=torch.stack([value] + [rest] * (self.orders - 1), 1))
-            errors = [local.error(link).weighted.flatten(1) for link in local.below]
-            return torch.cat(errors, 1).square().sum(1)
-
-        before = place(value)
+        value = self._argument(local, self.flow)[:, 0, : self.dim]
+        before = self._errors_at(local, value)
         gradient, curvature = value.new_zeros(value.shape), value.new_zeros(*value.shape, self.dim)
-        for link, mapping in self.work(local).mappings.items():
+        for link, mapping in self._mappings(local).items():
             error = local.error(link)
             gradient = gradient - mapping.pull(error.weighted)[:, : self.dim]
             curvature = curvature + mapping.sandwich(error.precision)[:, : self.dim, : self.dim]
         step = -torch.einsum("bij,bj->bi", torch.linalg.pinv(curvature, hermitian=True), gradient)
         worse = torch.ones_like(before, dtype=torch.bool)
         for _ in range(HALVINGS):
-            worse = ~(place(value + step) <= before)
+            worse = ~(self._errors_at(local, value + step) <= before)
             if not bool(worse.any()):
                 break
             step = torch.where(worse[:, None], 0.5 * step, step)
-        value = torch.where(worse[:, None], value, value + step)
-        here = self._argument(local, self.flow)[:, 0, self.dim :]
-        rows = [value, self.flow(torch.cat([value, here], -1), self._parameters(local, None))][: self.orders]
-        rows += [torch.zeros_like(value)] * (self.orders - len(rows))
+        self._believe(local, torch.where(worse[:, None], value, value + step), moving=True)
+
+    def _errors_at(self, local: Local, value: Tensor) -> Tensor:
+        """Believe in this value; the squared errors of the nodes below, (B,)."""
+        self._believe(local, value, moving=False)
+        errors = [local.error(link).weighted.flatten(1) for link in local.below]
+        return torch.cat(errors, 1).square().sum(1)
+
+    def _believe(self, local: Local, value: Tensor, moving: bool) -> None:
+        """Believe in this value (B, dim), at rest or with the velocity that the flow gives it."""
+        rows = [value] + [torch.zeros_like(value)] * (self.orders - 1)
+        if moving and self.orders > 1:
+            here = self._argument(local, self.flow)[:, 0, self.dim :]
+            rows[1] = self.flow(torch.cat([value, here], -1), self._parameters(local, None))
         local.belief = local.belief._replace(mean=torch.stack(rows, 1))
+
+    def _mappings(self, local: Local) -> Mapping[Link, Linearisation]:
+        return self.work(local).mappings
 
     # --- messages ----------------------------------------------------------------------------------------------
     def err(self, local: Local, link: Link) -> Error[Any]:

@@ -1,0 +1,563 @@
+"""States that carry their whole belief through time: a Kalman filter in messages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import KW_ONLY
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from pcnet import carrying
+from pcnet.carrying import Carried, Expected
+from pcnet.errors import GraphError, SettingError
+from pcnet.functions import Function
+from pcnet.linearisation import Linearisation
+from pcnet.messages import Error, Prediction
+from pcnet.node import Energy, Link, Local, Node, Quantity, Start
+from pcnet.nodes.state import StateNode
+from pcnet.noises import Colour, Noise, colour_of
+from pcnet.settings import PositiveVector, listed, number, settings
+
+
+class FilterBelief(NamedTuple):
+    """What is carried (see `Carried`) of n numbers: the state, and after it the shocks of smooth noises.
+
+    Of all nodes below together, of d channels: what was expected before they were heard (see `Expected`), and its
+    covariance with what had been expected of them before (B, d, d). What their errors said of the parameters (B, p) and of
+    the log-variances of the own noise (B, o), each with its information.
+    """
+
+    mean: Tensor
+    shares: Tensor
+    by_parameters: Tensor
+    by_noise: Tensor
+    expected: Tensor
+    expected_covariance: Tensor
+    expected_by_noise: Tensor
+    expected_covariance_by_noise: Tensor
+    between: Tensor
+    of_parameters: Tensor
+    information_of_parameters: Tensor
+    of_noise: Tensor
+    information_of_noise: Tensor
+
+    @property
+    def carried(self) -> Carried:
+        return Carried(*self[:4])
+
+
+class FilterMemory(NamedTuple):
+    """At which parameters (B, p) and variances of the noises it runs (B, own channels and d), and until when (B,).
+
+    phase: how far time is past the middle one of the shocks of a smooth noise, in distances between two; (B, noises).
+    """
+
+    parameters: Tensor
+    variance: Tensor
+    time: Tensor
+    phase: Tensor
+
+
+class Source(NamedTuple):
+    """A noise: its place among all channels and all log-variances; if it is smooth, among the shocks and phases."""
+
+    channels: slice
+    levels: slice
+    colour: Colour
+    shocks: slice
+    phase: int
+
+    @property
+    def smooth(self) -> bool:
+        return self.colour.spacing is not None
+
+
+class Layout(NamedTuple):
+    """Where everything is: the noises, own first, then of each node below; each link's parameters; n, p and d.
+
+    of_level: which channels a log-variance is that of, (log-variances, own channels and d).
+    """
+
+    own: Source
+    below: Mapping[Link, Source]
+    parameters: Mapping[Link, slice]
+    size: int
+    width: int
+    channels: int
+    of_level: Tensor
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        return (self.own, *self.below.values())
+
+    def by_source(self, source: Source, variance: Tensor) -> Tensor:
+        """A variance (B, channels of a noise) by whom it is owed to: (B, 1 + log-variances, channels)."""
+        known = self.of_level[:, source.channels]
+        nobody = (known.sum(0) == 0).to(variance)
+        return variance[:, None] * torch.cat([nobody[None], known])
+
+
+@settings
+class FilterNode(StateNode):
+    """A hidden state (..., dim) that carries mean, covariance and sensitivities from one observation to the next.
+
+    Asked to `carry`, it takes its belief along the flow to the present: x ← x + dt f(x, θ), P ← FPFᵀ + Q. Asked to `move`,
+    it takes in the errors of the nodes below, one node after the other. Asked to `settle`, it follows parameters and
+    precisions that have changed. For linear flows, mappings and white noise this is the Kalman filter; for others the
+    extended one. What parameters and precisions hear of the errors accounts for all that the belief owes to them.
+
+    Noise with a kernel `White` is another at each observation and stays until the next. Noise with a squared-exponential
+    kernel is a sum of shocks, each of which acts in the form of a bell, and they are part of what is believed. Other
+    kernels, and all with shocks=0, are taken for white noise that is as strong at low frequencies.
+
+    initial_sd: how uncertain the first state is, one number or (..., dim).
+    noise: "learned" lets precision nodes hear of the errors; "given" takes what they say as it is, which costs less.
+    shocks: how many of them make up a smooth noise at a time.
+    substeps: how many Euler steps there are from one observation to the next.
+    """
+
+    _: KW_ONLY
+    orders: int = Field(default=1, ge=1, le=1)
+    initial_sd: PositiveVector = number(1.0)
+    noise: Literal["learned", "given"] = "learned"
+    shocks: int = Field(default=5, ge=0)
+    substeps: int = Field(default=1, ge=1)
+    role: ClassVar[str] = "state"
+    sure: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        StateNode.__post_init__(self)
+        if listed(self.initial_sd).shape[-1] not in (1, self.dim):
+            raise SettingError(
+                f"{self.title}: initial_sd must be one number or end in {self.dim} (for a batch of single values add a "
+                "dimension: initial_sd[:, None])"
+            )
+        if 0 < self.shocks < 3:
+            raise SettingError(f"{self.title}: it takes 3 shocks or more to make a smooth noise; 0 takes it for white")
+
+    # --- composing ---------------------------------------------------------------------------------------------
+    def describe(self) -> str:
+        return f"dim {self.dim}, flow {self.flow!r}"
+
+    def as_parent(self, link: Link) -> None:
+        if link.kind != "predicts":
+            Node.as_parent(self, link)
+        shape = link.child.error_shape
+        assert shape is not None
+        if shape.rows != 1:
+            raise GraphError(
+                f"{self.title} predicts values, not their motion: give {link.child.name!r} one order, orders=1"
+            )
+
+    def as_child(self, link: Link) -> None:
+        if link.kind in ("predicts", "drives"):
+            raise GraphError(
+                f"{self.title} carries its own belief and cannot be the one that {link.parent.name!r} {link.kind}; "
+                "use a StateNode, or make what drives it part of the state"
+            )
+
+    # --- beginning ---------------------------------------------------------------------------------------------
+    def begin(self, local: Local, start: Start) -> None:
+        mean = torch.zeros(1, self.dim) if self.initial_mean is None else self.initial_mean
+        value, sd = start.fill(mean, 2)[:, 0], listed(self.initial_sd)
+        local.rule = start.fill(sd.expand(*sd.shape[:-1], self.dim), 1) ** 2
+        room = [(1, self.dim, self.dim), (self.dim, 0), (self.dim, 0), (0,), (0, 0), (0, 0), (0, 0, 0), (0, 0)]
+        room += [(0,), (0, 0), (0,), (0, 0)]
+        local.belief = FilterBelief(value, *(value.new_zeros(start.batch, *shape) for shape in room))
+        local.memory = FilterMemory(*(value.new_zeros(start.batch, *shape) for shape in ((0,), (0,), (), (0,))))
+
+    def orient(self, local: Local) -> None:
+        """Find the first value from the first observation, and be as uncertain of it as `initial_sd` says."""
+        self._make_room(local)
+        StateNode.orient(self, local)
+        if self.initial_mean is not None:
+            self._believe(local, local.belief.mean[:, : self.dim], moving=True)
+
+    def _make_room(self, local: Local) -> None:
+        """Give belief and memory the size that the neighbours ask for, once, and for all batch elements."""
+        layout, belief = self._layout(local), local.belief
+        n, p, d, s = layout.size, layout.width, layout.channels, len(layout.of_level)
+        o = layout.own.levels.stop
+        if belief.expected.shape[1] == d:
+            return
+        batch, value = belief.mean.shape[0], belief.mean
+        room = [(1 + s, n, n), (n, p), (n, s), (d,), (d, d), (d, s), (s, d, d), (d, d), (p,), (p, p), (o,), (o, o)]
+        mask, local.mask = local.mask, None
+        mean = torch.constant_pad_nd(value, (0, n - self.dim))
+        local.belief = FilterBelief(mean, *(value.new_zeros(batch, *shape) for shape in room))
+        local.memory = FilterMemory(
+            self._all_parameters(local),
+            self._variances(local),
+            local.time - local.elapsed,
+            value.new_zeros(batch, len(layout.sources)),
+        )
+        local.mask = mask
+
+    def _believe(self, local: Local, value: Tensor, moving: bool) -> None:
+        """Believe in this value (B, dim), and expect of the nodes below what follows from it and nothing else."""
+        layout, belief = self._layout(local), local.belief
+        variances = self._variances(local)
+        shares = torch.zeros_like(belief.shares)
+        if moving:
+            shares[:, 0, : self.dim, : self.dim] = local.rule.diag_embed()
+            for source in layout.sources:
+                if source.smooth:
+                    each = layout.by_source(source, variances[:, source.channels]).repeat(1, 1, self.shocks)
+                    shares[..., source.shocks, source.shocks].diagonal(dim1=-2, dim2=-1).copy_(each)
+        local.memory = FilterMemory(
+            self._all_parameters(local),
+            variances,
+            local.time - local.elapsed,
+            torch.zeros_like(local.memory.phase),
+        )
+        cleared = {name: torch.zeros_like(getattr(belief, name)) for name in belief._fields[2:]}
+        mean = torch.constant_pad_nd(value, (0, layout.size - self.dim))
+        local.belief = belief._replace(mean=mean, shares=shares, **cleared)
+        for link in local.below:
+            self._expect(local, link)
+
+    # --- messages ----------------------------------------------------------------------------------------------
+    def predict(self, local: Local, link: Link) -> Prediction[Tensor]:
+        belief = local.belief
+        if not belief.expected.shape[1]:  # it has not been asked to find its bearings yet
+            return Prediction(self._linearised(local, link).value)
+        source = self._layout(local).below[link]
+        here = _shifted(source.channels, -self.dim)
+        expected = Expected(
+            belief.expected[:, here],
+            belief.expected_covariance[:, here, here],
+            belief.expected_by_noise[:, here, source.levels],
+            belief.expected_covariance_by_noise[:, source.levels, here, here],
+        )
+        return Prediction(expected.mean[:, None], expected=expected, between=belief.between[:, here, here])
+
+    def err(self, local: Local, link: Link) -> Error[Any]:
+        belief = local.belief
+        if link.kind == "weighs":
+            return Error(-belief.of_noise, belief.information_of_noise)  # of log-precisions, not of log-variances
+        mine = self._layout(local).parameters.get(link, slice(0))
+        return Error(belief.of_parameters[:, mine], belief.information_of_parameters[:, mine, mine])
+
+    # --- acting ------------------------------------------------------------------------------------------------
+    def carry(self, local: Local) -> None:
+        """Take the belief along the flow to the present, and say what is expected of the nodes below."""
+        self._make_room(local)
+        layout, belief = self._layout(local), local.belief
+        carried, p = belief.carried, layout.width
+        # with what the belief owes to parameters goes its covariance with what was expected, for those who hand it on
+        told = any(not link.child.observes for link in local.below)
+        if told:
+            towards = torch.bmm(carried.covariance, self._slopes(local).mT)
+            carried = carried._replace(by_parameters=torch.cat([carried.by_parameters, towards], -1))
+        elapsed = (local.time - local.memory.time) / self.substeps
+        phase = local.memory.phase
+        for _ in range(self.substeps):
+            carried, phase = self._advance(local, layout, carried, phase, elapsed)
+        local.memory = local.memory._replace(time=local.time, phase=phase)
+        new = {name: torch.zeros_like(getattr(belief, name)) for name in belief._fields[-4:]}  # nothing heard yet
+        new |= carried._replace(by_parameters=carried.by_parameters[..., :p])._asdict()
+        local.belief = belief._replace(**new)
+        if told:
+            between = torch.bmm(self._slopes(local), carried.by_parameters[..., p:]).mT
+            local.belief = local.belief._replace(between=between)
+        for link in local.below:
+            self._expect(local, link)
+
+    def _advance(
+        self, local: Local, layout: Layout, carried: Carried, phase: Tensor, elapsed: Tensor
+    ) -> tuple[Carried, Tensor]:
+        """One Euler step, and the shocks that are due in it."""
+        d, dt = self.dim, elapsed[:, None, None]
+        x, theta = carried.mean[:, None, :d], self._parameters(local, None)
+        flow = self.flow.linearise(x, theta, 1)
+        own = layout.own
+        drift, slope = flow.value[:, 0], flow.jacobian.new_zeros(len(elapsed), d, layout.size)
+        slope[..., :d] = flow.jacobian
+        variance = local.memory.variance[:, own.channels]
+        if own.smooth:
+            bells = own.colour.bells(phase[:, 0], self.shocks, local.elapsed)
+            slope[..., own.shocks] = _each(bells, d)
+            drift = drift + torch.bmm(slope[..., own.shocks], carried.mean[:, own.shocks, None])[..., 0]
+            noise = variance.new_zeros(len(elapsed), carried.shares.shape[1], d)
+        else:
+            noise = layout.by_source(own, variance) * (own.colour.strength(elapsed) * elapsed**2)[:, None, None]
+        by_parameters = carried.by_parameters.new_zeros(len(elapsed), d, carried.by_parameters.shape[-1])
+        links = local.links_above("parametrises")
+        if links:
+            by_parameters[..., : theta.shape[-1]] = dt * self.flow.parameter_slope(x, theta, 1)[:, 0]
+        carried = carrying.transport(carried, elapsed[:, None] * drift, dt * slope, by_parameters, noise)
+        phases = []
+        for source in layout.sources:
+            at = phase[:, source.phase]
+            if source.smooth:
+                assert source.colour.spacing is not None
+                at = at + elapsed / source.colour.spacing
+                carried, at = self._renew(local, layout, source, carried, at)
+            phases.append(at)
+        return carried, torch.stack(phases, 1)
+
+    def _renew(
+        self, local: Local, layout: Layout, source: Source, carried: Carried, phase: Tensor
+    ) -> tuple[Carried, Tensor]:
+        """Drop the oldest shocks of a noise for new ones, wherever time is nearer to the next one than to the middle."""
+        channels = source.channels.stop - source.channels.start
+        forward = torch.arange(layout.size)
+        forward[source.shocks] = forward[source.shocks].roll(-channels)
+        fresh = torch.arange(source.shocks.stop - channels, source.shocks.stop)
+        noise = layout.by_source(source, local.memory.variance[:, source.channels])
+        for _ in range(self.shocks):
+            due = phase >= 0.5
+            if not bool(due.any()):
+                break
+            carried = carrying.renew(carried, forward, fresh, noise, due)
+            phase = torch.where(due, phase - 1, phase)
+        return carried, phase.clamp_max(0.5)  # after a long pause all of them are new
+
+    def _expect(self, local: Local, link: Link) -> None:
+        """Keep what is expected of a node below, by the belief as it is now."""
+        layout, belief = self._layout(local), local.belief
+        source = layout.below[link]
+        variance = local.memory.variance[:, source.channels]
+        mapping = self._linearised(local, link)
+        mean = mapping.value[:, 0]
+        slope = self._slope(local, layout, link, mapping)
+        if source.smooth:
+            noise = variance.new_zeros(len(variance), belief.shares.shape[1], variance.shape[1])
+            noise[:, 0] = source.colour.rest(local.elapsed)[:, None] * variance
+            mean = mean + torch.bmm(slope[..., source.shocks], belief.mean[:, source.shocks, None])[..., 0]
+        else:
+            noise = layout.by_source(source, variance) * source.colour.strength(local.elapsed)[:, None, None]
+        found = carrying.expect(belief.carried, mean, slope, noise)
+        here = _shifted(source.channels, -self.dim)
+        parts = [part.clone() for part in belief[4:8]]
+        parts[0][:, here], parts[2][:, here] = found.mean, found.by_noise
+        parts[1][:, here, here], parts[3][:, :, here, here] = found.covariance, found.covariance_by_noise
+        local.belief = belief._replace(**dict(zip(belief._fields[4:8], parts, strict=True)))
+
+    def move(self, local: Local) -> None:
+        """Take in the errors of the nodes below, one node after the other."""
+        layout = self._layout(local)
+        for i, link in enumerate(local.below):
+            if i:  # the ones before it have been heard
+                self._expect(local, link)
+            belief, source = local.belief, layout.below[link]
+            error = local.error(link).eliminated
+            weighted, precision = error.weighted[:, 0], error.precision.matrix
+            mapping = self._linearised(local, link)
+            slope, direct = self._slope(local, layout, link, mapping), self._direct(local, layout, link)
+            noise = None
+            if error.noise is not None and error.noise.levels:
+                variance = local.memory.variance[:, source.channels]
+                if source.smooth:
+                    noise = variance.new_zeros(len(variance), belief.shares.shape[1], variance.shape[1])
+                    noise[:, 0] = source.colour.rest(local.elapsed)[:, None] * variance
+                else:
+                    noise = layout.by_source(source, variance) * source.colour.strength(local.elapsed)[:, None, None]
+            carried, said = belief.carried, {}
+            if layout.width:
+                of_parameters = carrying.of_parameters(slope, carried.by_parameters, direct, weighted, precision)
+                said["of_parameters"] = belief.of_parameters + of_parameters.gradient
+                said["information_of_parameters"] = belief.information_of_parameters + of_parameters.information
+            if layout.own.levels.stop:
+                here = _shifted(source.channels, -self.dim)
+                expected = Expected(
+                    belief.expected[:, here],
+                    belief.expected_covariance[:, here, here],
+                    belief.expected_by_noise[:, here, layout.own.levels],
+                    belief.expected_covariance_by_noise[:, layout.own.levels, here, here],
+                )
+                raw = torch.bmm(expected.covariance, weighted[..., None])[..., 0]
+                of_noise = carrying.of_noise(expected, raw, weighted, precision)
+                said["of_noise"] = belief.of_noise + of_noise.gradient
+                said["information_of_noise"] = belief.information_of_noise + of_noise.information
+            carried = carrying.absorb(carried, slope, direct, weighted, precision, noise)
+            local.belief = belief._replace(**carried._asdict(), **said)
+
+    def settle(self, local: Local) -> None:
+        """Follow parameters and precisions that have changed: the belief becomes what it would have been with them."""
+        self._make_room(local)
+        layout, belief, memory = self._layout(local), local.belief, local.memory
+        mean, shares, by_parameters, by_noise = belief.carried
+        theta, variance = self._all_parameters(local), self._variances(local)
+        if layout.width:
+            kept, lost, reached = self._handovers(local, layout, theta)
+            changed = (theta != memory.parameters).any(-1)[:, None, None]
+            moved = torch.where(changed[..., 0], reached - memory.parameters, 0.0)
+            mean = mean + torch.bmm(by_parameters, moved[..., None])[..., 0]
+            if lost is not None and kept is not None:
+                lost = torch.where(changed, by_parameters @ lost @ by_parameters.mT, 0.0)
+                shares = torch.cat([shares[:, :1] + lost[:, None], shares[:, 1:]], 1)
+                by_parameters = torch.where(changed, by_parameters @ kept, by_parameters)
+        if len(layout.of_level):
+            ratio = (variance / memory.variance).log()  # the same for all channels of a level
+            change = ratio @ layout.of_level.mT / layout.of_level.sum(1)
+            mean = mean + torch.bmm(by_noise, change[..., None])[..., 0]
+            shares = torch.cat([shares[:, :1], shares[:, 1:] * change.exp()[..., None, None]], 1)
+        local.memory = memory._replace(parameters=theta, variance=variance)
+        local.belief = belief._replace(mean=mean, shares=shares, by_parameters=by_parameters)
+
+    def energy(self, local: Local) -> Energy:
+        """None of its own: the nodes below say how likely they were, with all that was uncertain."""
+        return Energy()
+
+    # --- what can be recorded ----------------------------------------------------------------------------------------
+    @property
+    def quantities(self) -> Mapping[str, Quantity]:
+        return {
+            "mean": Quantity(("order", "dimension"), lambda local: local.belief.mean[:, None, : self.dim]),
+            "sd": Quantity(("order", "dimension"), self._deviation),
+            "covariance": Quantity(("element", "element_"), self.covariance),
+        }
+
+    def fallbacks(self, local: Local) -> None:  # type: ignore[override]
+        """None: where a covariance is lost, the run is told so."""
+        return None
+
+    def gradient(self, local: Local) -> None:  # type: ignore[override]
+        """None: it does not go downhill, it goes to where the gradient is zero."""
+        return
+
+    def hessian(self, local: Local) -> None:  # type: ignore[override]
+        return None
+
+    def _deviation(self, local: Local) -> Tensor:
+        return self.covariance(local).diagonal(dim1=-2, dim2=-1).clamp_min(0.0).sqrt()[:, None]
+
+    def covariance(self, local: Local) -> Tensor:
+        """P of the state, with what parameters and precisions that are not known for sure add to it; (B, dim, dim)."""
+        layout, belief = self._layout(local), local.belief
+        here = slice(self.dim)
+        total: Tensor = belief.carried.covariance[:, here, here]
+        for link, part in layout.parameters.items():
+            uncertain = local.message(link).covariance
+            if uncertain is not None:
+                slope = belief.by_parameters[:, here, part]
+                total = total + slope @ uncertain @ slope.mT
+        if layout.own.levels.stop:
+            (link,) = local.links_above("weighs")
+            uncertain, slope = local.message(link).covariance, belief.by_noise[:, here, layout.own.levels]
+            total = total if uncertain is None else total + slope @ uncertain @ slope.mT
+        return total
+
+    # --- what the rules share ----------------------------------------------------------------------------------------
+    def _layout(self, local: Local) -> Layout:
+        return local.once("layout", lambda: self._lay_out(local))
+
+    def _lay_out(self, local: Local) -> Layout:
+        """Found from the links and the noises of the neighbours, which do not change in a run."""
+        (weigher,) = local.links_above("weighs")
+        noises: dict[Link | None, Noise | None] = {None: local.message(weigher).noise}
+        noises |= {link: local.error(link).noise for link in local.below}
+        channels, levels, size = 0, 0, self.dim
+        of_level: list[Tensor] = []
+        sources: list[Source] = []
+        for link, noise in noises.items():
+            if noise is None:
+                what = self.title if link is None else repr(link.child.name)
+                raise GraphError(f"the precision of {what} couples channels, which {self.title} cannot carry")
+            width = noise.variance.shape[1]
+            known = noise.levels if self.noise == "learned" else 0
+            colour = colour_of(noise.kernel, local.elapsed, self.shocks)
+            shocks = width * self.shocks if colour.spacing is not None else 0
+            sources.append(
+                Source(
+                    slice(channels, channels + width),
+                    slice(levels, levels + known),
+                    colour,
+                    slice(size, size + shocks),
+                    len(sources),
+                )
+            )
+            rows = torch.ones(known, width) if known == 1 else torch.eye(width)[:known]
+            of_level.append(rows.to(noise.variance))
+            channels, levels, size = channels + width, levels + known, size + shocks
+        theirs, width = {}, 0
+        for of in (None, *(link.child for link in local.below)):
+            for link in local.links_above("parametrises", of):
+                theirs[link] = slice(width, width + link.parent.width)
+                width += link.parent.width
+        below = dict(zip(local.below, sources[1:], strict=True))
+        stacked: Tensor = torch.block_diag(*of_level)  # type: ignore[no-untyped-call]
+        return Layout(sources[0], below, theirs, size, width, channels - self.dim, stacked)
+
+    def _variances(self, local: Local) -> Tensor:
+        """Of the own noise and of those below, (B, own channels and d)."""
+        (weigher,) = local.links_above("weighs")
+        noises = [local.message(weigher).noise, *(local.error(link).noise for link in local.below)]
+        return torch.cat([noise.variance for noise in noises if noise is not None], 1)
+
+    def _all_parameters(self, local: Local) -> Tensor:
+        """θ of the flow and of all mappings, (B, p)."""
+        links = self._layout(local).parameters
+        mean: Tensor = local.belief.mean
+        return torch.cat([local.prediction(link) for link in links], -1) if links else mean.new_zeros(len(mean), 0)
+
+    def _handovers(self, local: Local, layout: Layout, theta: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor]:
+        """How beliefs about the parameters passed into the present ones: kept and lost (B, p, p), and the mean (B, p)."""
+        messages = {link: local.message(link).handover for link in layout.parameters}
+        if not any(messages.values()):
+            return None, None, theta
+        kept = torch.eye(layout.width).to(theta).repeat(len(theta), 1, 1)
+        lost, reached = torch.zeros_like(kept), theta.clone()
+        for link, part in layout.parameters.items():
+            handover = messages[link]
+            if handover is not None:
+                kept[:, part, part], lost[:, part, part] = handover.kept, handover.lost
+                reached[:, part] = handover.mean
+        return kept, lost, reached
+
+    def _argument(self, local: Local, function: Function) -> Tensor:
+        value: Tensor = local.belief.mean
+        return value[:, None, : self.dim]
+
+    def _linearised(self, local: Local, link: Link) -> Linearisation:
+        assert link.function is not None
+        x = self._argument(local, link.function)
+        return link.function.linearise(x, self._parameters(local, link.child), 1)
+
+    def _mappings(self, local: Local) -> Mapping[Link, Linearisation]:
+        return {link: self._linearised(local, link) for link in local.below}
+
+    def _slope(self, local: Local, layout: Layout, link: Link, mapping: Linearisation) -> Tensor:
+        """∂g/∂s of a node below with the shocks of its noise, (B, d, n)."""
+        jacobian, source = mapping.jacobian, layout.below[link]
+        batch, d, _ = jacobian.shape
+        batch = len(local.belief.mean)
+        slope = jacobian.new_zeros(batch, d, layout.size)
+        slope[..., : self.dim] = jacobian
+        if source.smooth:
+            bells = source.colour.bells(local.memory.phase[:, source.phase], self.shocks, local.elapsed)
+            slope[..., source.shocks] = _each(bells, d)
+        return slope
+
+    def _slopes(self, local: Local) -> Tensor:
+        """∂g/∂s of all nodes below, without the noise of observing them; (B, d, n)."""
+        layout = self._layout(local)
+        parts = []
+        for mapping in self._mappings(local).values():
+            parts.append(torch.constant_pad_nd(mapping.jacobian, (0, layout.size - self.dim)))
+        return torch.cat([part.expand(len(local.belief.mean), -1, -1) for part in parts], 1)
+
+    def _direct(self, local: Local, layout: Layout, link: Link) -> Tensor | None:
+        """∂g/∂θ of a mapping at a state that stays, (B, d, p), if it has parameters."""
+        links = local.links_above("parametrises", link.child)
+        if not links:
+            return None
+        assert link.function is not None
+        x, theta = self._argument(local, link.function), self._parameters(local, link.child)
+        found = link.function.parameter_slope(x, theta, 1)[:, 0]
+        first = layout.parameters[links[0]].start
+        return torch.constant_pad_nd(found, (first, layout.width - first - found.shape[-1]))
+
+
+def _each(bells: Tensor, channels: int) -> Tensor:
+    """What shocks contribute to each of the channels: (B, shocks) → (B, channels, shocks · channels)."""
+    eye = torch.eye(channels).to(bells)
+    return (bells[:, None, :, None] * eye[:, None, :]).flatten(2)
+
+
+def _shifted(part: slice, by: int) -> slice:
+    return slice(part.start + by, part.stop + by)
