@@ -82,7 +82,7 @@ def to_tensor(value: Any) -> Any:
     if isinstance(value, (int, float, list, tuple, np.ndarray, np.number)):
         try:
             return torch.tensor(np.asarray(value, dtype=np.float64))
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             raise ValueError("must be a number or a rectangular array of numbers") from None
     raise ValueError(f"must be a number or an array of numbers, not {type(value).__name__}")
 

@@ -20,6 +20,8 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
         ("fusion.py", ["--samples", "60", "--seeds", "1"], 1, ["both: error", "slow and exact alone"]),
         ("lynx_hare.py", ["--years", "3"], 1, ["as last year: 0.486", "of 40 forecasts"]),
         ("benchmark_size.py", ["--channels", "40", "--states", "3", "--passes", "1"], 0, ["Kalman", "Lorenz-96", "MB"]),
+        ("benchmark_live.py", ["--observations", "60"], 0, ["median", "99th percentile", "overhead"]),
+        ("soak.py", ["--observations", "3000", "--look", "1000"], 0, ["MB", "sound to the end"]),
         ("benchmark.py", ["--passes", "1"], 0, ["Kalman", "batch 756", "lorenz"]),
     ],
 )
