@@ -49,38 +49,46 @@ def _quoted(text: str) -> str:
     return f'"{escaped}"'
 
 
+def _places(graph: Graph) -> dict[str, tuple[float, float]]:
+    """Each node as far above the lowest as the longest way down from it is, and near those it speaks to."""
+    place: dict[str, tuple[float, float]] = {}
+    for height, layer in enumerate(nx.topological_generations(graph.network.reverse())):
+        wish = {}
+        for i, name in enumerate(layer):
+            children = [place[child][0] for child in graph.network.successors(name)]
+            wish[name] = sum(children) / len(children) if children else (i + 0.5) / len(layer)
+        for i, name in enumerate(sorted(layer, key=wish.__getitem__)):
+            place[name] = ((i + 0.5) / len(layer), float(height))
+    return place
+
+
 def _draw(graph: Graph, path: Path, form: str) -> None:
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
-    layers = list(nx.topological_generations(graph.network))
-    place = {}
-    for depth, layer in enumerate(layers):
-        for i, name in enumerate(layer):
-            place[name] = ((i + 0.5) / len(layer), -depth)
-    widest = max(len(layer) for layer in layers)
-    figure = Figure(figsize=(max(4.0, 2.2 * widest), 1.0 + 1.4 * len(layers)), layout="constrained")
+    place = _places(graph)
+    heights = [height for _, height in place.values()]
+    widest = max(heights.count(height) for height in set(heights))
+    figure = Figure(figsize=(max(4.0, 1.8 * widest), 1.2 + 1.2 * (max(heights) + 1)), layout="constrained")
     axes = figure.subplots()
     axes.set_axis_off()
     axes.set_xlim(0, 1)
-    axes.set_ylim(-len(layers) + 0.5, 0.5)
+    axes.set_ylim(-0.5, max(heights) + 0.5)
     for link in graph.links:
         (x0, y0), (x1, y1) = place[link.parent.name], place[link.child.name]
-        bend = 0.15 if y0 - y1 > 1 else 0.0  # past the layers between
-        axes.annotate(
-            "",
-            (x1, y1),
-            (x0, y0),
-            arrowprops={
-                "arrowstyle": "->",
-                "linestyle": STYLES[link.kind],
-                "shrinkA": 14,
-                "shrinkB": 14,
-                "connectionstyle": f"arc3,rad={bend}",
-            },
-        )
-        axes.text((x0 + x1) / 2 + 0.3 * bend, (y0 + y1) / 2, link.kind, fontsize=7, color="0.35", ha="center")
+        arrow = {
+            "arrowstyle": "->",
+            "linestyle": STYLES[link.kind],
+            "shrinkA": 14,
+            "shrinkB": 14,
+            "connectionstyle": f"arc3,rad={0.2 if y0 - y1 > 1 else 0.0}",  # past the layers between
+        }
+        axes.annotate("", (x1, y1), (x0, y0), arrowprops=arrow)
     for name, node in graph.nodes.items():
         colour = COLOURS.get(node.role, "#BBBBBB")
         box = {"boxstyle": "round", "facecolor": colour, "edgecolor": "none", "alpha": 0.9}
         axes.text(*place[name], name.replace("$", r"\$"), ha="center", va="center", bbox=box)
+    used = {link.kind for link in graph.links}
+    lines = [Line2D([], [], color="black", linestyle=STYLES[kind], label=kind) for kind in STYLES if kind in used]
+    figure.legend(handles=lines, loc="outside lower center", ncols=len(lines), frameon=False, fontsize="small")
     figure.savefig(path, format=form, dpi=150)
