@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import networkx as nx
 
@@ -12,7 +13,7 @@ from pcnet.graph import Graph
 
 COLOURS = {"state": "#56B4E9", "sensory": "#E69F00", "parameter": "#009E73", "precision": "#CC79A7"}
 """Of nodes by role; others are grey."""
-STYLES = {"predicts": "solid", "drives": "dashdot", "parametrises": "dashed", "weighs": "dotted"}
+STYLES: dict[str, Any] = {"predicts": "solid", "drives": "dashdot", "parametrises": "dashed", "weighs": "dotted"}
 PICTURES = (".png", ".svg", ".pdf")
 
 
