@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo paper test test-slow lint bench build clean
+.PHONY: demo paper test test-slow lint bench soak build clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -30,6 +30,10 @@ lint: $(STAMP)
 bench: $(STAMP)  ## microseconds an observation, beside an extended Kalman filter in the same run
 	$(BIN)/python examples/benchmark.py
 	$(BIN)/python examples/benchmark_size.py
+	$(BIN)/python examples/benchmark_live.py
+
+soak: $(STAMP)  ## a million observations: constant memory, sound beliefs, the same digits after a resumption
+	$(BIN)/python examples/soak.py
 
 test-slow: $(STAMP)  ## the slow tests: the whole study against figures measured from the authors' program
 	$(BIN)/python -m pytest -m slow

@@ -8,8 +8,10 @@ from pcnet.networks import Network
 from pcnet.nodes import CauseNode, FilterNode, InputNode, ParameterNode, PrecisionNode, SensoryNode, StateNode
 from pcnet.observations import Sample
 from pcnet.record import Record
+from pcnet.registry import register
 from pcnet.result import Result
 from pcnet.schedule import Act, Clock, Schedule, act, generalised_filtering, odem, states_only, tracking
+from pcnet.specification import load_model, save_model
 from pcnet.study import Study
 from pcnet.sweeps import sweep
 
@@ -37,10 +39,13 @@ __all__ = [
     "generalised_filtering",
     "graphs",
     "kernels",
+    "load_model",
     "movers",
     "nodes",
     "odem",
+    "register",
     "resume",
+    "save_model",
     "simulate",
     "states_only",
     "sweep",

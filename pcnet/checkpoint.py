@@ -18,13 +18,14 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from pcnet.batching import digest
-from pcnet.errors import CheckpointError
+from pcnet.errors import CheckpointError, SpecError
 from pcnet.files import whole
 from pcnet.graph import Graph, Model
 from pcnet.record import Record
 from pcnet.result import package_version
 from pcnet.runner import Live
 from pcnet.schedule import Schedule
+from pcnet.specification import describe, load_model
 
 FORMAT = 1
 """The version of the file format that `save` writes."""
@@ -46,6 +47,7 @@ def save(live: Live, path: Path, recording: bool = True) -> Path:
         "format": FORMAT,
         "pcnet_version": package_version(),
         "torch_version": torch.__version__,
+        "spec": _spec(live),
         "model": digest(Model(live.graph, live.schedule)),
         "dtype": str(live.dtype).removeprefix("torch."),
         "on_divergence": live.on_divergence,
@@ -62,10 +64,18 @@ def save(live: Live, path: Path, recording: bool = True) -> Path:
     return path
 
 
+def _spec(live: Live) -> dict[str, Any] | None:
+    """A description of the model, if its functions have names."""
+    try:
+        return describe(live.graph, live.schedule)
+    except SpecError:
+        return None
+
+
 def resume(
     path: str | Path,
-    graph: Graph,
-    schedule: Schedule,
+    graph: Graph | None = None,
+    schedule: Schedule | None = None,
     *,
     device: torch.device | str = "cpu",
     threads: int | None = 1,
@@ -73,11 +83,17 @@ def resume(
 ) -> Live:
     """The run that `live.save(path)` wrote, to go on as if it had never stopped.
 
-    graph, schedule: those of the run; a file holds no code. With strict=False they may differ in numbers and functions,
-    but must have the same nodes.
+    graph, schedule: those of the run; a file holds no code. They may be left out if all of its functions have names
+    here (see `pcnet.register`). With strict=False they may differ in numbers and functions, but must have the same
+    nodes.
     """
     path = Path(path)
     about, tensors = _read(path)
+    if graph is None or schedule is None:
+        if about["spec"] is None:
+            raise CheckpointError(f"{str(path)!r} is of a graph whose functions have no names: give graph and schedule")
+        model = load_model(about["spec"])
+        graph, schedule = graph or model.graph, schedule or model.schedule
     if strict and digest(Model(graph, schedule)) != about["model"]:
         raise CheckpointError(
             f"{str(path)!r} was written by a run of another graph or schedule, or of other settings; give those of "

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
@@ -10,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from pcnet.errors import PcnetError
+from pcnet.errors import DivergenceError, PcnetError, ResultError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
@@ -80,14 +83,141 @@ def reproduce(
     typer.echo(conclude(done))
 
 
+GraphFile = Annotated[Path, typer.Argument(help="The graph, a YAML or JSON file; see `pcnet schema`.")]
+Functions = Annotated[
+    list[Path] | None,
+    typer.Option(help="A Python file that names functions by pcnet.register; run before the graph is read."),
+]
+Observations = Annotated[
+    str,
+    typer.Option(
+        help="A CSV, NPY, NPZ or Parquet file: a row an observation, empty or NaN where it is missing. With several "
+        "sensory nodes, columns are called node or node.0, node.1, …; - reads lines (JSON or numbers) from standard "
+        "input, and writes beliefs as lines of JSON."
+    ),
+]
+TimeColumn = Annotated[
+    str | None, typer.Option(help="The column that holds the time; t or time, if there is such a column.")
+]
+
+
+class PolicyName(StrEnum):
+    stop_run = "raise"
+    stop = "stop"
+    hold = "hold"
+    reset = "reset"
+
+
+Policy = Annotated[
+    PolicyName,
+    typer.Option(
+        help="On divergence: end with an error, stop, hold for that observation, or begin anew with the next."
+    ),
+]
+
+
+@app.command()
+def run(
+    graph: GraphFile,
+    observations: Observations,
+    output: Annotated[Path | None, typer.Option(help="Where the recorded beliefs go, a NetCDF file.")] = None,
+    checkpoint: Annotated[Path | None, typer.Option(help="Save the run here, now and then and at its end.")] = None,
+    checkpoint_every: Annotated[int, typer.Option(min=1, help="After so many observations.")] = 1000,
+    resume: Annotated[
+        Path | None, typer.Option(help="Go on from a checkpoint: of a file, what it has taken in already is skipped.")
+    ] = None,
+    time: TimeColumn = None,
+    functions: Functions = None,
+    on_divergence: Policy = PolicyName.stop_run,
+) -> None:
+    """Run a graph over observations."""
+    from pcnet.following import follow, start, summary, take_in
+
+    with _plain_errors():
+        live = start(graph, functions or [], resume, on_divergence.value, recording=observations != "-" or bool(output))
+        try:
+            if observations == "-":
+                follow(live, sys.stdin, sys.stdout, checkpoint, checkpoint_every)
+            else:
+                take_in(live, observations, time, checkpoint, checkpoint_every)
+        finally:
+            if checkpoint is not None and live.tick:
+                live.save(checkpoint)
+        if output is not None:
+            live.result().save(output)
+        if observations != "-":
+            typer.echo(summary(live))
+
+
+@app.command()
+def forecast(
+    source: Annotated[Path, typer.Argument(help="A checkpoint; or a graph, with --observations to take in first.")],
+    horizon: Annotated[float, typer.Option(help="How far, in the time units of the graph.")],
+    observations: Annotated[str | None, typer.Option(help="A file of observations, as of `pcnet run`.")] = None,
+    every: Annotated[float | None, typer.Option(help="The time between two forecasts; the sampling interval.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Where the table goes, a CSV file; standard output else.")] = None,
+    time: TimeColumn = None,
+    functions: Functions = None,
+) -> None:
+    """Forecast states and observations, with standard deviations, as a table."""
+    from pcnet.files import whole
+    from pcnet.following import begin_from, start, take_in
+
+    with _plain_errors():
+        if observations is None:
+            live = begin_from(source, functions or [])
+        else:
+            live = start(source, functions or [], None, "raise", recording=False)
+            take_in(live, observations, time, None, 1)
+        table = live.forecast(horizon, every).to_dataframe()
+        if output is None:
+            typer.echo(table.to_csv(index=False), nl=False)
+            return
+        if not output.parent.is_dir():
+            raise ResultError(f"there is no folder {str(output.parent)!r} to save into")
+        with whole(output) as scratch:
+            table.to_csv(scratch, index=False)
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON schema of graph files, for editors and checks."""
+    from pcnet.specification import schema as made
+
+    typer.echo(json.dumps(made(), indent=1, ensure_ascii=False))
+
+
+@app.command()
+def draw(
+    graph: GraphFile,
+    output: Annotated[Path, typer.Option(help="A picture: .png, .svg or .pdf; or .dot, a text for Graphviz.")] = Path(
+        "graph.png"
+    ),
+    functions: Functions = None,
+) -> None:
+    """Draw who predicts, drives, parametrises and weighs whom."""
+    from pcnet.diagram import save
+    from pcnet.following import model_of
+
+    with _plain_errors():
+        save(model_of(graph, functions or []).graph, output)
+    typer.echo(str(output))
+
+
 @contextmanager
 def _plain_errors() -> Iterator[None]:
-    """User errors as a line on standard error and exit code 2, without a traceback; Ctrl-C as 130."""
+    """User errors as a line on standard error and exit code 2, divergence as 3, Ctrl-C as 130; never a traceback."""
     try:
         yield
+    except DivergenceError as error:
+        typer.echo(f"pcnet: {error}", err=True)
+        raise typer.Exit(3) from None
     except PcnetError as error:
         typer.echo(f"pcnet: {error}", err=True)
         raise typer.Exit(2) from None
+    except BrokenPipeError:  # nobody reads on: no reason to complain, nor to complain about that at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(0) from None
     except KeyboardInterrupt:
         typer.echo("pcnet: interrupted; what was finished is kept", err=True)
         raise typer.Exit(130) from None

@@ -29,6 +29,10 @@ class CheckpointError(PcnetError, ValueError):
     """A file to go on from is not what it should be."""
 
 
+class SpecError(PcnetError, ValueError):
+    """A description of a graph cannot be read, or a graph cannot be described."""
+
+
 class StudyError(PcnetError, ValueError):
     """A study cannot do what it is asked for, or its file is not what it should be."""
 

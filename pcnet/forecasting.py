@@ -144,7 +144,7 @@ def _grid(live: Live, horizon: float, every: float | None) -> tuple[float, int]:
     every = live.interval if every is None else every
     for name, value in (("horizon", horizon), ("every", every)):
         number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
-        if not number or not math.isfinite(value) or value <= 0:
+        if not number or not 0 < value < 1e300:
             raise SettingError(f"{name} must be a positive, finite time, not {value!r}")
     count = round(horizon / every)
     if count < 1 or count > 1_000_000:

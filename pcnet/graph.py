@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import networkx as nx
@@ -173,6 +174,20 @@ class Graph:
         return "\n".join(lines)
 
     __repr__ = __str__
+
+    # --- as text -----------------------------------------------------------------------------------------------
+    def to_spec(self, schedule: Schedule | None = None) -> dict[str, Any]:
+        """The graph, and its schedule if given, as plain data for a YAML or JSON file; see `pcnet.specification`."""
+        from pcnet.specification import describe
+
+        return describe(self, schedule)
+
+    @classmethod
+    def from_spec(cls, spec: Mapping[str, Any] | str | Path) -> Graph:
+        """The graph that plain data, or a YAML or JSON file, describe; with its schedule: `pcnet.load_model`."""
+        from pcnet.specification import load_model
+
+        return load_model(spec).graph
 
     # --- running -----------------------------------------------------------------------------------------------
     def start(

@@ -61,7 +61,7 @@ def given_data(observations: Any, truth: Mapping[str, Any], model: Model) -> Dat
         if len(names) != 1:
             raise StudyError(f"there are several sensory nodes; give a mapping from {', '.join(map(repr, names))}")
         observations = {names[0]: observations}
-    seen = {name: _array(f"observations of {name!r}", values) for name, values in observations.items()}
+    seen = {name: _array(f"observations of {name!r}", values, gaps=True) for name, values in observations.items()}
     seen = {name: values[None] if values.ndim == 2 else values for name, values in seen.items()}
     shape = {values.shape[:2] for values in seen.values()}
     if any(values.ndim != 3 for values in seen.values()) or len(shape) != 1:
@@ -83,7 +83,7 @@ def given_data(observations: Any, truth: Mapping[str, Any], model: Model) -> Dat
     return Data(seen, known)
 
 
-def _array(what: str, values: Any) -> Array:
+def _array(what: str, values: Any, gaps: bool = False) -> Array:
     try:
         array = np.asarray(values.detach().cpu() if isinstance(values, Tensor) else values)
         if np.iscomplexobj(array):
@@ -91,8 +91,9 @@ def _array(what: str, values: Any) -> Array:
         array = array.astype(np.float64)
     except (TypeError, ValueError):
         raise StudyError(f"{what} must be real numbers in a rectangular array") from None
-    if not array.size or not np.isfinite(array).all():
-        raise StudyError(f"{what} must not be empty and must be finite")
+    if not array.size or not (np.isfinite(array) | (gaps & np.isnan(array))).all():
+        missing = ", or NaN where they are missing" if gaps else ""
+        raise StudyError(f"{what} must not be empty and must be finite{missing}")
     return array
 
 

@@ -93,11 +93,14 @@ class Intake:
 
     def _tensor(self, name: str, value: Any, own: int) -> Tensor:
         try:
-            tensor = value if isinstance(value, Tensor) else torch.tensor(np.asarray(value))
+            if type(value) is np.ndarray and value.dtype == np.float64:
+                tensor = torch.from_numpy(value.copy())
+            else:
+                tensor = value if isinstance(value, Tensor) else torch.tensor(np.asarray(value))
             if tensor.is_complex():
                 raise TypeError
             tensor = tensor.detach().to(dtype=self.dtype, device=self.device)
-        except (TypeError, ValueError, RuntimeError):
+        except (TypeError, ValueError, RuntimeError, OverflowError):
             raise ObservationError(f"observations of {name!r} must be real numbers in a rectangular array") from None
         if tensor.numel() == 0:
             raise ObservationError(f"there are no observations of {name!r}; give at least one")
@@ -107,7 +110,7 @@ class Intake:
                 f"observations of {name!r} have shape {tuple(tensor.shape)}; "
                 f"expected {what} with dim = {self.dims[name]}"
             )
-        if bool(torch.isinf(tensor).any()):
+        if not math.isfinite(tensor.sum().item()) and bool(torch.isinf(tensor).any()):
             where = torch.isinf(tensor).nonzero()[0].tolist()
             raise ObservationError(
                 f"observation of {name!r} at index {where} is infinite in {self.dtype}; give NaN where it is missing"
@@ -119,8 +122,8 @@ def moment(given: Any) -> float:
     """A time, as a number, or refused in words."""
     try:
         time = float(given)
-    except (TypeError, ValueError, RuntimeError):
-        raise ObservationError(f"a time must be a number, not {given!r}") from None
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        raise ObservationError(f"a time must be a number, not {str(given)[:60]!r}") from None
     if isinstance(given, (str, bytes)) or not math.isfinite(time):
         raise ObservationError(f"a time must be a finite number, not {given!r}")
     return time

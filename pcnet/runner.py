@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from pcnet.forecasting import Ahead, Draws, Forecast
 
 P = TypeVar("P")
+ROUNDING = 1e-9
+"""A time that differs from the sampling interval by no more than this share of it is that interval."""
 OnDivergence = Literal["raise", "stop", "hold", "reset"]
 """What to do with batch elements that diverge: end the run, or them alone; go on as if the observation were missing, or
 begin anew with the next one."""
@@ -332,9 +334,13 @@ class Live:
                     f"observation {self.tick} is at t = {t:g}, {how} the previous one at t = {self.time:g}; "
                     "times must rise"
                 )
-            since = torch.full_like(self._interval, elapsed)
-            self._set_elapsed(since, since / self._interval)
-            self._irregular = True
+            regular = self._common and abs(elapsed - self._dt) <= ROUNDING * self._dt
+            if not regular:
+                since = torch.full_like(self._interval, elapsed)
+                self._set_elapsed(since, since / self._interval)
+            elif self._irregular:
+                self._set_elapsed(self._interval, None)
+            self._irregular = not regular
         self.time, self._timed = t, True
 
     def _set_elapsed(self, elapsed: Tensor, pace: Tensor | None) -> None:
@@ -669,8 +675,8 @@ class Live:
         """The sampling interval if all batch elements have the same, else 1: then times are observation numbers."""
         given = [self._nodes[name].sampling_interval for name in self._observers]
         low = [float(each.min()) for each in given if each is not None]
-        same = bool((self._interval == self._interval[0]).all())
-        return (min(low) if low else 1.0) if same else 1.0
+        self._common = bool((self._interval == self._interval[0]).all())
+        return (min(low) if low else 1.0) if self._common else 1.0
 
     def _shaped(self, value: Tensor) -> Tensor:
         return value.reshape(self._start.batch_shape).clone()

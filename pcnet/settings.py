@@ -17,6 +17,8 @@ from torch import Tensor
 from pcnet.errors import SettingError
 
 C = TypeVar("C", bound=type)
+KINDS: dict[str, list[type]] = {}
+"""All classes that were declared by `settings`, by their names: what a file may ask for."""
 
 
 @dataclass_transform(frozen_default=True, eq_default=False)
@@ -41,6 +43,7 @@ def settings(cls: C) -> C:
 
     init.__wrapped__ = validated_init  # type: ignore[attr-defined]
     made.__init__ = init
+    KINDS.setdefault(made.__name__, []).append(made)
     return made  # type: ignore[no-any-return]
 
 
@@ -79,7 +82,7 @@ def to_tensor(value: Any) -> Any:
     if isinstance(value, (int, float, list, tuple, np.ndarray, np.number)):
         try:
             return torch.tensor(np.asarray(value, dtype=np.float64))
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             raise ValueError("must be a number or a rectangular array of numbers") from None
     raise ValueError(f"must be a number or an array of numbers, not {type(value).__name__}")
 

@@ -51,7 +51,7 @@ def sweep(
     build: a function of settings by name that returns a graph, or a graph and its schedule; it is called with single
     values. Settings that only change numbers are run together, in one batch.
     grid: lists of values by name, all combinations of which are run; or the combinations themselves, a mapping each.
-    observations: (T, dim) or (replicates, T, dim), or a mapping from sensory nodes to these.
+    observations: (T, dim) or (replicates, T, dim), or a mapping from sensory nodes to these; NaN where missing.
     file: where the study is kept, an SQLite file; in memory unless given. If it exists the sweep goes on where it was
     interrupted, or adds what is new in the grid.
     truth: what is known of nodes, (T, dim) or (replicates, T, dim) over time, or (dim,) for constants; scored as "mse"

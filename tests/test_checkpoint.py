@@ -125,6 +125,17 @@ def test_without_the_recording(tmp_path):
     np.testing.assert_array_equal(again.result().mean("x"), whole.mean("x")[7::2])
 
 
+def test_a_graph_whose_functions_have_names_is_in_the_file(tmp_path):
+    graph, schedule, stream, _ = of_paper(conventions="authors")
+    live = graph.start(schedule).run(iter(stream[:7]))
+    again = pc.resume(live.save(tmp_path / "run"))
+    same(live.run(iter(stream[7:])).result(), again.run(iter(stream[7:])).result())
+    graph, schedule, stream, _ = nonlinear()
+    graph.start(schedule).run(iter(stream)).save(tmp_path / "run")
+    with pytest.raises(CheckpointError, match="functions have no names"):
+        pc.resume(tmp_path / "run")
+
+
 def test_single_precision(tmp_path):
     graph, schedule, stream, _ = of_paper()
     live = graph.start(schedule, dtype=torch.float32).run(iter(stream[:7]))

@@ -18,7 +18,10 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
         ("pendulum.py", ["--seconds", "9", "--seeds", "1"], 1, ["true flow", "better than persistence", "of 1 seeds"]),
         ("blob.py", ["--frames", "60", "--output", "pictures"], 1, ["tracked:", "centre of mass:", "true 0.7"]),
         ("fusion.py", ["--samples", "60", "--seeds", "1"], 1, ["both: error", "slow and exact alone"]),
+        ("lynx_hare.py", ["--years", "3"], 1, ["as last year: 0.486", "of 40 forecasts"]),
         ("benchmark_size.py", ["--channels", "40", "--states", "3", "--passes", "1"], 0, ["Kalman", "Lorenz-96", "MB"]),
+        ("benchmark_live.py", ["--observations", "60"], 0, ["median", "99th percentile", "overhead"]),
+        ("soak.py", ["--observations", "3000", "--look", "1000"], 0, ["MB", "sound to the end"]),
         ("benchmark.py", ["--passes", "1"], 0, ["Kalman", "batch 756", "lorenz"]),
     ],
 )
@@ -48,6 +51,14 @@ def test_outliers_drag_gaussian_errors_but_not_heavy_tails(tmp_path, monkeypatch
     gaussian, heavy = (float(line.split()[-1]) for line in capsys.readouterr().out.splitlines()[:2])
     assert heavy < gaussian / 10
     assert heavy < 0.01  # the variance of an ordinary observation
+
+
+def test_years_are_forecast_better_than_as_last_year(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["lynx_hare.py", "--years", "1"])
+    runpy.run_path(str(EXAMPLES / "lynx_hare.py"), run_name="__main__")
+    forecast, last = re.findall(r"(0\.\d+)", capsys.readouterr().out)[:2]
+    assert float(forecast) < float(last) / 2
 
 
 def test_two_sensors_are_better_than_either_alone(tmp_path, monkeypatch, capsys):

@@ -26,7 +26,8 @@ def after(live, name, verb, disturbed):
             if disturb:
                 for other in disturbed:
                     belief = live.local(other).belief
-                    live.local(other).belief = type(belief)(*(part * 1.7 + 0.3 for part in belief))
+                    parts = {field: part * 1.7 + 0.3 for field, part in belief._asdict().items() if field != "seen"}
+                    live.local(other).belief = belief._replace(**parts)  # how many orders are seen is a count
             getattr(node, verb)(local)
             outcomes.append([*local.belief, *(local.memory or ())])
             for other, belief in kept.items():

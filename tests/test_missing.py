@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import pcnet as pc
 from pcnet.errors import ObservationError, SettingError
 from pcnet.generalised import taylor_operator, temporal_covariance, temporal_precision
+from pcnet.graphs import paper
 from pcnet.kernels import SquaredExponential
 from pcnet.linalg import CoupledPrecision, Precision, leading_precisions
 from pcnet.nodes import InputNode, ParameterNode, PrecisionNode, SensoryNode, StateNode
@@ -341,3 +342,21 @@ def test_an_input_that_is_missing_holds_at_rest():
     assert live.local("v").prediction(link)[0, :, 0].tolist() == [2.0, 0.0]
     with pytest.raises(ObservationError, match="InputNode 'u' has no value yet"):
         graph().start(pc.states_only()).step({"y": [0.0]})
+
+
+# --- sweeps ---
+def test_a_sweep_over_observations_with_gaps(tmp_path):
+    y = 1 + 0.1 * np.random.default_rng(0).normal(size=(40, 3))
+    y[3:9, 1] = NAN
+    y[20] = NAN
+
+    def build(kappa):
+        return paper.odem(orders=2, kappa=kappa, every=8)
+
+    study = pc.sweep(build, {"kappa": [1.0, 0.5]}, y, tmp_path / "study.db", processes=1)
+    table = study.to_dataframe().set_index("kappa")
+    for kappa in (1.0, 0.5):
+        graph, schedule = build(kappa)
+        np.testing.assert_allclose(table.free_action[kappa], graph.run(y, schedule=schedule).free_action, rtol=1e-9)
+    with pytest.raises(pc.errors.StudyError, match="NaN where they are missing"):
+        pc.sweep(build, {"kappa": [1.0]}, y * np.inf, tmp_path / "other.db")

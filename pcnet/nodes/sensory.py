@@ -132,6 +132,7 @@ class SensoryNode(Node):
         dt = None if self.dt is None else self.dt.tolist()
         known: dict[str, Any] = {"orders": self.orders, "channels": self.dim, "dt": dt, "start": self.start}
         known |= {} if self.derivatives == "backward" else {"derivatives": self.derivatives}
+        known |= {} if bool((self.gap == 2).all()) else {"gap": self.gap.tolist()}
         return known | ({"window": self.samples} if self.derivatives == "fit" else {})
 
     @property

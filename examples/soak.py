@@ -1,0 +1,102 @@
+"""A long run: a million observations in constant memory, with beliefs that stay sound.
+
+Run it:  python examples/soak.py            (make soak)
+The paper's graph tracks its process, one observation at a time, some of them missing and some late. At every look: the
+memory of the process, the asymmetry and the smallest eigenvalue of posterior precisions, and the free action. Half-way,
+the run is saved and goes on from the file. Ends with exit code 1 if anything is not as it should be.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import pcnet as pc
+from pcnet.graphs import paper
+
+DT = 0.01
+SLACK = 16.0  # megabytes by which memory may rise after the first look: the allocator's, not ours
+
+
+def process(seed: int) -> Iterator[pc.Sample]:
+    """The paper's Lotka–Volterra process without end; one in a hundred observations is late, one has a gap."""
+    draw = np.random.default_rng(seed)
+    interaction = np.array([[0.0, 0.2, -0.4], [-0.2, 0.0, 0.1], [0.4, -0.1, 0.0]])
+    x, t = 5 * np.array([0.45, 0.22, 0.33]), 0.0
+    while True:
+        y = x + 0.1 * draw.normal(size=3)
+        chance = draw.random()
+        if chance < 0.01:
+            y[draw.integers(3)] = math.nan
+        yield pc.Sample(y, t)
+        wait = DT * (3.0 if chance > 0.99 else 1.0)
+        x = np.clip(x + wait * (x * (interaction @ x) + 0.05 * draw.normal(size=3)), 0, 5)
+        t += wait
+
+
+def megabytes() -> float:
+    """What the process holds in memory now, or held at most where that is all that is known."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 2**20
+    except OSError:
+        import resource
+
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
+
+
+def look(live: pc.runner.Live) -> tuple[float, float, float]:
+    """The greatest relative asymmetry and the smallest eigenvalue of posterior precisions, and the free action."""
+    asymmetry, smallest = 0.0, math.inf
+    for name in ("x", "theta"):
+        precision = live.local(name).belief.precision[0]
+        size = float(precision.abs().max())
+        asymmetry = max(asymmetry, float((precision - precision.T).abs().max()) / size)
+        smallest = min(smallest, float(torch.linalg.eigvalsh(precision)[0]) / size)
+    return asymmetry, smallest, float(live.free_action)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--observations", type=int, default=1_000_000)
+    parser.add_argument("--look", type=int, default=50_000)
+    options = parser.parse_args()
+    graph, schedule = paper.odem(orders=2, dt=DT)
+    live = graph.start(schedule, record=())
+    first, begun, bad = None, time.perf_counter(), []
+    print(f"{'observations':>12} {'MB':>8} {'asymmetry':>10} {'smallest':>10} {'free action':>14} {'ms each':>8}")
+    for k, sample in enumerate(process(0), 1):
+        live.step(sample)
+        if k == options.observations // 2:
+            with tempfile.TemporaryDirectory() as folder:
+                live = pc.resume(live.save(Path(folder) / "run"), graph, schedule)
+        if k % options.look == 0 or k == options.observations:
+            memory, (asymmetry, smallest, action) = megabytes(), look(live)
+            each = (time.perf_counter() - begun) / k * 1e3
+            print(f"{k:12d} {memory:8.1f} {asymmetry:10.1e} {smallest:10.1e} {action:14.4g} {each:8.3f}", flush=True)
+            first = memory if first is None else first
+            if memory > first + SLACK:
+                bad.append(f"memory rose from {first:.1f} to {memory:.1f} MB")
+            if not asymmetry < 1e-10:
+                bad.append(f"a precision is asymmetric by {asymmetry:.1e}")
+            if not smallest > 0:
+                bad.append("a precision is not positive definite")
+            if not math.isfinite(action):
+                bad.append("the free action is not finite")
+        if bad or k == options.observations:
+            break
+    print(f"after {live.tick} observations: {bad[0]}" if bad else f"{live.tick} observations, sound to the end")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    code = main()
+    if code:
+        raise SystemExit(code)

@@ -1,0 +1,252 @@
+"""The command `pcnet`, as it is typed."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+from test_run import same
+from typer.testing import CliRunner
+
+import pcnet as pc
+from pcnet.command_line import app
+from pcnet.graphs import paper
+from pcnet.nodes import PrecisionNode, SensoryNode, StateNode
+
+Y = 1 + 0.1 * np.random.default_rng(0).normal(size=(30, 3))
+Y[4, 1] = np.nan
+Y[9] = np.nan
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    graph, schedule = paper.odem(orders=2, every=4)
+    pc.save_model("graph.yaml", graph, schedule)
+    pd.DataFrame(Y, columns=["a", "b", "c"]).to_csv("data.csv", index=False)
+    return tmp_path
+
+
+def pcnet(*arguments, **options):
+    return CliRunner().invoke(app, list(map(str, arguments)), **options)
+
+
+def reference(**options):
+    graph, schedule = paper.odem(orders=2, every=4)
+    return graph.run(Y, schedule=schedule, **options)
+
+
+def good(*arguments, **options):
+    done = pcnet(*arguments, **options)
+    assert done.exit_code == 0, done.output
+    return done
+
+
+def test_run_over_all_kinds_of_files(folder):
+    np.save("data.npy", Y)
+    np.savez("data.npz", y=Y)
+    pd.DataFrame(Y, columns=["y.0", "y.1", "y.2"]).to_parquet("data.parquet")
+    np.savetxt("bare.csv", Y, delimiter=",", fmt="%.17g")
+    for name in ("data.csv", "bare.csv", "data.npy", "data.npz", "data.parquet"):
+        done = good("run", "graph.yaml", "--observations", name, "--output", "result.nc")
+        assert "30 observations, free action" in done.stdout
+        assert "theta:" in done.stdout
+        same(reference(), pc.Result.load("result.nc"))
+
+
+def test_times_in_a_column(folder):
+    times = np.cumsum(np.random.default_rng(1).uniform(0.005, 0.02, size=30))
+    pd.DataFrame(Y, columns=["a", "b", "c"]).assign(time=times).to_csv("timed.csv", index=False)
+    pd.DataFrame(Y, columns=["a", "b", "c"]).assign(when=times).to_csv("when.csv", index=False)
+    good("run", "graph.yaml", "--observations", "timed.csv", "--output", "result.nc")
+    same(reference(times=times), pc.Result.load("result.nc"))
+    good("run", "graph.yaml", "--observations", "when.csv", "--time", "when", "--output", "result.nc")
+    same(reference(times=times), pc.Result.load("result.nc"))
+
+
+def test_interrupted_and_resumed(folder):
+    pd.DataFrame(Y[:13]).to_csv("part.csv", index=False, header=False)
+    good("run", "graph.yaml", "--observations", "part.csv", "--checkpoint", "run.ckpt", "--checkpoint-every", 5)
+    done = good(
+        "run",
+        "graph.yaml",
+        "--observations",
+        "data.csv",
+        "--resume",
+        "run.ckpt",
+        "--output",
+        "r.nc",
+        "--checkpoint",
+        "run.ckpt",
+    )
+    assert "30 observations" in done.stdout
+    same(reference(), pc.Result.load("r.nc"))
+    assert pc.resume("run.ckpt").tick == 30
+
+
+def test_lines_in_and_beliefs_out(folder):
+    lines = [
+        ",".join("" if np.isnan(v) else repr(float(v)) for v in row) if k % 2 else json.dumps({"y": _nulls(row)})
+        for k, row in enumerate(Y)
+    ]
+    lines[9] = "null"
+    done = good("run", "graph.yaml", "--observations", "-", input="\n".join(lines) + "\n")
+    said = [json.loads(line) for line in done.stdout.splitlines()]
+    whole = reference()
+    assert [each["observation"] for each in said] == list(range(30))
+    np.testing.assert_array_equal([each["beliefs"]["x"]["mean"] for each in said], whole.mean("x"))
+    np.testing.assert_array_equal([each["beliefs"]["theta"]["sd"] for each in said], whole.sd("theta"))
+    np.testing.assert_array_equal([each["free_energy"] for each in said], whole.free_energy)
+
+
+def _nulls(row):
+    return [None if np.isnan(v) else float(v) for v in row]
+
+
+def test_lines_with_times_and_sensors_that_come_and_go(folder):
+    x = StateNode("x", dim=1, orders=2, flow=pc.flows.linear([[-0.1]]))
+    graph = pc.Graph()
+    for name in ("fast", "slow"):
+        graph.predicts(x, SensoryNode(name, dim=1, orders=1, dt=0.1))
+        graph.weighs(PrecisionNode(f"n {name}", expected=10.0, sd=0.1, smoothness=0.2), graph[name])
+    graph.weighs(PrecisionNode("nx", expected=10.0, sd=0.1, smoothness=0.2), x)
+    pc.save_model("two.json", graph, pc.states_only())
+    stream = [({"fast": 1.0, "slow": 2.0}, 0.0), ({"fast": 1.5}, 0.13), ({"slow": 2.5}, 0.2), ({}, 0.5)]
+    text = "\n".join(json.dumps(y | {"t": t}) for y, t in stream)
+    done = good("run", "two.json", "--observations", "-", input=text)
+    live = graph.start(pc.states_only())
+    for line, (y, t) in zip(done.stdout.splitlines(), stream, strict=True):
+        live.step({name: [value] for name, value in y.items()}, t=t)
+        assert json.loads(line)["beliefs"]["x"]["mean"] == live.mean("x").tolist()
+        assert json.loads(line)["t"] == t
+    pd.DataFrame([y | {"t": t} for y, t in stream]).to_csv("two.csv", index=False)
+    good("run", "two.json", "--observations", "two.csv", "--output", "two.nc")
+    same(live.result(), pc.Result.load("two.nc"))
+
+
+def test_forecast(folder):
+    good("run", "graph.yaml", "--observations", "data.csv", "--checkpoint", "run.ckpt")
+    for arguments in (["run.ckpt"], ["graph.yaml", "--observations", "data.csv"]):
+        done = good("forecast", *arguments, "--horizon", 0.05)
+        table = pd.read_csv(io.StringIO(done.stdout))
+        expected = pc.resume("run.ckpt").forecast(0.05)
+        found = table[table.node == "x"]["mean"].to_numpy().reshape(5, 3)
+        np.testing.assert_allclose(found, expected.mean("x"), rtol=1e-12)
+    good("forecast", "run.ckpt", "--horizon", 0.05, "--output", "f.csv")
+    pd.testing.assert_frame_equal(pd.read_csv("f.csv"), table)
+
+
+def test_schema_and_draw(folder):
+    assert json.loads(good("schema").stdout)["title"] == "A graph of pcnet"
+    for name, start in (("g.png", b"\x89PNG"), ("g.svg", b"<?xml"), ("g.pdf", b"%PDF"), ("g.dot", b"digraph")):
+        good("draw", "graph.yaml", "--output", name)
+        assert (folder / name).read_bytes().startswith(start)
+    text = (folder / "g.dot").read_text()
+    assert '"x" -> "y" [label="predicts"' in text
+    assert '"lambda_y" -> "y" [label="weighs"' in text
+
+
+def test_functions_of_ones_own(folder):
+    (folder / "mine.py").write_text(
+        "import pcnet as pc\n@pc.register('mine: decay')\ndef decay(x, theta):\n    return -x\n"
+    )
+    text = (folder / "graph.yaml").read_text().replace("flow: lotka_volterra", "flow: 'mine: decay'")
+    (folder / "own.yaml").write_text(text.replace("{parametrises: [theta, x]}", "{parametrises: [theta, x]}"))
+    done = pcnet("run", "own.yaml", "--observations", "data.csv")
+    assert done.exit_code == 2
+    assert "no function 'mine: decay' is registered" in done.stderr
+    good("run", "own.yaml", "--observations", "data.csv", "--functions", "mine.py")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["run", "nothing.yaml", "--observations", "data.csv"], "'nothing.yaml' cannot be read"),
+        (["run", "data.csv", "--observations", "data.csv"], "'data.csv'"),
+        (["run", "graph.yaml", "--observations", "nothing.csv"], "no file 'nothing.csv'"),
+        (["run", "graph.yaml", "--observations", "graph.yaml"], "ends in .csv"),
+        (["run", "graph.yaml", "--observations", "empty.csv"], "'empty.csv'"),
+        (["run", "graph.yaml", "--observations", "words.csv"], "something else than numbers"),
+        (["run", "graph.yaml", "--observations", "wide.csv"], "2 columns of observations; 'y' takes 3"),
+        (["run", "graph.yaml", "--observations", "broken.npy"], "'broken.npy' cannot be read"),
+        (["run", "graph.yaml", "--observations", "broken.parquet"], "'broken.parquet' cannot be read"),
+        (["run", "graph.yaml", "--observations", "data.csv", "--time", "b.c"], "no column 'b.c'"),
+        (["run", "graph.yaml", "--observations", "back.csv"], "before the previous one"),
+        (["run", "graph.yaml", "--observations", "data.csv", "--resume", "nothing"], "no file 'nothing'"),
+        (["run", "graph.yaml", "--observations", "data.csv", "--resume", "data.csv"], "not a checkpoint"),
+        (["run", "graph.yaml", "--observations", "data.csv", "--output", "no/r.nc"], "no folder 'no'"),
+        (["run", "graph.yaml", "--observations", "data.csv", "--checkpoint", "no/r"], "no folder 'no'"),
+        (["run", "graph.yaml", "--observations", "data.csv", "--functions", "no.py"], "no file 'no.py'"),
+        (["run", "graph.yaml", "--observations", "data.csv", "--functions", "graph.yaml"], "'graph.yaml' failed"),
+        (["forecast", "nothing", "--horizon", "1"], "no file 'nothing'"),
+        (["forecast", "graph.yaml", "--horizon", "1"], "give --observations"),
+        (["forecast", "graph.yaml", "--observations", "data.csv", "--horizon", "-1"], "horizon must be"),
+        (["draw", "graph.yaml", "--output", "g.jpg"], "a diagram ends in"),
+        (["draw", "graph.yaml", "--output", "no/g.png"], "no folder 'no'"),
+    ],
+)
+def test_mistakes_are_said_in_a_line(folder, arguments, words):
+    (folder / "empty.csv").write_text("")
+    (folder / "words.csv").write_text("a,b,c\n1,2,three\n")
+    (folder / "wide.csv").write_text("a,b\n1,2\n")
+    (folder / "back.csv").write_text("t,a,b,c\n1,1,1,1\n0,1,1,1\n")
+    (folder / "broken.npy").write_bytes(b"\x93NUMPY broken")
+    (folder / "broken.parquet").write_bytes(b"PAR1")
+    done = pcnet(*arguments)
+    assert done.exit_code == 2, done.output
+    assert done.stderr.startswith("pcnet: ")
+    assert words in done.stderr
+    assert "Traceback" not in done.output
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("1,2", "line 2: observations of 'y' have shape"),
+        ("1,2,x", "line 2: '1,2,x' is not a row of numbers"),
+        ("{", "line 2: '{' is not JSON"),
+        ('{"z": 1}', "line 2: observations are given for"),
+        ('{"y": "text"}', "line 2: observations of 'y' must be real numbers"),
+        ('{"y": [1, 2, 3], "t": "now"}', "line 2: a time must be a number"),
+        ("inf,1,1", "line 2: observation of 'y' at index"),
+    ],
+)
+def test_lines_that_are_refused(folder, line, words):
+    done = pcnet("run", "graph.yaml", "--observations", "-", "--checkpoint", "run.ckpt", input=f"1,1,1\n{line}\n")
+    assert done.exit_code == 2
+    assert words in done.stderr
+    assert len(done.stdout.splitlines()) == 1  # what came before was answered, and is kept
+    assert pc.resume("run.ckpt").tick == 1
+    assert pcnet("run", "graph.yaml", "--observations", "-", input="").exit_code == 2
+
+
+def test_divergence_has_an_exit_code_of_its_own(folder):
+    wild = Y.copy()
+    wild[5] = 1e300
+    np.save("wild.npy", wild)
+    done = pcnet("run", "graph.yaml", "--observations", "wild.npy")
+    assert done.exit_code == 3
+    assert "observation 5" in done.stderr
+    done = good("run", "graph.yaml", "--observations", "wild.npy", "--on-divergence", "hold")
+    assert "fallbacks of hold: 1" in done.stdout
+
+
+def test_a_reader_that_leaves(folder):
+    command = [sys.executable, "-m", "pcnet.command_line", "run", "graph.yaml", "--observations", "-"]
+    script = "import sys; from pcnet.command_line import app; sys.argv = sys.argv[1:]; app()"
+    command[1:3] = ["-c", script, "pcnet"]
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=dict(os.environ), text=True
+    )
+    process.stdin.write("1,1,1\n")
+    process.stdin.flush()
+    assert json.loads(process.stdout.readline())["observation"] == 0
+    process.stdout.close()
+    process.stdin.write("1,1,1\n" * 50)
+    process.stdin.close()
+    assert process.wait(60) == 0
+    assert process.stderr.read() == ""

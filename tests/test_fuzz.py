@@ -1,0 +1,133 @@
+"""Whatever is put in, there is an answer in numbers or an error in words; never a NaN that nobody is told of."""
+
+import contextlib
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import pcnet as pc
+from pcnet.errors import PcnetError
+from pcnet.nodes import ParameterNode, PrecisionNode, SensoryNode, StateNode
+
+EXTREMES = [0.0, -0.0, 1.0, -3.5, 1e-300, 1e150, 1e155, 1e300, -1e300, 1.7e308, math.nan, math.inf, -math.inf]
+FLOW = pc.flows.LotkaVolterra(2)
+
+
+def graph(orders=2, derivatives="backward", channels="each", **options):
+    x = StateNode("x", dim=2, orders=3, flow=FLOW)
+    y = SensoryNode("y", dim=2, orders=orders, dt=0.1, derivatives=derivatives, **options)
+    made = pc.Graph()
+    made.predicts(x, y)
+    made.parametrises(ParameterNode("theta", mean=[0.3], sd=0.2), x)
+    made.weighs(PrecisionNode("nx", expected=10.0, sd=0.1, smoothness=0.3), x)
+    made.weighs(PrecisionNode("ny", expected=10.0, sd=0.1, smoothness=0.3, channels=channels), y)
+    return made
+
+
+value = st.sampled_from(EXTREMES) | st.floats(-10, 10)
+row = (
+    st.none()
+    | st.lists(value, min_size=2, max_size=2)
+    | st.lists(value, max_size=4)
+    | st.dictionaries(st.sampled_from(["y", "x", "z"]), st.none() | st.lists(value, min_size=2, max_size=2), max_size=2)
+    | st.text(max_size=3)
+    | st.lists(st.text(max_size=2), max_size=2)
+    | st.binary(max_size=2)
+    | st.integers()
+    | st.lists(st.lists(value, min_size=2, max_size=2), max_size=2)
+)
+time = st.none() | st.floats() | st.sampled_from([0, 1, "1", [1.0], 10**400])
+
+
+def sound(live):
+    """All that can be read is finite, but for what is said to be missing."""
+    for name in ("x", "theta", "nx", "ny"):
+        assert torch.isfinite(live.mean(name)).all(), name
+        assert not torch.isnan(live.sd(name)).any(), name
+    assert torch.isfinite(live.free_action).all()
+
+
+@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.lists(st.tuples(row, time), max_size=6),
+    st.sampled_from(["raise", "hold", "reset"]),
+    st.sampled_from(["backward", "fit", "none"]),
+    st.sampled_from(["each", "full"]),
+)
+def test_any_stream(stream, policy, derivatives, channels):
+    live = graph(derivatives=derivatives, channels=channels).start(pc.odem(every=2), on_divergence=policy)
+    for observation, t in stream:
+        tick = live.tick
+        try:
+            live.step(observation, t)
+        except pc.errors.DivergenceError:
+            assert policy == "raise"
+            return
+        except PcnetError:
+            assert live.tick == tick
+    if live.tick:
+        sound(live)
+        result = live.result()
+        assert np.isfinite(result.mean("x")).all()
+        held = np.isnan(result.free_energy).sum()
+        assert held == sum(int(live.fallbacks[key].sum()) for key in ("hold", "reset") if key in live.fallbacks)
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(st.lists(st.floats(allow_infinity=False), min_size=2, max_size=2), min_size=1, max_size=6))
+def test_held_streams_never_end(rows):
+    """With "hold", any stream of real numbers and gaps is taken in to its end, in whole arrays or one by one."""
+    made = graph()
+    result = made.run(np.array(rows), schedule=pc.odem(every=2), on_divergence="hold")
+    assert result.observations == len(rows)
+    assert np.isfinite(result.mean("x")).all()
+    assert np.isfinite(result.free_action)
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    st.dictionaries(
+        st.sampled_from(["dim", "orders", "dt", "gap", "window", "ahead", "start", "derivatives", "nonsense"]),
+        st.none() | st.integers(-2, 4) | st.sampled_from(EXTREMES) | st.text(max_size=4) | st.lists(value, max_size=2),
+    )
+)
+def test_any_settings_of_a_sensor(options):
+    try:
+        node = SensoryNode("y", **{"dim": 1, "orders": 1} | options)
+    except PcnetError:
+        return
+    assert node.orders >= 1
+    assert node.dt is None or bool((node.dt > 0).all())
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.floats() | st.integers() | st.text(max_size=2), st.none() | st.floats(), st.integers(-1, 3))
+def test_any_horizon(horizon, every, draws):
+    if isinstance(horizon, (int, float)) and horizon > 1:
+        horizon = 1 / horizon  # or it takes long, and nothing else
+    if every is not None and 0 < every < 0.01:
+        every = 0.01 + every
+    with contextlib.suppress(PcnetError):
+        assert np.isfinite(BEGUN.forecast(horizon, every).mean("x")).all()
+    with contextlib.suppress(PcnetError):
+        assert np.isfinite(BEGUN.sample(horizon, draws, every=every, seed=0).values["x"]).all()
+
+
+BEGUN = graph().start(pc.odem(every=2)).step([1.0, 2.0]).step([1.1, 1.9])
+
+
+@pytest.mark.parametrize("size", [1e100, 1e200, 1e300])
+def test_absurd_but_finite_numbers_are_named(size):
+    with pytest.raises(pc.errors.DivergenceError, match=r"Node '\w+' .*observation 1"):
+        graph().run(np.array([[1.0, 1.0], [size, size]]), schedule=pc.states_only())
+    with pytest.raises(pc.errors.DivergenceError):
+        graph().run(np.array([[size, 1.0], [1.0, size], [1.0, 1.0]]), schedule=pc.states_only())
+
+
+def test_one_observation_is_enough():
+    for schedule in (pc.odem(every=1), pc.states_only(), pc.generalised_filtering()):
+        sound(graph().start(schedule).step([1.0, 2.0]))

@@ -1,0 +1,380 @@
+"""Graphs as text: exact both ways, and strict about everything else."""
+
+import copy
+import json
+import math
+
+import jsonschema
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_checkpoint import stack
+from test_run import same
+
+import pcnet as pc
+from pcnet import registry
+from pcnet.errors import PcnetError, SettingError, SpecError
+from pcnet.graphs import paper
+from pcnet.kernels import Autocorrelation, Matern
+from pcnet.movers import Exponential, Newton, RobbinsMonro, StateMover, WindowMean
+from pcnet.nodes import ParameterNode, PrecisionNode, SensoryNode, StateNode
+from pcnet.settings import Positive, number
+from pcnet.settings import settings as declared
+from pcnet.specification import Loader, parse, schema
+
+
+@pc.register("test: pendulum")
+def pendulum(x, theta):
+    return torch.stack([x[..., 1], -theta[..., 0] * torch.sin(x[..., 0])], -1)
+
+
+@pc.register("test: turn")
+def turn(x, v, theta):
+    return torch.stack([x[..., 1] + v[..., 0], -theta[..., 0] * torch.sin(x[..., 0])], -1)
+
+
+@pc.register("test: bell")
+def bell(h):
+    return torch.exp(-(h**2))
+
+
+@declared
+class SpecNudge(StateMover):
+    """A mover that pcnet does not know of."""
+
+    size: Positive = number(0.1)
+
+    def step(self, evidence):
+        return -self.size * evidence.gradient
+
+
+def swinging(mover=None):
+    x = StateNode("x", dim=2, orders=3, flow=pendulum, mover=mover or SpecNudge(0.01), initial_mean=np.eye(3, 2) / 3)
+    y = SensoryNode("y", dim=1, orders=2, dt=0.1, derivatives="fit", window=5)
+    graph = pc.Graph()
+    graph.predicts(x, y, via=pc.flows.linear([[1 / 3, 0.1]], [0.5]))
+    steps = RobbinsMonro(1e-5, accumulate=Exponential(0.3))
+    graph.parametrises(ParameterNode("theta", mean=[1 / 7], sd=0.5, mover=Newton(forgetting=0.01)), x)
+    graph.weighs(PrecisionNode("nx", mean=[1e-5, 2.0], sd=0.1, kernel=Matern(0.3, 3.5), mover=steps), x)
+    steps = RobbinsMonro(accumulate=WindowMean())
+    graph.weighs(PrecisionNode("ny", expected=10, sd=0.1, kernel=Autocorrelation(bell, width=0.5), mover=steps), y)
+    return graph, pc.odem(every=[3, 5], periods={"ny": 7}), np.random.default_rng(0).normal(size=(12, 1))
+
+
+def stacked():
+    graph, schedule, stream, _ = stack()
+    x = graph["x"]
+    known = StateNode("x", dim=2, orders=3, flow=turn, mover=x.mover)
+    return graph.with_nodes(dict(graph.nodes) | {"x": known}), schedule, iter(stream)
+
+
+def of_paper(**options):
+    graph, schedule = paper.odem(**options)
+    return graph, schedule, 1 + 0.1 * np.random.default_rng(0).normal(size=(12, 3))
+
+
+CASES = {
+    "paper": of_paper,
+    "authors": lambda: of_paper(conventions="authors", model="lorenz"),
+    "batch": lambda: of_paper(kappa=[1.0, 1 / 3], every=[3, 4]),
+    "own parts": swinging,
+    "stack": stacked,
+    "sensors": lambda: (*two_sensors(), {"a": np.ones((5, 1)), "b": np.ones((5, 1))}),
+}
+
+
+def two_sensors():
+    x = StateNode("x", dim=2, orders=2, flow=pc.flows.LotkaVolterra(2, torch.tensor([0.1, -0.2])))
+    graph = pc.Graph()
+    graph.parametrises(ParameterNode("p", mean=[0.5], sd=0.1), x)
+    for name in ("a", "b"):
+        y = SensoryNode(name, dim=1, orders=1)
+        graph.predicts(x, y, via=pc.Derived(first, parameters=1))
+        graph.parametrises(ParameterNode(f"gain {name}", mean=[1.0], sd=0.1), x, of=y)
+        graph.weighs(PrecisionNode(f"n{name}", expected=1.0, sd=0.1, smoothness=1.0), y)
+    graph.weighs(PrecisionNode("nx", expected=1.0, sd=0.1, smoothness=1.0), x)
+    return graph, pc.states_only()
+
+
+def first(x, theta):
+    return theta * x[..., :1]
+
+
+FIRST = pc.register("test: first", pc.Derived(first, parameters=1))
+
+
+@pytest.mark.parametrize("form", ["yaml", "json", "data"])
+@pytest.mark.parametrize("case", CASES)
+def test_a_round_trip_is_exact(case, form, tmp_path):
+    graph, schedule, observations = CASES[case]()
+    spec = graph.to_spec(schedule)
+    again = pc.load_model(spec if form == "data" else pc.save_model(tmp_path / f"g.{form}", graph, schedule))
+    assert again.graph.to_spec(again.schedule) == spec
+    assert list(again.graph.nodes) == list(graph.nodes)
+    if form == "data":
+        return
+    if case in ("stack", "sensors"):
+        observations = list(observations) if case == "stack" else observations
+    seen = (lambda: iter(observations)) if case == "stack" else (lambda: observations)
+    same(graph.run(seen(), schedule=schedule), again.graph.run(seen(), schedule=again.schedule))
+
+
+def test_a_description_by_hand(tmp_path):
+    path = tmp_path / "graph.yaml"
+    path.write_text(
+        """
+        nodes:
+          x: {kind: StateNode, dim: 2, orders: 3, flow: {linear: {matrix: [[0, 1], [-1, 0]]}},
+              mover: {kind: Ozaki, time: 1e-1}}
+          y: {kind: SensoryNode, dim: 2, orders: 2, dt: 0.1}
+          noise_x: {kind: PrecisionNode, expected: 10, sd: 0.1, smoothness: 0.2}
+          noise_y: {kind: PrecisionNode, expected: 1e2, sd: 0.1, smoothness: 0.2}
+        links:
+          - {predicts: [x, y]}
+          - {weighs: [noise_x, x]}
+          - {weighs: [noise_y, y]}
+        schedule: {odem: {every: 4}}
+        """
+    )
+    x = StateNode(
+        "x", dim=2, orders=3, flow=pc.flows.linear([[0.0, 1.0], [-1.0, 0.0]]), mover=pc.movers.Ozaki(time=0.1)
+    )
+    y = SensoryNode("y", dim=2, orders=2, dt=0.1)
+    graph = pc.Graph()
+    graph.predicts(x, y)
+    graph.weighs(PrecisionNode("noise_x", expected=10, sd=0.1, smoothness=0.2), x)
+    graph.weighs(PrecisionNode("noise_y", expected=100, sd=0.1, smoothness=0.2), y)
+    observations = np.random.default_rng(0).normal(size=(9, 2))
+    found = pc.load_model(path)
+    same(graph.run(observations, schedule=pc.odem(every=4)), found.graph.run(observations, schedule=found.schedule))
+    same(graph.run(observations), pc.Graph.from_spec(path).run(observations))
+
+
+BASE = {
+    "nodes": {
+        "x": {"kind": "StateNode", "dim": 1, "orders": 2, "flow": "test: first"},
+        "y": {"kind": "SensoryNode", "dim": 1, "orders": 1},
+        "nx": {"kind": "PrecisionNode", "expected": 1.0, "sd": 0.1, "smoothness": 1.0},
+    },
+    "links": [{"predicts": ["x", "y"]}, {"weighs": ["nx", "x"]}],
+    "schedule": {"acts": [{"sense": ["sensory"]}]},
+}
+
+
+def changed(*path, to=None, drop=False):
+    spec = copy.deepcopy(BASE)
+    inner = spec
+    for key in path[:-1]:
+        inner = inner[key]
+    if drop:
+        del inner[path[-1]]
+    else:
+        inner[path[-1]] = to
+    return spec
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ([], "must be a mapping"),
+        (changed("nodse", to={}), "unknown key 'nodse'; did you mean 'nodes'"),
+        (changed("links", drop=True), "'links' is missing"),
+        (changed("pcnet", to=2), "version 2; this pcnet reads up to 1"),
+        (changed("pcnet", to="new"), "version of the description"),
+        (changed("nodes", to=[]), "nodes must be a mapping"),
+        (changed("nodes", "x", "ordres", to=2), r"node 'x': unknown key 'ordres'; did you mean 'orders'\?"),
+        (
+            changed("nodes", "x", "kind", to="StateNod"),
+            r"no kind 'StateNod' that fits here; did you mean 'StateNode'\?",
+        ),
+        (changed("nodes", "x", "kind", to="Ozaki"), "no kind 'Ozaki' that fits here"),
+        (changed("nodes", "x", "kind", to="LatentNode"), "LatentNode is what its kinds have in common"),
+        (changed("nodes", "x", "kind", drop=True), "give a mapping with a kind"),
+        (changed("nodes", "x", "flow", to="os.system"), "no function 'os.system' is registered"),
+        (changed("nodes", "x", "flow", to="lorentz"), "did you mean 'lorenz'"),
+        (
+            changed("nodes", "x", "flow", to={"linera": {}}),
+            r"no maker of functions 'linera' is known; did you mean 'linear'\?",
+        ),
+        (changed("nodes", "x", "flow", to={"linear": {"matrx": []}}), r"unknown key 'matrx'; did you mean 'matrix'\?"),
+        (changed("nodes", "x", "flow", to={"linear": {"matrix": "A"}}), "rectangular"),
+        (changed("nodes", "x", "flow", to={"quadratic": {"coefficients": [1.0]}}), "node 'x', flow: quadratic"),
+        (changed("nodes", "x", "dim", to=0), "setting 'dim'"),
+        (changed("nodes", "x", "name", to="z"), "unknown key 'name'"),
+        (changed("nodes", "x", "mover", to={"kind": "Newton"}), "node 'x', mover: there is no kind 'Newton' that fits"),
+        (changed("nodes", "nx", "sd", to={"kind": "Ozaki"}), "a mapping makes no sense here"),
+        (changed("nodes", "nx", "sd", to="wide"), "setting 'sd'"),
+        (changed("nodes", "nx", "sd", to=-1), "positive"),
+        (changed("nodes", "nx", "sd", to=math.inf), "finite"),
+        (changed("links", 0, to={"predict": ["x", "y"]}), r"link 0: unknown key 'predict'; did you mean 'predicts'\?"),
+        (changed("links", 0, to={"predicts": ["x", "z"]}), "link 0: there is no node 'z'"),
+        (changed("links", 0, to={"predicts": ["x"]}), "names of two nodes"),
+        (changed("links", 0, to={"predicts": ["x", "y"], "weighs": ["x", "y"]}), "give one of"),
+        (changed("links", 0, to={"predicts": ["y", "x"]}), "link 0: .*cannot be"),
+        (changed("links", 1, to={"weighs": ["nx", "x"], "via": "identity"}), "via goes with predicts"),
+        (changed("links", 1, to={"weighs": ["nx", "x"], "of": "y"}), "of goes with parametrises"),
+        (changed("links", 1, drop=True), "the node 'nx' has no links"),
+        (changed("schedule", to="oden"), "there is no schedule 'oden'; did you mean 'odem'"),
+        (changed("schedule", to={"odem": {"evry": 3}}), r"unknown key 'evry'; did you mean 'every'\?"),
+        (changed("schedule", to={"odem": {"every": 0}}), "whole numbers"),
+        (changed("schedule", "acts", to=[{"sens": ["y"]}]), r"act 0: unknown key 'sens'; did you mean 'sense'\?"),
+        (changed("schedule", "acts", to=[{"sense": "y"}]), "give one verb with a list"),
+        (changed("schedule", "acts", to=[{"sense": ["y"], "every": -1}]), "whole numbers"),
+    ],
+)
+def test_what_is_refused(spec, words):
+    with pytest.raises(SpecError, match=words):
+        pc.load_model(spec)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("nodes: {x: 1, x: 2}", "more than once"),
+        ("a: &b [1]\nc: *b", "aliases"),
+        ("a: !!python/object/apply:os.system ['true']", "it is not YAML"),
+        ("a: [", "it is not YAML in line"),
+        ("\x00", "it is not YAML"),
+        ("? [a]\n: 1", "more than once, or is no text"),
+    ],
+)
+def test_texts_that_are_refused(text, words, tmp_path):
+    with pytest.raises(SpecError, match=words):
+        parse(text)
+    path = tmp_path / "g.yaml"
+    path.write_text(text)
+    with pytest.raises(SpecError, match=r"g.yaml"):
+        pc.load_model(path)
+    with pytest.raises(SpecError, match="it is not JSON"):
+        parse(text, "json")
+
+
+def test_files_that_are_refused(tmp_path):
+    with pytest.raises(SpecError, match="cannot be read: No such file"):
+        pc.load_model(tmp_path / "nothing.yaml")
+    (tmp_path / "binary.yaml").write_bytes(bytes(range(128, 256)))
+    with pytest.raises(SpecError, match="not a text file"):
+        pc.load_model(tmp_path / "binary.yaml")
+    with pytest.raises(SpecError, match="more than once"):
+        parse('{"a": 1, "a": 2}', "json")
+    deep = "[" * 100_000
+    for form in ("json", "yaml"):
+        with pytest.raises(SpecError):
+            parse(deep, form)
+
+
+def test_functions_without_a_name():
+    x = StateNode("x", dim=1, orders=1, flow=lambda x, theta: -x)
+    graph = pc.Graph()
+    graph.predicts(x, SensoryNode("y", dim=1, orders=1))
+    with pytest.raises(SpecError, match=r"'x', flow: the function <lambda> has no name.*pcnet.register"):
+        graph.to_spec()
+    with pytest.raises(SettingError, match="there is a function 'lorenz' already"):
+        pc.register("lorenz", pendulum)
+    with pytest.raises(SettingError, match="not a function"):
+        pc.register("three", 3)
+
+
+def test_a_kind_of_one_name_twice():
+    def make():
+        @declared
+        class SpecTwin(StateMover):
+            def step(self, evidence):
+                return 0 * evidence.mean
+
+        return SpecTwin
+
+    make(), make()
+    with pytest.raises(SpecError, match="2 kinds 'SpecTwin'"):
+        pc.load_model(changed("nodes", "x", "mover", to={"kind": "SpecTwin"}))
+
+
+def test_all_flows_and_schedules_have_descriptions():
+    for name in registry.names():
+        assert registry.describe(registry.find(name)) == name
+    for numbers in (
+        {"linear": {"matrix": [[0.1, 0.2]], "offset": [3.0]}},
+        {"linear": {"dim": 3}},
+        {"linear": {"matrix": [[1.0], [2.0]], "causes": [[3.0], [4.0]]}},
+        {"lotka_volterra_of": {"species": 2, "growth": [0.1, 0.2]}},
+        {"lorenz_of": {"sigma": 9.0, "beta": 2.0}},
+    ):
+        function = registry.find(numbers)
+        again = registry.find(registry.describe(function))
+        assert again.essence == function.essence
+
+
+def test_a_schema_knows_all_kinds():
+    found = schema()
+    assert json.loads(json.dumps(found)) == found
+    assert {"StateNode", "SensoryNode", "Ozaki", "Newton", "Matern", "SpecNudge"} <= set(found["$defs"])
+    state = found["$defs"]["StateNode"]
+    assert state["required"] == ["kind", "dim", "orders", "flow"]
+    assert {"$ref": "#/$defs/SpecNudge"} in state["properties"]["mover"]["anyOf"]
+    assert state["properties"]["last_error"] == {"enum": ["keep", "drop"]}
+    assert found["$defs"]["SensoryNode"]["properties"]["dt"] == {
+        "anyOf": [{"$ref": "#/$defs/numbers"}, {"type": "null"}]
+    }
+
+
+def test_descriptions_fit_the_schema():
+    check = jsonschema.Draft202012Validator(schema())
+    for case in CASES.values():
+        graph, schedule, _ = case()
+        check.validate(graph.to_spec(schedule))
+    assert not check.is_valid(changed("nodes", "x", "ordres", to=2))
+
+
+# --- fuzzing ---
+plain = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=8)
+    | st.sampled_from(list(BASE["nodes"])),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=8,
+)
+
+
+@st.composite
+def nearly_right(draw):
+    """A description with something else in some places."""
+    spec = copy.deepcopy(BASE)
+    for _ in range(draw(st.integers(1, 3))):
+        inner, places = spec, []
+        while isinstance(inner, (dict, list)) and inner and (not places or draw(st.booleans())):
+            key = draw(st.sampled_from(sorted(inner) if isinstance(inner, dict) else range(len(inner))))
+            places.append((inner, key))
+            inner = inner[key]
+        holder, key = places[-1]
+        holder[key] = draw(plain)
+    return spec
+
+
+@settings(deadline=None, max_examples=400)
+@given(nearly_right() | plain)
+def test_whatever_is_given_is_a_graph_or_refused_in_words(spec):
+    try:
+        model = pc.load_model(spec) if not isinstance(spec, str) else None
+    except PcnetError:
+        return
+    assert model is None or model.graph.to_spec() is not None
+
+
+@settings(deadline=None, max_examples=400)
+@given(
+    st.text(max_size=60) | st.binary(max_size=60).map(lambda b: b.decode("latin-1")), st.sampled_from(["yaml", "json"])
+)
+def test_whatever_text_is_data_or_refused_in_words(text, form):
+    try:
+        parse(text, form)
+    except PcnetError:
+        return
+
+
+def test_no_tag_of_yaml_makes_an_object():
+    assert not [tag for tag in Loader.yaml_constructors if tag and "python" in tag]
