@@ -16,6 +16,8 @@ from pcnet.schedule import Schedule, odem
 from pcnet.settings import broadcast
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
     from pcnet.record import Record
     from pcnet.result import Result
     from pcnet.runner import Live
@@ -173,6 +175,15 @@ class Graph:
         return "\n".join(lines)
 
     __repr__ = __str__
+
+    def draw(self, schedule: Schedule | None = None, *, ax: Axes | None = None, dark: bool = False) -> Axes:
+        """A picture in levels from sensory nodes up, kinds by shape, with the clocks of a schedule where given."""
+        from pcnet.diagram import draw
+        from pcnet.structure import Structure
+
+        if not self.network:
+            raise GraphError("the graph is empty, so that there is nothing to draw; add nodes first")
+        return draw(Structure.of(self, schedule), ax=ax, dark=dark)
 
     # --- running -----------------------------------------------------------------------------------------------
     def start(

@@ -227,7 +227,7 @@ def _flat(
 
 
 def _caption(result: Result, element: Element) -> str:
-    action = result.free_action.reshape(-1)[_flat_index(result, element)]
+    action = result.free_action.reshape(-1)[result.flat_index(element)]
     which = f", batch element {element}" if result.batch_shape else ""
     return f"{result.observations:,} observations{which}: free action {action:,.0f} nats".replace("-", "−")
 
@@ -311,19 +311,8 @@ def _choose(found: list[Series], dimensions: Sequence[int] | None, labels: Seque
 def _pick(result: Result, values: Array, element: Element) -> Array:
     """One batch element of an array (..., time, *own)."""
     batch = len(result.batch_shape)
-    chosen: Array = values.reshape(-1, *values.shape[batch:])[_flat_index(result, element)]
+    chosen: Array = values.reshape(-1, *values.shape[batch:])[result.flat_index(element)]
     return chosen
-
-
-def _flat_index(result: Result, element: Element) -> int:
-    shape = result.batch_shape
-    try:
-        if isinstance(element, tuple):
-            return int(np.ravel_multi_index(element, shape))
-        return range(int(np.prod(shape, dtype=int)))[element]
-    except (IndexError, ValueError, TypeError):
-        batch = f"the batch has shape {shape}" if shape else "there is no batch, so use element=0"
-        raise ResultError(f"there is no batch element {element!r}: {batch}") from None
 
 
 def _order(values: Array, order: int, name: str) -> Array:

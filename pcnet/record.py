@@ -27,6 +27,11 @@ class Record:
     every: int = Field(default=1, ge=1)
     messages: bool = False
 
+    @classmethod
+    def flow(cls, every: int = 1) -> Record:
+        """All that `result.error_flow()` and `result.plot()` show."""
+        return cls((*cls.quantities, "error", "weighted_error"), every=every, messages=True)
+
 
 class Tape:
     """A growing recording of one quantity, in blocks, so that its length need not be known.
@@ -50,6 +55,12 @@ class Tape:
         if len(self._open) == self._block:
             self._full.append(torch.stack(self._open).cpu())
             self._open = []
+
+    def keep(self, last: int) -> None:
+        """Forget blocks that lie wholly before the last so many values."""
+        spare = (len(self._full) * self._block + len(self._open) - last) // self._block
+        if spare > 0:
+            del self._full[:spare]
 
     def tensor(self) -> Tensor | None:
         """(T, B, ...), or None where nothing was written."""
