@@ -134,11 +134,15 @@ def _clocks(graph: Graph, schedule: Schedule | None) -> dict[str, str]:
     return clocks
 
 
+STACKED = 0.65
+"""How far apart, in rows, nodes are stacked beside another."""
+
+
 # --- places ----------------------------------------------------------------------------------------------------------
 class _Layout:
     """Rows of groups: a node in the middle, causes and parameters to its left, precisions to its right.
 
-    Several on one side are set half a row apart; those beside one of them go further out.
+    Several on one side are stacked, less than a row apart; those beside one of them go further out.
     """
 
     def __init__(self, structure: Structure) -> None:
@@ -152,7 +156,7 @@ class _Layout:
         for level in sorted({node.level for node in structure.nodes}):
             heads = [node.name for node in structure.nodes if node.level == level and node.name not in self.hosts]
             self._row(heads, base)
-            base += max(1.0, *((max(map(self._height, self._sides(name))) + 1) / 2 for name in heads))
+            base += 1.0 + STACKED * max(0, *(max(map(self._height, self._sides(name))) - 1 for name in heads))
 
     def _hosts(self) -> dict[str, tuple[str, str]]:
         """Beside which node of its own level a node stands, by the first link that says so, and the link's kind."""
@@ -182,7 +186,7 @@ class _Layout:
         for name in guests:
             self.places[name] = Place(column + way, row)
             self._put(list(self.beside[name]), column + way, row, way)
-            row += self._height([name]) / 2
+            row += STACKED * self._height([name])
 
     def _sides(self, name: str) -> tuple[list[str], list[str]]:
         guests = self.beside[name]
@@ -194,7 +198,7 @@ class _Layout:
         return 1 + max(map(self._reach, self.beside[name]), default=0)
 
     def _height(self, guests: list[str]) -> int:
-        """How many half rows guests on one side take."""
+        """How many places guests on one side take above each other."""
         return sum(max(1, self._height(list(self.beside[guest]))) for guest in guests)
 
     def _middle(self, name: str) -> float:

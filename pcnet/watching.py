@@ -27,7 +27,7 @@ from pcnet.runner import Live
 WINDOW = 2000
 """So many of the last observations are shown."""
 WAITING = """<!DOCTYPE html><meta charset="utf-8"><meta http-equiv="refresh" content="1"><title>pcnet</title>
-<p>Waiting for the first observation …"""
+<link rel="icon" href="data:,"><p>Waiting for the first observation …"""
 
 
 def watch(live: Live, port: int = 0, *, window: int = WINDOW, element: int = 0, title: str | None = None) -> Watch:

@@ -6,6 +6,8 @@ const OUTLINES = {
   precision: "octagon",
 };
 
+const WIDTH = 92; // of a node
+
 class Network {
   constructor(flow, container, { onSelect, onHover }) {
     this.flow = flow;
@@ -40,10 +42,10 @@ class Network {
       { selector: "node", style: {
         "background-color": colour("node"), "border-color": line, "border-width": 1.2, color: line,
         "font-family": "system-ui, sans-serif", "font-size": 12, "text-wrap": "wrap", "text-valign": "center",
-        "text-max-width": 88, "text-overflow-wrap": "anywhere", "line-height": 1.25, width: 92, height: 40 } },
+        "text-max-width": 88, "text-overflow-wrap": "anywhere", "line-height": 1.25, width: WIDTH, height: 42 } },
       ...outlines,
       { selector: "edge", style: {
-        "curve-style": "bezier", "control-point-step-size": 18, "target-arrow-shape": "triangle", "arrow-scale": 0.9,
+        "curve-style": "straight", "target-arrow-shape": "triangle", "arrow-scale": 0.9,
         "line-cap": "butt", width: 1 } },
       { selector: 'edge[way="down"]', style: { "line-color": colour("down"), "target-arrow-color": colour("down") } },
       { selector: 'edge[way="up"]', style: { "line-color": colour("up"), "target-arrow-color": colour("up") } },
@@ -69,9 +71,26 @@ class Network {
           .style({ label: lines, height: dense ? 22 : 42, "font-size": lines.length > 34 ? 9 : dense ? 14 : 12 });
       });
     });
-    this.cy.edges().style("control-point-step-size", dense ? 9 : 18);
+    this.wide = dense ? 5 : 8;
+    this.#lay(dense ? 22 : 42);
     this.cy.fit(this.cy.elements(":visible"), 18);
     if (this.cy.zoom() > 1.35) { this.cy.zoom(1.35); this.cy.center(this.cy.elements(":visible")); }
+  }
+
+  // Arrows side by side, each on the right of its own way, from border to border.
+  #lay(height) {
+    const pairs = new Map(), half = { x: WIDTH / 2, y: height / 2 };
+    const border = (kind, x, y) => kind === "state" ? 1 / Math.hypot(x / half.x, y / half.y)
+      : 1 / Math.max(Math.abs(x) / half.x, Math.abs(y) / half.y);
+    this.cy.edges().forEach((edge) => {
+      const from = edge.source().position(), to = edge.target().position();
+      const far = Math.hypot(to.x - from.x, to.y - from.y), x = (to.x - from.x) / far, y = (to.y - from.y) / far;
+      const pair = `${edge.source().id()} ${edge.target().id()}`, before = pairs.get(pair) || 0;
+      pairs.set(pair, before + 1);
+      const aside = (this.wide / 2 + 1.5) * (2 * before + 1);
+      const end = (kind, way) => `${way * x * border(kind, x, y) - y * aside}px ${way * y * border(kind, x, y) + x * aside}px`;
+      edge.style({ "source-endpoint": end(edge.source().data("kind"), 1), "target-endpoint": end(edge.target().data("kind"), -1) });
+    });
   }
 
   show(frame) {
@@ -86,7 +105,7 @@ class Network {
       flow.links.forEach((link, i) => {
         for (const [id, series, full] of [[`d${i}`, link.down, link.full_down], [`u${i}`, link.up, link.full_up]]) {
           const share = clamp(flow.at(series, frame) / full || 0, 0, 1);
-          cy.$id(id).style({ width: 1 + 7 * share, opacity: 0.35 + 0.65 * share });
+          cy.$id(id).style({ width: 1 + (this.wide - 1) * share, opacity: 0.35 + 0.65 * share });
         }
       });
     });

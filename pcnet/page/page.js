@@ -5,7 +5,7 @@ const SPEEDS = [5, 20, 60, 200, 1000]; // frames a second
 const $ = (id) => document.getElementById(id);
 
 let flow = new Flow(JSON.parse($("data").textContent));
-const state = { frame: 0, from: 0, to: flow.frames - 1, chosen: null, playing: false, speed: 1, hidden: new Set(),
+const state = { frame: flow.live ? flow.frames - 1 : 0, from: 0, to: flow.frames - 1, chosen: null, playing: false, speed: 1, hidden: new Set(),
   level: "", pointed: null, following: flow.live };
 let charts = [], network = null, waiting = false;
 
