@@ -140,7 +140,7 @@ STACKED = 0.65
 
 # --- places ----------------------------------------------------------------------------------------------------------
 class _Layout:
-    """Rows of groups: a node in the middle, causes and parameters to its left, precisions to its right.
+    """Rows of groups: a node in the middle, causes (else parameters) to its left, precisions to its right.
 
     Several on one side are stacked, less than a row apart; those beside one of them go further out.
     """
@@ -168,7 +168,7 @@ class _Layout:
         return found
 
     def _row(self, heads: list[str], base: float) -> None:
-        """Groups beside each other in the order of what they predict, the row centred; a single node stands at 0."""
+        """Groups beside each other in the order of what they predict, the row centred; a single group's node at 0."""
         rank = {name: i for i, name in enumerate(heads)}
         heads = sorted(heads, key=lambda name: (self._middle(name), rank[name]))
         edge, middles = 0.0, []
@@ -177,6 +177,8 @@ class _Layout:
             middles.append(edge + left)
             edge += left + 1 + right
         shift = middles[0] if len(heads) == 1 else (edge - 1) / 2
+        if len(heads) == 1 and not self.beside[heads[0]]:
+            shift -= self._middle(heads[0])  # nothing but itself: straight above what it predicts
         for name, middle in zip(heads, middles, strict=True):
             self.places[name] = Place(middle - shift, base)
             for side, way in zip(self._sides(name), (-1, 1), strict=True):
@@ -190,8 +192,12 @@ class _Layout:
 
     def _sides(self, name: str) -> tuple[list[str], list[str]]:
         guests = self.beside[name]
-        left = [guest for kind in ("drives", "parametrises") for guest in guests if guests[guest] == kind]
-        return left, [guest for guest in guests if guest not in left]
+        by_kind = {
+            kind: [guest for guest in guests if guests[guest] == kind] for kind in ("drives", "parametrises", "weighs")
+        }
+        causes, parameters, precisions = by_kind.values()
+        # states above predict causes: parameters would stand in the way there
+        return (causes, precisions + parameters) if causes else (parameters, precisions)
 
     def _reach(self, name: str) -> int:
         """How many columns a guest and its own guests take."""
