@@ -98,8 +98,8 @@ def _models(table: pd.DataFrame, settings: Sequence[str], scores: Sequence[str])
     """A row for each setting: free actions added over replicates and relative to the same data, scores averaged."""
     replicates = table["replicate"].nunique()
     grouped = table.groupby([*settings, "data"], sort=False, dropna=False)
-    models = grouped[list(dict.fromkeys([ACTION, *scores]))].mean()
-    models[ACTION] = grouped[ACTION].sum(min_count=replicates)
+    models = grouped[list(dict.fromkeys([ACTION, *scores]))].sum(min_count=replicates)
+    models = models.assign(**{name: models[name] / replicates for name in scores if name != ACTION})
     models = models.reset_index().assign(replicate=0)
     models[ACTION] = models[ACTION] - models.groupby("data")[ACTION].transform("min")
     return models

@@ -42,7 +42,7 @@ class Network {
       { selector: "node", style: {
         "background-color": colour("node"), "border-color": line, "border-width": 1.2, color: line,
         "font-family": "system-ui, sans-serif", "font-size": 12, "text-wrap": "wrap", "text-valign": "center",
-        "text-max-width": 88, "text-overflow-wrap": "anywhere", "line-height": 1.25, width: WIDTH, height: 42 } },
+        "text-max-width": 300, "line-height": 1.25, width: WIDTH, height: 42 } },
       ...outlines,
       { selector: "edge", style: {
         "curve-style": "straight", "target-arrow-shape": "triangle", "arrow-scale": 0.9,
@@ -65,10 +65,10 @@ class Network {
     this.cy.resize();
     this.cy.batch(() => {
       nodes.forEach((node, i) => {
-        const name = node.name.length > 28 ? `${node.name.slice(0, 27)}…` : node.name;
+        const name = node.name.length > 20 ? `${node.name.slice(0, 19)}…` : node.name;
         const lines = dense || !node.clock ? name : `${name}\n${node.clock}`;
         this.cy.$id(`n${i}`).position({ x: node.column * across, y: -node.row * up })
-          .style({ label: lines, height: dense ? 22 : 42, "font-size": lines.length > 34 ? 9 : dense ? 14 : 12 });
+          .style({ label: lines, height: dense ? 22 : 42, "font-size": clamp(1.75 * WIDTH / name.length, 8, dense ? 14 : 12) });
       });
     });
     this.wide = dense ? 5 : 8;
