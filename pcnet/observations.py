@@ -57,7 +57,10 @@ class Intake:
             total = next(iter(lengths.values()))
             return ({name: value[t] for name, value in whole.items()} for t in range(total)), total
         if not isinstance(given, Iterable) or isinstance(given, (str, bytes)):
-            raise ObservationError(f"observations must be an array or an iterable, not {type(given).__name__}")
+            raise ObservationError(
+                f"observations must be an array or an iterable, not {type(given).__name__}; read files first, for "
+                "example by numpy.loadtxt"
+            )
         return (self.one(item) for item in given), None
 
     def _only(self) -> str:
@@ -87,7 +90,7 @@ class Intake:
         if tensor.dim() < own or tensor.shape[-1] != self.dims[name]:
             raise ObservationError(
                 f"observations of {name!r} have shape {tuple(tensor.shape)}; "
-                f"expected {what} with dim = {self.dims[name]}"
+                f"expected {what} with dim = {self.dims[name]}{_remedy(tensor, self.dims[name], own)}"
             )
         if not bool(torch.isfinite(tensor).all()):
             where = (~torch.isfinite(tensor)).nonzero()[0].tolist()
@@ -95,3 +98,12 @@ class Intake:
                 f"observation of {name!r} at index {where} is not finite; fill it in, or leave that time out"
             )
         return tensor
+
+
+def _remedy(tensor: Tensor, dim: int, own: int) -> str:
+    """What to do where it is plain what was meant."""
+    if own == 2 and tensor.dim() == 1 and dim == 1:
+        return "; add a dimension: observations[:, None]"
+    if own == 2 and tensor.dim() >= 2 and tensor.shape[-2] == dim:
+        return "; time comes first: turn it over, observations.T"
+    return ""

@@ -51,9 +51,7 @@ class Live:
         graph.check(dtype, device)
         self.graph = graph
         self.schedule = schedule
-        if isinstance(record, str):
-            record = (record,)
-        self.record = record if isinstance(record, Record) else Record() if record is None else Record(tuple(record))
+        self.record = Record.of(record)
         self.dtype, self.device, self.threads = dtype, device, threads
         self.on_divergence = on_divergence
         self.tick = 0
