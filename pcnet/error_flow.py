@@ -45,6 +45,8 @@ class ErrorFlow:
             raise ResultError(
                 "this result does not hold the structure of its graph (its file is of an older format); run it again"
             )
+        if not len(result.times):
+            raise ResultError("nothing was recorded: record.every is more than the number of observations")
         self.result = result.single(element)
         self.structure: Structure = result.structure
         self.times: Array = self.result.times
@@ -139,8 +141,6 @@ class ErrorFlow:
 
     def within(self, at: float | None = None, window: Sequence[float] | None = None) -> slice:
         """The recorded times nearest to `at`, or those in the window from one time to another; else all."""
-        if not len(self.times):
-            raise ResultError("nothing was recorded: record.every is more than the number of observations")
         if at is not None and window is not None:
             raise ResultError("give a time (at=) or a window, not both")
         if at is not None:

@@ -222,6 +222,9 @@ def animate(
                 diagram.picture(flow.structure, ax=ax, dark=dark, fills=fills, widths=widths)
                 until = f" to {flow.times[min(part.start + (i + 1) * stretch, part.stop) - 1]:g}" if stretch > 1 else ""
                 ax.set_xlabel(f"time {time:g}{until}", color=pen.line)
+                if i == 0:  # the same room for all frames, and quicker
+                    figure.draw_without_rendering()
+                    figure.set_layout_engine("none")
                 writer.grab_frame(facecolor=pen.paper)
         with whole(path) as scratch:
             shutil.copyfile(film, scratch)

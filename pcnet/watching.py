@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import deque
+from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any
@@ -26,6 +27,8 @@ from pcnet.runner import Live
 
 WINDOW = 2000
 """So many of the last observations are shown."""
+MEMORY = 100_000_000
+"""Fewer where they would take more than so many bytes, but no fewer than a hundred."""
 WAITING = """<!DOCTYPE html><meta charset="utf-8"><meta http-equiv="refresh" content="1"><title>pcnet</title>
 <link rel="icon" href="data:,"><p>Waiting for the first observation …"""
 
@@ -34,8 +37,8 @@ def watch(live: Live, port: int = 0, *, window: int = WINDOW, element: int = 0, 
     """Serve a page at `watch(live).address` that follows a run, until `close()` or the end of a `with` block.
 
     It listens on 127.0.0.1 only, and answers only to that name and to localhost. What it shows is kept apart from the
-    run's own record, which may be anything, and only for the last `window` observations. port: a free one unless given.
-    element: which batch element, counting all of them.
+    run's own record, which may be anything, and only for the last `window` observations, or fewer if these are wide.
+    port: a free one unless given. element: which batch element, counting all of them.
     """
     return Watch(live, port, window=window, element=element, title=title)
 
@@ -90,10 +93,13 @@ class Watch:
         with self._lock:
             if self._tapes is None:
                 self._tapes = self.live.tapes(Record.flow())
-            self._times.append(time)
             for tape in self._tapes.values():
                 tape.write(going)
                 tape.keep(self._window)
+            if not self._times:
+                self._window = min(self._window, max(MEMORY // _size(self._tapes), 100))
+                self._times = deque(maxlen=self._window)
+            self._times.append(time)
 
     # --- in the threads of the server ----------------------------------------------------------------------------
     def flow(self) -> ErrorFlow | None:
@@ -111,6 +117,12 @@ class Watch:
     def data(self) -> str:
         flow = self.flow()
         return json.dumps(None if flow is None else payload(flow, self.title, live=True))
+
+
+def _size(tapes: Mapping[str, Tape]) -> int:
+    """The bytes that tapes hold."""
+    held = [tape.tensor() for tape in tapes.values()]
+    return sum(each.numel() * each.element_size() for each in held if each is not None)
 
 
 class _Server(ThreadingHTTPServer):
@@ -141,9 +153,13 @@ class _Answer(BaseHTTPRequestHandler):
             return
         kind, make = answers[path]
         try:
-            self._send(200, kind, make())
+            text = make()
         except PcnetError as error:
             self._send(500, "text/plain", str(error))
+        except RuntimeError:  # what was read changed meanwhile, in the thread of the run
+            self._send(503, "text/plain", "ask again")
+        else:
+            self._send(200, kind, text)
 
     def _send(self, status: int, kind: str, text: str) -> None:
         body = text.encode()

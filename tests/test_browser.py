@@ -65,7 +65,7 @@ class Page:
         return self.browser.execute_script(script, *given)
 
     def until(self, condition):
-        end = time.monotonic() + 10
+        end = time.monotonic() + 20
         while not condition():
             assert time.monotonic() < end, "it did not come to be"
             time.sleep(0.02)

@@ -96,6 +96,13 @@ def test_what_was_not_recorded_is_named_with_the_remedy(record, missing):
         result.error_flow()
 
 
+def test_a_run_of_which_nothing_was_recorded():
+    graph, schedule = paper.odem()
+    result = graph.run(np.ones((3, 3)), schedule, record=Record.flow(every=4))
+    with pytest.raises(ResultError, match=r"nothing was recorded: record\.every is more"):
+        result.error_flow()
+
+
 # --- files -----------------------------------------------------------------------------------------------------------
 def test_the_structure_is_in_the_file(tmp_path):
     result = stack_run()

@@ -71,6 +71,15 @@ def test_memory_does_not_grow_with_the_stream():
         assert json.loads(get(watched)[1])["ticks"] == 20
 
 
+def test_wide_observations_are_kept_for_a_shorter_time(monkeypatch):
+    monkeypatch.setattr("pcnet.watching.MEMORY", 1000)
+    live = start(record=())
+    with watch(live) as watched:
+        for _ in range(4):
+            live.run(DATA)
+        assert json.loads(get(watched)[1])["ticks"] == 100
+
+
 def test_only_this_machine_is_listened_to_and_answered():
     live = start()
     with watch(live) as watched:

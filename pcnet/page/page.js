@@ -308,17 +308,14 @@ function take(given) {
 
 async function follow() {
   $("live").hidden = false;
-  for (;;) {
-    try {
-      const answer = await fetch("flow.json", { cache: "no-store" });
-      if (!answer.ok) throw new Error(answer.statusText);
+  for (let failed = 0; failed < 3;) {
+    const answer = await fetch("flow.json", { cache: "no-store" }).catch(() => null);
+    failed = answer && answer.ok ? 0 : failed + 1;
+    if (!failed) {
       const given = await answer.json();
       if (given.observations !== flow.observations) take(given);
-      $("live").textContent = "● live";
-    } catch {
-      $("live").textContent = "the stream has ended; this is what was seen last";
-      return;
     }
+    $("live").textContent = failed < 3 ? "● live" : "the stream has ended; this is what was seen last";
     await new Promise((done) => setTimeout(done, 700));
   }
 }
