@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 import torch
-from recorded import paper_run, stack_run
+from recorded import paper_run, repeated, stack_run
 from test_error_flow import EVIL, wicked_graph
 
 import pcnet as pc
@@ -89,12 +89,13 @@ class Page:
         return int(self.find("#now").get_attribute("data-frame"))
 
     def place(self, i):
-        """Where the i-th node is on the screen."""
+        """Where the i-th node, or the middle of an arrow, is on the screen."""
         return self.run(
-            "const cy = document.getElementById('graph')._cyreg.cy, at = cy.$id('n' + arguments[0]).renderedPosition();"
+            "const it = document.getElementById('graph')._cyreg.cy.$id(arguments[0]);"
+            "const at = it.isNode() ? it.renderedPosition() : it.renderedMidpoint();"
             "const box = document.getElementById('graph').getBoundingClientRect();"
             "return [Math.round(at.x + box.left), Math.round(at.y + box.top)]",
-            i,
+            i if isinstance(i, str) else f"n{i}",
         )
 
     def point(self, i, click=True):
@@ -224,6 +225,11 @@ def test_hovering_tells_the_numbers(page):
     name, kind, surprise, _ = shown.find("#tip").text.splitlines()
     assert (name, kind) == ("y", "sensory, every observation")
     assert float(surprise.split()[-1]) == pytest.approx(result.error_flow().surprise("y")[75], rel=1e-3)
+    order = [link.parent + link.child for link in result.structure.links].index("xy")
+    shown.point(f"u{order}", click=False)
+    shown.until(lambda: shown.find("#tip").text.startswith("y → x\nerror"))
+    size = float(shown.find("#tip").text.split("error ")[1].split()[0])
+    assert size == pytest.approx(result.error_flow().passed("y", "x")[75], rel=1e-3)
 
 
 def test_filters_by_kind_and_level(page):
@@ -301,9 +307,23 @@ def test_dark_follows_the_system_and_can_be_turned_over(page):
     )
 
 
-def test_scrubbing_through_ten_thousand_observations_is_smooth(page):
-    from recorded import repeated
+def test_a_thinned_run_shows_the_extremes_of_each_stretch(page):
+    result = repeated(paper_run(), 700)
+    flow, shown = result.error_flow(), page(result.error_flow())
+    stretch = shown.run("return flow.stretch")
+    assert stretch > 1
+    shown.point(number(result, "y"))
+    for frame in (0, 1234):
+        shown.to(frame)
+        part = slice(frame * stretch, (frame + 1) * stretch)
+        assert shown.values("surprise (1: as expected)") == pytest.approx([flow.surprise("y")[part].max()], rel=1e-6)
+        assert f"extremes of {stretch}" in shown.find("#now").text
+        assert f"t = {result.times[part][0]:.2f} to {result.times[part][-1]:.2f}" in shown.find("#now").text
+    shown.key("s")
+    assert shown.values("surprise (1: as expected)") == pytest.approx([flow.surprise("y").max()], rel=1e-6)
 
+
+def test_scrubbing_through_ten_thousand_observations_is_smooth(page):
     shown = page(repeated(paper_run(), 67).error_flow())
     shown.run("choose(0)")
     spent = shown.run(

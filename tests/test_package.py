@@ -44,6 +44,7 @@ def test_contents(built):
         "cytoscape.LICENSE",
     }
     assert {f"pcnet/page/{name}" for name in page} <= set(names)
+    assert "pcnet-0.1.0.dist-info/licenses/pcnet/page/cytoscape.LICENSE" in names
     with tarfile.open(sdist) as archive:
         members = {name.partition("/")[2] for name in archive.getnames()}
     assert {"LICENSE", "README.md", "pyproject.toml", "pcnet/graph.py", "tests/test_package.py"} <= members
