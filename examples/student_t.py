@@ -18,7 +18,7 @@ from torch import Tensor
 
 import pcnet as pc
 from pcnet.errors import GraphError
-from pcnet.linalg import Precision, quadratic
+from pcnet.linalg import quadratic
 from pcnet.messages import Error
 from pcnet.movers import Ozaki
 from pcnet.node import Energy, Link, Local
@@ -47,28 +47,27 @@ class StudentTSensoryNode(SensoryNode):
     def err(self, local: Local, link: Link) -> Error[Any]:
         work = self.work(local)
         q = quadratic(work.weighted, work.error)
-        nu, k = q.new_tensor(self.degrees), self.orders
+        nu, k = torch.as_tensor(self.degrees).to(q), local.belief.seen  # how many orders of each channel are there
         weight = (nu + k) / (nu + q)
         if link.kind == "weighs":
             excess = 0.5 * (weight * q - k)
             expected = 0.5 * k * nu / (nu + k + 2)  # the Fisher information of a log-scale
             exact = 0.5 * weight * q * nu / (nu + q)
-            return Error(-excess, expected.expand_as(q), exact - expected)
+            return Error(-excess, expected, exact - expected)
 
         def remainder() -> Tensor:
-            pull = work.weighted * weight[:, None, :] * (2 / (nu + k)).sqrt()
+            pull = work.weighted * (weight * (2 / (nu + k)).sqrt())[:, None, :]
             outer = torch.einsum("bic,bjc->bicj", pull, pull)  # each channel by itself
             blocks = torch.diag_embed(outer.transpose(2, 3), dim1=2, dim2=4)
-            size = k * self.dim
+            size = self.orders * self.dim
             return -blocks.reshape(-1, size, size)
 
-        softened = Precision(work.precision.temporal, work.precision.channel * weight, work.precision.log_det)
-        return Error(work.weighted * weight[:, None, :], softened, remainder)
+        return Error(work.weighted * weight[:, None, :], work.precision.scaled(weight), remainder)
 
     def energy(self, local: Local) -> Energy:
         work = self.work(local)
         q = quadratic(work.weighted, work.error)
-        nu, k = q.new_tensor(self.degrees), self.orders
+        nu, k = torch.as_tensor(self.degrees).to(q), local.belief.seen
         constant = torch.lgamma((nu + k) / 2) - torch.lgamma(nu / 2) - 0.5 * k * (nu * math.pi).log()
         tails = (constant - 0.5 * (nu + k) * (1 + q / nu).log()).sum(-1)
         return Energy(accuracy=tails + 0.5 * work.precision.log_det)

@@ -37,7 +37,8 @@ class ErrorFlow:
     """Errors and messages of one batch element of a run that was recorded with `Record.flow()`.
 
     Surprise of a node: √(ε̃ᵀΠ̃ε̃ / n), its error in units of what its precision leads it to expect (1 is as expected).
-    Size of a message: the root mean square of its n numbers, in the units of the link.
+    Size of a message: the root mean square of its n numbers, in the units of the link. What is missing does not count;
+    where all is missing, both are NaN.
     """
 
     def __init__(self, result: Result, element: int | tuple[int, ...] = 0) -> None:
@@ -85,8 +86,7 @@ class ErrorFlow:
                 f"{self.structure[node].name!r} has no error of its own; these have: {', '.join(self.surprised)}"
             )
         error, weighted = (self.result.get(node, quantity) for quantity in ("error", "weighted_error"))
-        fit: Array = (error * weighted).reshape(len(self.times), -1).mean(1)
-        return np.sqrt(np.maximum(fit, 0.0))
+        return np.sqrt(np.maximum(_mean_of_known(error * weighted), 0.0))
 
     def share(self, node: str) -> Array:
         """A node's share of the free energy at each time, (T,)."""
@@ -105,8 +105,7 @@ class ErrorFlow:
 
     def _size(self, link: LinkView, way: Way) -> Array:
         values = self.result.traces[link.channel(way)].values
-        size: Array = np.sqrt((values**2).mean(-1))
-        return size
+        return np.sqrt(_mean_of_known(values**2))
 
     # --- pictures ----------------------------------------------------------------------------------------------
     def plot(self, **options: Any) -> Figure:
@@ -176,9 +175,23 @@ class ErrorFlow:
         return path
 
 
+def _mean_of_known(values: Array) -> Array:
+    """The mean of the numbers at each time, (T, ...) → (T,); of those that are there, NaN if none is."""
+    flat = values.reshape(len(values), -1)
+    known = np.isfinite(flat)
+    count = known.sum(1)
+    mean: Array = np.where(count > 0, np.where(known, flat, 0.0).sum(1) / np.maximum(count, 1), np.nan)
+    return mean
+
+
 def full_width(size: Array) -> float:
     """The size at which a link is drawn at its full width: a high quantile, or the greatest where that is nothing."""
     finite = size[np.isfinite(size)]
     if not finite.size:
         return 1.0
     return float(np.quantile(finite, FULL)) or float(finite.max()) or 1.0
+
+
+def typical_step(times: Array) -> float:
+    """The mean time from one record to the next; 1 where there is one only."""
+    return float((times[-1] - times[0]) / (len(times) - 1)) if len(times) > 1 and times[-1] > times[0] else 1.0

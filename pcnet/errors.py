@@ -29,6 +29,10 @@ class DivergenceError(PcnetError, ArithmeticError):
     """A belief stopped being finite."""
 
 
+class CheckpointError(PcnetError, ValueError):
+    """A file to go on from is not what it should be."""
+
+
 class StudyError(PcnetError, ValueError):
     """A study cannot do what it is asked for, or its file is not what it should be."""
 

@@ -20,12 +20,12 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
-from pcnet import diagram
-from pcnet.diagram import Passing
+from pcnet import graph_plots
 from pcnet.drawing import COLOURS, darken, ink, own_axes
-from pcnet.error_flow import ErrorFlow, full_width
+from pcnet.error_flow import ErrorFlow, full_width, typical_step
 from pcnet.errors import ResultError
 from pcnet.files import whole
+from pcnet.graph_plots import Passing
 from pcnet.structure import LinkView
 from pcnet.thinning import ranges
 
@@ -54,10 +54,15 @@ def surprise_map(
     stretch = -(-(part.stop - part.start) // COLUMNS)
     rows = np.stack([ranges(flow.surprise(name)[part], stretch).high for name in names])
     times = flow.times[part]
-    step = (times[-1] - times[0]) / max(len(times) - 1, 1) or 1.0
+    step = typical_step(times)
     norm, shades = loudness(flow), shading(dark)
-    extent = (times[0] - step / 2, times[0] - step / 2 + step * stretch * rows.shape[1], len(names) - 0.5, -0.5)
-    image = ax.imshow(rows, aspect="auto", interpolation="nearest", cmap=shades, norm=norm, extent=extent)
+    if np.allclose(np.diff(times), step, rtol=1e-6, atol=0.0):
+        extent = (times[0] - step / 2, times[0] - step / 2 + step * stretch * rows.shape[1], len(names) - 0.5, -0.5)
+        image: Any = ax.imshow(rows, aspect="auto", interpolation="nearest", cmap=shades, norm=norm, extent=extent)
+    else:  # each record until the next one
+        edges = np.append(times[::stretch], times[-1] + step)
+        image = ax.pcolormesh(edges, np.arange(len(names) + 1) - 0.5, rows, cmap=shades, norm=norm, rasterized=True)
+        ax.invert_yaxis()
     ax.set_xlim(times[0] - step / 2, times[-1] + step / 2)
     ax.set_yticks(range(len(names)), names, parse_math=False)
     if len(names) > 25:
@@ -136,7 +141,7 @@ def passing(
     for link, way, size in flow.passages():
         share = _mean(size[part]) / full_width(size)
         widths[link] = widths.get(link, Passing(0.0, 0.0))._replace(**{way: share})
-    ax = diagram.picture(flow.structure, ax=ax, dark=dark, fills=fills, widths=widths)
+    ax = graph_plots.picture(flow.structure, ax=ax, dark=dark, fills=fills, widths=widths)
     first, last = flow.times[part][[0, -1]]
     when = f"at {first:g}" if part.stop - part.start == 1 else f"mean from {first:g} to {last:g}"
     ax.set_xlabel(f"time: {when}; widths relative to each link's own fullest", color=ink(dark).line, fontsize="small")
@@ -207,7 +212,7 @@ def animate(
     loud = {name: ranges(flow.surprise(name)[part], stretch).high for name in flow.surprised}
     full = [(link, way, ranges(size[part], stretch).high / full_width(size)) for link, way, size in flow.passages()]
     times, (norm, shades, pen) = flow.times[part][::stretch], (loudness(flow), shading(dark), ink(dark))
-    figure = Figure(figsize=diagram.size_of(flow.structure), layout="constrained")
+    figure = Figure(figsize=graph_plots.size_of(flow.structure), layout="constrained")
     ax = figure.subplots()
     writer: AbstractMovieWriter = (PillowWriter if ending == ".gif" else FFMpegWriter)(fps=rate)
     with TemporaryDirectory() as folder:
@@ -219,7 +224,7 @@ def animate(
                 for link, way, share in full:
                     widths[link] = widths.get(link, Passing(0.0, 0.0))._replace(**{way: float(share[i])})
                 fills = {name: shades(norm(values[i])) for name, values in loud.items()}
-                diagram.picture(flow.structure, ax=ax, dark=dark, fills=fills, widths=widths)
+                graph_plots.picture(flow.structure, ax=ax, dark=dark, fills=fills, widths=widths)
                 until = f" to {flow.times[min(part.start + (i + 1) * stretch, part.stop) - 1]:g}" if stretch > 1 else ""
                 ax.set_xlabel(f"time {time:g}{until}", color=pen.line)
                 if i == 0:  # the same room for all frames, and quicker

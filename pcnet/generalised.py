@@ -82,6 +82,24 @@ def backward_differences(y: Tensor, previous: Tensor, dt: Tensor) -> Tensor:
     return torch.stack(rows, -2)
 
 
+def taylor_operator(ages: Tensor, orders: int) -> Tensor:
+    """What makes value and derivatives, as they are now, of past samples: (..., window) → (..., orders, window).
+
+    A polynomial of `orders` terms is fitted to the samples by least squares, of fewer terms where there are fewer
+    samples. ages: how long each sample is ago, infinite where there is none.
+    """
+    there = torch.isfinite(ages)
+    scale = torch.where(there, ages, 0.0).amax(-1, keepdim=True)
+    scale = torch.where(scale > 0, scale, 1.0)
+    place = torch.where(there, -ages / scale, 0.0)
+    terms = torch.arange(orders, device=ages.device)
+    possible = terms < there.sum(-1, keepdim=True)
+    factorials = ages.new_tensor([math.factorial(j) for j in range(orders)])
+    powers = place[..., :, None] ** terms / factorials * there[..., :, None] * possible[..., None, :]
+    inverse: Tensor = torch.linalg.pinv(powers)
+    return inverse * scale[..., None] ** -terms[:, None].to(ages)
+
+
 def embed(samples: Tensor, orders: int, dt: float = 1.0) -> Tensor:
     """Generalised observations at every sample, looking ahead; (..., T, dim) → (..., T, orders, dim).
 

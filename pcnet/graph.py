@@ -184,7 +184,7 @@ class Graph:
 
     def draw(self, schedule: Schedule | None = None, *, ax: Axes | None = None, dark: bool = False) -> Axes:
         """A picture in levels from sensory nodes up, kinds by shape, with the clocks of a schedule where given."""
-        from pcnet.diagram import draw
+        from pcnet.graph_plots import draw
         from pcnet.structure import Structure
 
         if not self.network:
@@ -200,7 +200,7 @@ class Graph:
         dtype: torch.dtype = torch.float64,
         device: torch.device | str = "cpu",
         threads: int | None = 1,
-        on_divergence: Literal["raise", "stop"] = "raise",
+        on_divergence: Literal["raise", "stop", "hold", "reset"] = "raise",
     ) -> Live:
         """A run that takes one observation at a time: `live.step(y)`. The options are those of `run`."""
         from pcnet.runner import Live
@@ -228,22 +228,27 @@ class Graph:
         dtype: torch.dtype = torch.float64,
         device: torch.device | str = "cpu",
         threads: int | None = 1,
-        on_divergence: Literal["raise", "stop"] = "raise",
+        on_divergence: Literal["raise", "stop", "hold", "reset"] = "raise",
         progress: bool | None = None,
+        times: Iterable[float] | None = None,
     ) -> Result:
         """Run over all observations and return what was recorded.
 
         observations: (..., T, dim), or any iterable of (..., dim); a mapping from names to these where there are
-        several sensory nodes. schedule: `odem()` unless given. record: what to keep; see `pcnet.Record`.
+        several sensory nodes. NaN is a channel that is missing, None (or no name) a sensory node. times: of each
+        observation, where they do not come at regular intervals.
+        schedule: `odem()` unless given. record: what to keep; see `pcnet.Record`.
         threads: how many torch may use within an operation meanwhile; one is best for small graphs, None leaves torch's
         own setting. on_divergence: "raise" ends the run with a DivergenceError; "stop" ends the batch elements that
-        diverge and no others: `result.diverged` names them, and their traces are NaN from there on.
+        diverge and no others: `result.diverged` names them, and their traces are NaN from there on. "hold" lets them go
+        on as if the observation had been missing, "reset" has them begin anew with the next one: `result.fallbacks`
+        counts how often, and their free energy is NaN there.
         progress: a bar on standard error; by default if that is a terminal.
         """
         live = self.start(
             schedule, record=record, dtype=dtype, device=device, threads=threads, on_divergence=on_divergence
         )
-        live.run(observations, progress=progress)
+        live.run(observations, progress=progress, times=times)
         return live.result()
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,11 +18,26 @@ class Precision:
 
     __slots__ = ("_dense", "channel", "log_det", "temporal")
 
+    separable: ClassVar[bool] = True
+    """Whether all channels have the same temporal part."""
+
     def __init__(self, temporal: Tensor, channel: Tensor, log_det: Tensor) -> None:
         self.temporal = temporal
         self.channel = channel
         self.log_det = log_det
         self._dense: Tensor | None = None
+
+    def of_seen(self, seen: Tensor) -> Precision:
+        """The precision of what is seen: of each channel the first `seen` orders; (B, dim). The rest weighs nothing."""
+        leading, log_det = leading_precisions(self.temporal)
+        batch = torch.arange(len(seen), device=seen.device)[:, None]
+        orders = seen.long()
+        total = (torch.xlogy(seen, self.channel) + log_det[batch, orders]).sum(-1)
+        return SeenPrecision(leading[batch, orders], self.channel, total, seen)
+
+    def scaled(self, weight: Tensor) -> Precision:
+        """The same with channels weighed (B, dim); its log-determinant is left as it is."""
+        return Precision(self.temporal, self.channel * weight, self.log_det)
 
     def weigh(self, error: Tensor) -> Tensor:
         """ξ = Π̃ε; (B, rows, dim) → (B, rows, dim)."""
@@ -71,6 +87,47 @@ class Precision:
         return 0.5 * quadratic(weighted, error)
 
 
+class SeenPrecision(Precision):
+    """Π̃ where some channels are missing, or some of their orders: each channel has a temporal part of its own.
+
+    temporal (B, dim, rows, rows) is, for a channel of which r orders are seen, the inverse of the first r rows and
+    columns of S, and zero beyond: evidence that is missing is integrated out, not set to zero.
+    """
+
+    __slots__ = ("seen",)
+    separable = False
+
+    def __init__(self, temporal: Tensor, channel: Tensor, log_det: Tensor, seen: Tensor) -> None:
+        super().__init__(temporal, channel, log_det)
+        self.seen = seen
+
+    def scaled(self, weight: Tensor) -> Precision:
+        return SeenPrecision(self.temporal, self.channel * weight, self.log_det, self.seen)
+
+    def weigh(self, error: Tensor) -> Tensor:
+        return torch.einsum("bcij,bjc->bic", self.temporal, error * self.channel[:, None, :])
+
+    def between(self, left: Tensor, right: Tensor) -> Tensor:
+        batch, dim, rows, _ = self.temporal.shape
+        n = right.shape[-1]
+        by_channel = right.expand(batch, -1, -1).reshape(batch, rows, dim, n) * self.channel[:, None, :, None]
+        weighted = torch.einsum("bcij,bjcn->bicn", self.temporal, by_channel)
+        return torch.bmm(left.expand(batch, -1, -1).mT, weighted.reshape(batch, -1, n))
+
+    def dense(self) -> Tensor:
+        if self._dense is None:
+            batch, dim, rows, _ = self.temporal.shape
+            blocks = (self.temporal * self.channel[:, :, None, None]).permute(0, 2, 3, 1).diag_embed()
+            self._dense = blocks.transpose(2, 3).reshape(batch, rows * dim, rows * dim)
+        return self._dense
+
+    def slope(self, error: Tensor, weighted: Tensor) -> Tensor:
+        return 0.5 * (quadratic(weighted, error) - self.seen)
+
+    def information(self) -> Tensor:
+        return 0.5 * self.seen
+
+
 class CoupledPrecision(Precision):
     """Π̃ = temporal ⊗ Π with Π = TᵀΛT: T (B, dim, dim) is one on its diagonal and zero above, Λ = diag(e^λ), λ (B, dim).
 
@@ -88,6 +145,9 @@ class CoupledPrecision(Precision):
         super().__init__(temporal, factor.mT @ (log_channel.exp()[..., None] * factor), log_det)
         self.log_channel = log_channel
         self.factor = factor
+
+    def of_seen(self, seen: Tensor) -> Precision:
+        return SeenCoupledPrecision(self, seen)
 
     def weigh(self, error: Tensor) -> Tensor:
         return torch.bmm(torch.bmm(self.temporal, error), self.channel)
@@ -145,10 +205,109 @@ class CoupledPrecision(Precision):
         return curvature
 
 
+class SeenCoupledPrecision(Precision):
+    """Π̃ of coupled channels where some are missing, or some of their orders: those are integrated out.
+
+    With u what is not seen, P = Π̃ − Π̃_·u Π̃_uu⁻¹ Π̃_u· and log|P| = log|Π̃| − log|Π̃_uu|. What an error says of λ and T is
+    found by automatic differentiation, which is quick enough for a few tens of channels, and while some are missing.
+    """
+
+    __slots__ = ("_whole", "_without", "seen")
+    separable = False
+
+    def __init__(self, whole: CoupledPrecision, seen: Tensor) -> None:
+        rows = torch.arange(whole.temporal.shape[1], device=seen.device)
+        self._whole = whole
+        self._without = (rows[:, None] >= seen[:, None, :]).flatten(1).to(seen)  # 1 where an order is not seen, (B, N)
+        self.seen = seen
+        matrix, log_det = _of_seen(whole.dense(), self._without)
+        super().__init__(whole.temporal, whole.channel, log_det)
+        self._dense = matrix
+
+    def weigh(self, error: Tensor) -> Tensor:
+        return torch.bmm(self.dense(), error.flatten(1)[..., None]).view_as(error)
+
+    def between(self, left: Tensor, right: Tensor) -> Tensor:
+        batch = len(self.seen)
+        return torch.bmm(left.expand(batch, -1, -1).mT, torch.bmm(self.dense(), right.expand(batch, -1, -1)))
+
+    def slope(self, error: Tensor, weighted: Tensor) -> Tensor:
+        return self._derived(torch.func.grad(_coupled_energy), error)
+
+    def curvature(self, error: Tensor, weighted: Tensor) -> Tensor:
+        return self._derived(torch.func.jacrev(torch.func.jacrev(_coupled_energy)), error)
+
+    def information(self) -> Tensor:
+        """½ tr(P⁻¹ ∂P P⁻¹ ∂P) over what is seen."""
+
+        def information(theta: Tensor, temporal: Tensor, without: Tensor, _: Tensor) -> Tensor:
+            by_parameter = torch.func.jacrev(lambda v: _coupled(v, temporal, without)[0])(theta)
+            covariance = torch.linalg.inv(_coupled(theta, temporal, without)[0] + torch.diag(without))
+            moved = torch.einsum("ij,jkp->pik", covariance, by_parameter)
+            return 0.5 * torch.einsum("pik,qki->pq", moved, moved)
+
+        return self._derived(information, self.seen)
+
+    def _derived(self, function: Callable[..., Tensor], error: Tensor) -> Tensor:
+        whole = self._whole
+        i, j = whole._below
+        with torch.inference_mode(False), torch.no_grad():
+            theta = torch.cat([whole.log_channel, whole.factor[:, i, j]], -1)
+            given = [v.clone() for v in (theta, whole.temporal, self._without, error.flatten(1))]
+            found: Tensor = torch.func.vmap(function)(*given)
+        return found
+
+
+def _of_seen(matrix: Tensor, without: Tensor) -> tuple[Tensor, Tensor]:
+    """The precision of what is left once what is `without` (..., N) is integrated out, and its log-determinant."""
+    unseen = matrix * without[..., None, :]
+    inner = unseen * without[..., :, None] + torch.diag_embed(1 - without)
+    kept = 1 - without
+    left = matrix - unseen @ torch.linalg.solve(inner, unseen.mT)
+    log_det = torch.linalg.slogdet(matrix)[1] - torch.linalg.slogdet(inner)[1]
+    return left * kept[..., :, None] * kept[..., None, :], log_det
+
+
+def _coupled(theta: Tensor, temporal: Tensor, without: Tensor) -> tuple[Tensor, Tensor]:
+    """P and log|P| of what is seen, as functions of λ and then T (n,) of one batch element."""
+    rows = temporal.shape[0]
+    dim = without.shape[0] // rows
+    i, j = torch.tril_indices(dim, dim, -1, device=theta.device)
+    factor = torch.eye(dim, dtype=theta.dtype, device=theta.device).index_put((i, j), theta[dim:])
+    channel = factor.mT @ (theta[:dim].exp()[:, None] * factor)
+    blocks = temporal[:, None, :, None] * channel[None, :, None, :]
+    return _of_seen(blocks.reshape(rows * dim, rows * dim), without)
+
+
+def _coupled_energy(theta: Tensor, temporal: Tensor, without: Tensor, error: Tensor) -> Tensor:
+    """½ε̃ᵀPε̃ − ½log|P|."""
+    matrix, log_det = _coupled(theta, temporal, without)
+    return 0.5 * (error @ matrix @ error - log_det)
+
+
+def leading_precisions(temporal: Tensor) -> tuple[Tensor, Tensor]:
+    """Of a precision S⁻¹ (B, rows, rows) those of its first r orders alone, with their log-determinants, r = 0 … rows.
+
+    (B, rows + 1, rows, rows), zero beyond r, and (B, rows + 1). The last order is integrated out time and again.
+    """
+    rows = temporal.shape[-1]
+    found, log_pivots = [temporal], []
+    for r in range(rows - 1, -1, -1):
+        last = found[-1]
+        pivot = last[:, r, r]
+        log_pivots.append(pivot.log())
+        less = last - last[:, :, r, None] * last[:, r, None, :] / pivot[:, None, None]
+        less[:, r], less[:, :, r] = 0, 0
+        found.append(less)
+    log_det = torch.stack([torch.zeros_like(log_pivots[0]), *reversed(log_pivots)], 1).cumsum(1)
+    return torch.stack(found[::-1], 1), log_det
+
+
 class Dense:
     """A curvature without structure, (B, n, n)."""
 
     __slots__ = ("matrix",)
+    separable: ClassVar[bool] = False
 
     def __init__(self, matrix: Tensor) -> None:
         self.matrix = matrix

@@ -61,7 +61,7 @@ class Linearisation:
         By blocks of orders (a, b): S⁻¹_ab JᵀΠJ and, in the first row and column, where bends come in, sums of
         S⁻¹_ij B_iᵀΠB_j with B_0 = J. So it takes one pass over the channels.
         """
-        if self.small or isinstance(precision, Dense):
+        if self.small or not isinstance(precision, Precision) or not precision.separable:
             return precision.sandwich(self.slope)
         (batch, _, dim), rows = self.jacobian.shape, self.value.shape[1]
         columns = self.jacobian.mT  # and those of the bends: (B, columns, out), by which many channels are quicker

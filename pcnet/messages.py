@@ -3,24 +3,64 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from torch import Tensor
+
+from pcnet.carrying import Expected
 
 T_co = TypeVar("T_co", covariant=True)
 
 
+class Handover(NamedTuple):
+    """How a belief about parameters θ passed into the next: from N(mean, …) (B, p), as one about θ⁺.
+
+    Given θ⁺, θ is mean + kept (θ⁺ − η⁺) with covariance `lost`; (B, p, p) each. For parameters that stand still θ⁺ is θ.
+    """
+
+    mean: Tensor
+    kept: Tensor
+    lost: Tensor
+
+
 class Prediction(Generic[T_co]):
-    """What a node expects of the node below it: a tensor, or the expected `Precision` of its error."""
+    """What a node expects of the node below it: a tensor, or the expected `Precision` of its error.
 
-    __slots__ = ("_value",)
+    How sure the sender is of it, if it says so: the covariance (B, n, n) of the value; for one that carries its belief
+    through time also all that is `expected` of an observation, or how the belief was handed over.
+    """
 
-    def __init__(self, value: T_co) -> None:
+    __slots__ = ("_covariance", "_expected", "_handover", "_value")
+
+    def __init__(
+        self,
+        value: T_co,
+        covariance: Callable[[], Tensor] | None = None,
+        expected: Expected | None = None,
+        handover: Handover | None = None,
+    ) -> None:
         self._value = value
+        self._covariance: Callable[[], Tensor] | Tensor | None = covariance
+        self._expected = expected
+        self._handover = handover
 
     @property
     def value(self) -> T_co:
         return self._value
+
+    @property
+    def covariance(self) -> Tensor | None:
+        if callable(self._covariance):
+            self._covariance = self._covariance()
+        return self._covariance
+
+    @property
+    def expected(self) -> Expected | None:
+        return self._expected
+
+    @property
+    def handover(self) -> Handover | None:
+        return self._handover
 
     def __repr__(self) -> str:
         return f"Prediction({self._value!r})"
@@ -35,9 +75,11 @@ class Error(Generic[T_co]):
 
     A sender that moves by an implicit step can say what will be left of its error once it has moved in answer
     (`eliminated`, again a function): then a parent that asks for that takes a step with it, not before it.
+
+    noise: the sender's own `Precision`, where `precision` is that of an error with the parent's uncertainty in it.
     """
 
-    __slots__ = ("_eliminated", "_precision", "_remainder", "_weighted")
+    __slots__ = ("_eliminated", "_noise", "_precision", "_remainder", "_weighted")
 
     def __init__(
         self,
@@ -45,10 +87,12 @@ class Error(Generic[T_co]):
         precision: T_co | Callable[[], T_co],
         remainder: Tensor | Callable[[], Tensor | None] | None = None,
         eliminated: Callable[[], Error[Any]] | None = None,
+        noise: Any = None,
     ) -> None:
         self._weighted = weighted
         self._precision = precision
         self._remainder = remainder
+        self._noise = noise
         self._eliminated: Callable[[], Error[Any]] | Error[Any] | None = eliminated
 
     @property
@@ -75,6 +119,10 @@ class Error(Generic[T_co]):
         if not isinstance(self._eliminated, Error):
             self._eliminated = self._eliminated()
         return self._eliminated
+
+    @property
+    def noise(self) -> Any:
+        return self._noise
 
     def __repr__(self) -> str:
         return f"Error({self._weighted!r})"

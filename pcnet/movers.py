@@ -24,7 +24,8 @@ def column(value: Tensor, trailing: int) -> Tensor:
 class Evidence(NamedTuple):
     """What a state moves by: its mean x̃ (B, n), its own motion Dx̃ (B, n) and the matrix D, gradient and curvature.
 
-    The curvature is None for a rule that does not need it.
+    The curvature is None for a rule that does not need it. pace: how many sampling intervals have passed, (B,); None is
+    one, as ever.
     """
 
     mean: Tensor
@@ -32,6 +33,11 @@ class Evidence(NamedTuple):
     shift: Tensor
     gradient: Tensor
     curvature: Tensor | None
+    pace: Tensor | None = None
+
+    def paced(self, time: Tensor) -> Tensor:
+        """The time of a step for as many sampling intervals as have passed; (), or (B,)."""
+        return time if self.pace is None else time * self.pace
 
 
 class StateMover(ABC):
@@ -51,7 +57,7 @@ class Ozaki(StateMover):
     """Local linearisation: Δμ̃ = J₀⁻¹(exp(J₀Δs) − I)h with h = Dμ̃ − κ∇ and J₀ = D − κH.
 
     `time` is Δs. "curvature" takes Δs = exp(ν)/|det J₀|^(1/n), kept within [1e-6, 1]; a number (such as the sampling
-    interval dt) is taken as it is.
+    interval dt) is for one sampling interval, and as many times that if more of it has passed.
     """
 
     kappa: Positive = number(1.0)
@@ -66,7 +72,7 @@ class Ozaki(StateMover):
         if isinstance(self.time, str):
             time = (self.nu - log_abs_det(jacobian) / flow.shape[-1]).exp().clamp(1e-6, 1.0)
         else:
-            time = self.time.expand(flow.shape[0])
+            time = evidence.paced(self.time).expand(flow.shape[0])
         return exponential_step(jacobian, flow, time)
 
 
@@ -79,7 +85,7 @@ class GradientFlow(StateMover):
     needs_curvature = False
 
     def step(self, evidence: Evidence) -> Tensor:
-        time, kappa = (column(v, 1) for v in (self.time, self.kappa))
+        time, kappa = (column(v, 1) for v in (evidence.paced(self.time), self.kappa))
         return time * (evidence.motion - kappa * evidence.gradient)
 
 
@@ -117,7 +123,7 @@ class Implicit(StateMover):
     def _system(self, evidence: Evidence) -> tuple[Tensor, Tensor]:
         assert evidence.curvature is not None
         matrix = column(self.kappa, 2) * evidence.curvature - evidence.shift
-        matrix.diagonal(dim1=-2, dim2=-1).add_(1 / column(self.time, 1))
+        matrix.diagonal(dim1=-2, dim2=-1).add_(1 / column(evidence.paced(self.time), 1))
         return matrix, evidence.motion - column(self.kappa, 1) * evidence.gradient
 
 
@@ -127,36 +133,26 @@ NONE = torch.zeros(1, 0, 0)
 
 
 class Gathered(NamedTuple):
-    """Accumulated gradient (B, n), how many observations are in it (B,), and how many steps were taken (B,).
+    """What a slow node has gathered: gradient (B, n), of how many observations (B,), and how many steps it took (B,).
 
-    For a rule that needs it also the accumulated curvature (B, n, n), and that of the prior in the beginning.
+    mended: how often its posterior was mended (B,). For a rule that needs curvatures (B, n, n): that of the gradient, all
+    that is known with what came before, and the prior's in the beginning; and what the last few windows brought.
     """
 
     gradient: Tensor
     seen: Tensor
     steps: Tensor
+    mended: Tensor
     curvature: Tensor = NONE
+    known: Tensor = NONE
     prior: Tensor = NONE
+    recent_gradient: Tensor = NONE
+    recent_curvature: Tensor = NONE
 
     @classmethod
     def nothing(cls, like: Tensor) -> Gathered:
         zero = like.new_zeros(like.shape[0])
-        return cls(torch.zeros_like(like), zero, zero)
-
-
-class SlowMemory(NamedTuple):
-    """What a slow node remembers: what it has gathered, field by field, and how often its posterior was mended (B,)."""
-
-    gradient: Tensor
-    seen: Tensor
-    steps: Tensor
-    curvature: Tensor
-    prior: Tensor
-    mended: Tensor
-
-    @property
-    def gathered(self) -> Gathered:
-        return Gathered(*self[:5])
+        return cls(torch.zeros_like(like), zero, zero, zero)
 
 
 class Accumulator(ABC):
@@ -206,7 +202,12 @@ class ParameterMover(ABC):
     def begin(self, mean: Tensor, precision: Tensor) -> Gathered:
         """Nothing gathered yet, for a prior of this mean (B, n) and precision (B, n, n)."""
         nothing = Gathered.nothing(mean)
-        return nothing._replace(curvature=precision, prior=precision) if self.needs_curvature else nothing
+        if not self.needs_curvature:
+            return nothing
+        zero = torch.zeros_like(precision)
+        return nothing._replace(
+            curvature=zero, known=precision, prior=precision, recent_gradient=nothing.gradient, recent_curvature=zero
+        )
 
     @abstractmethod
     def gather(self, gathered: Gathered, gradient: Tensor, curvature: Tensor | None = None) -> Gathered:
@@ -228,13 +229,15 @@ class RobbinsMonro(ParameterMover):
 
     def gather(self, gathered: Gathered, gradient: Tensor, curvature: Tensor | None = None) -> Gathered:
         total = self.accumulate.add(gathered.gradient, gradient)
-        return Gathered(total, gathered.seen + 1, gathered.steps)
+        return gathered._replace(gradient=total, seen=gathered.seen + 1)
 
     def step(self, gathered: Gathered) -> tuple[Tensor, Gathered]:
         """The change of the mean (B, n), and the emptied accumulator."""
         steps = gathered.steps + 1
         change = -(self.rate / (steps + self.t0) ** self.gamma)[:, None] * self.accumulate.read(gathered)
-        return change, Gathered(torch.zeros_like(gathered.gradient), torch.zeros_like(gathered.seen), steps)
+        return change, gathered._replace(
+            gradient=torch.zeros_like(gathered.gradient), seen=torch.zeros_like(gathered.seen), steps=steps
+        )
 
 
 @settings
@@ -244,13 +247,21 @@ class Newton(ParameterMover):
     g sums the gradients of the errors since the last step; L is the prior's precision P plus the curvatures of the
     errors of all observations, as far as they are not forgotten, and so the precision of the belief. With the
     Gauss–Newton curvature of errors that are linear in the parameters this is recursive least squares, or a Kalman
-    filter of parameters that stand still. The prior bounds L from below, however long nothing is learned. States are
-    taken as given and observations as independent: where they are not, the belief is too sure of itself.
+    filter of parameters that stand still. The prior bounds L from below, however long nothing is learned. By the errors
+    of a `StateNode` states are taken as given, and the belief is too sure of itself; a `FilterNode` accounts for them.
 
-    forgetting: φ, the share of all knowledge that is given up at a step.
+    forgetting: φ, the share of all knowledge that is given up at a step; a `fading` one besides, which is less with
+    every step: fading/(j + 10) at the j-th.
+    reopening: give up knowledge that the last few windows contradict. If their gradient is larger than one in a thousand
+    should be, χ² = gᵀ(C + CL⁻¹C)⁻¹g with C their curvature, knowledge counts for that much less before the step is taken.
+    So parameters that jump are found again, and so are those whose first observations were taken for too exact.
+    largest: no component moves by more than this in a step.
     """
 
     forgetting: Fraction = number(0.0)
+    fading: NotNegative = number(0.0)
+    reopening: bool = False
+    largest: Positive | None = None
     needs_curvature = True
 
     def gather(self, gathered: Gathered, gradient: Tensor, curvature: Tensor | None = None) -> Gathered:
@@ -260,8 +271,43 @@ class Newton(ParameterMover):
         )
 
     def step(self, gathered: Gathered) -> tuple[Tensor, Gathered]:
-        factor = torch.linalg.cholesky_ex(posterior(gathered.curvature).precision)[0]
+        if self.reopening:
+            gathered = self._reopen(gathered)
+        known = gathered.known + gathered.curvature
+        factor = torch.linalg.cholesky_ex(posterior(known).precision)[0]
         change = -torch.cholesky_solve(gathered.gradient[..., None], factor)[..., 0]
-        left = torch.lerp(gathered.curvature, gathered.prior, column(self.forgetting, 2))
-        zero = torch.zeros_like(gathered.seen)
-        return change, Gathered(torch.zeros_like(change), zero, gathered.steps + 1, left, gathered.prior)
+        if self.largest is not None:
+            largest = column(self.largest, 1)
+            change = torch.maximum(torch.minimum(change, largest), -largest)
+        steps = gathered.steps + 1
+        forgotten = (self.forgetting + self.fading / (steps + FADES_AFTER)).clamp_max(1.0)
+        return change, gathered._replace(
+            gradient=torch.zeros_like(change),
+            seen=torch.zeros_like(gathered.seen),
+            steps=steps,
+            curvature=torch.zeros_like(known),
+            known=torch.lerp(known, gathered.prior, forgotten.expand(len(known))[:, None, None]),
+        )
+
+    def _reopen(self, gathered: Gathered) -> Gathered:
+        """Less knowledge, where the last few windows contradict it."""
+        n = gathered.gradient.shape[-1]
+        gradient = (1 - 1 / WINDOWS) * gathered.recent_gradient + gathered.gradient
+        curvature = (1 - 1 / WINDOWS) * gathered.recent_curvature + gathered.curvature
+        known = gathered.known
+        expected = curvature + curvature @ torch.linalg.solve(known, curvature)
+        scale = known.diagonal(dim1=-2, dim2=-1) * torch.finfo(known.dtype).eps ** 0.5  # for what nothing is learned of
+        surprise = (gradient * torch.linalg.solve(expected + scale.diag_embed(), gradient)).sum(-1)
+        limit = n * (1 - 2 / (9 * n) + ONE_IN_A_THOUSAND * (2 / (9 * n)) ** 0.5) ** 3  # χ² by Wilson and Hilferty
+        share = (limit / surprise).clamp_max(1.0)[:, None, None]
+        return gathered._replace(
+            known=torch.lerp(gathered.prior, known, share), recent_gradient=gradient, recent_curvature=curvature
+        )
+
+
+FADES_AFTER = 10
+"""So many steps are remembered alike before fading sets in."""
+WINDOWS = 8
+"""How many of the last windows a contradiction is looked for in, each counting less than the one after it."""
+ONE_IN_A_THOUSAND = 3.09
+"""The standard deviations beyond which one in a thousand of a normal distribution lies."""

@@ -121,8 +121,10 @@ class Local:
         "_notify",
         "above",
         "below",
+        "elapsed",
         "mask",
         "observation",
+        "pace",
         "rule",
         "trouble",
     )
@@ -132,6 +134,10 @@ class Local:
         self.below: tuple[Link, ...] = ()
         self.mask: Tensor | None = None
         self.observation: Tensor | None = None
+        self.elapsed: Tensor = torch.empty(0)
+        """The time since the previous observation (B,); at the first one, the sampling interval."""
+        self.pace: Tensor | None = None
+        """`elapsed` over the sampling interval (B,), where observations do not come at that interval."""
         self.rule: Any = None
         """How the node moves, laid out for this run."""
         self.trouble: Trouble | None = None
@@ -167,8 +173,12 @@ class Local:
 
     def prediction(self, link: Link) -> Any:
         """The value predicted by the node at the other end of a link above."""
+        return self.message(link).value
+
+    def message(self, link: Link) -> Prediction[Any]:
+        """All that came down a link above: the value predicted, and how sure the sender is of it."""
         message: Prediction[Any] = self._inbox[link]()
-        return message.value
+        return message
 
     def error(self, link: Link) -> Error[Any]:
         """The error that came back along a link below."""

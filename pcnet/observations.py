@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -12,7 +13,14 @@ from torch import Tensor
 from pcnet.errors import ObservationError
 
 Observation = dict[str, Tensor]
-"""One observation: (..., dim) for each sensory node by name."""
+"""One observation: (..., dim) for each sensory node by name; NaN where something is missing."""
+
+
+class Sample(NamedTuple):
+    """An observation with its time, for streams that bring both: `live.run(Sample(y, t) for t, y in …)`."""
+
+    observation: Any
+    time: float
 
 
 @runtime_checkable
@@ -32,36 +40,47 @@ class Intake:
         self.dims = dict(dims)
         self.dtype = dtype
         self.device = device
+        self._nothing = {name: torch.full((dim,), torch.nan, dtype=dtype, device=device) for name, dim in dims.items()}
 
     def one(self, given: Any) -> Observation:
-        """A single observation: (..., dim), or a mapping from names to these."""
+        """A single observation: (..., dim), or a mapping from names to these; None, or no name, where there is none."""
+        if given is None:
+            return dict(self._nothing)
         named = given if isinstance(given, Mapping) else {self._only(): given}
-        return {name: self._tensor(name, value, 1) for name, value in self._named(named).items()}
+        self._check_names(named)
+        present = {name: self._tensor(name, value, 1) for name, value in named.items() if value is not None}
+        return present if len(present) == len(self.dims) else self._nothing | present
 
-    def stream(self, given: Any) -> tuple[Iterator[Observation], int | None]:
+    def stream(self, given: Any) -> tuple[Iterator[Observation | Sample], int | None]:
         """Observations one by one, and how many there are if that is known.
 
-        given: (..., T, dim), a mapping from names to these, or an iterable of single observations.
+        given: (..., T, dim), a mapping from names to these, or an iterable of single observations or samples.
         """
         if isinstance(given, ARRAYS):
             given = {self._only(): given}
         if isinstance(given, Mapping):
             if not all(isinstance(value, ARRAYS) for value in given.values()):
                 raise ObservationError("give a mapping of arrays, or an iterable of mappings")
-            whole = {
-                name: self._tensor(name, v, 2).movedim(-2, 0).contiguous() for name, v in self._named(given).items()
-            }
+            self._check_names(given)
+            whole = {name: self._tensor(name, v, 2).movedim(-2, 0).contiguous() for name, v in given.items()}
             lengths = {name: len(value) for name, value in whole.items()}
             if len(set(lengths.values())) > 1:
                 raise ObservationError(f"observations differ in length: {lengths}")
+            if not lengths:
+                raise ObservationError("there are no observations; give at least one")
             total = next(iter(lengths.values()))
-            return ({name: value[t] for name, value in whole.items()} for t in range(total)), total
+            absent = {name: nothing for name, nothing in self._nothing.items() if name not in whole}
+            return ({name: value[t] for name, value in whole.items()} | absent for t in range(total)), total
         if not isinstance(given, Iterable) or isinstance(given, (str, bytes)):
             raise ObservationError(
                 f"observations must be an array or an iterable, not {type(given).__name__}; read files first, for "
                 "example by numpy.loadtxt"
             )
-        return (self.one(item) for item in given), None
+        return (self.timed(item) for item in given), None
+
+    def timed(self, given: Any) -> Observation | Sample:
+        """A single observation, with its time if it brings one."""
+        return Sample(self.one(given.observation), given.time) if isinstance(given, Sample) else self.one(given)
 
     def _only(self) -> str:
         if len(self.dims) > 1:
@@ -69,12 +88,11 @@ class Intake:
             raise ObservationError(f"there are several sensory nodes; give a mapping {{{names}}}")
         return next(iter(self.dims))
 
-    def _named(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
-        if set(given) != set(self.dims):
+    def _check_names(self, given: Mapping[str, Any]) -> None:
+        if not set(given) <= set(self.dims):
             raise ObservationError(
                 f"observations are given for {sorted(map(str, given))}, sensory nodes are {sorted(self.dims)}"
             )
-        return given
 
     def _tensor(self, name: str, value: Any, own: int) -> Tensor:
         try:
@@ -92,12 +110,23 @@ class Intake:
                 f"observations of {name!r} have shape {tuple(tensor.shape)}; "
                 f"expected {what} with dim = {self.dims[name]}{_remedy(tensor, self.dims[name], own)}"
             )
-        if not bool(torch.isfinite(tensor).all()):
-            where = (~torch.isfinite(tensor)).nonzero()[0].tolist()
+        if bool(torch.isinf(tensor).any()):
+            where = torch.isinf(tensor).nonzero()[0].tolist()
             raise ObservationError(
-                f"observation of {name!r} at index {where} is not finite; fill it in, or leave that time out"
+                f"observation of {name!r} at index {where} is infinite in {self.dtype}; give NaN where it is missing"
             )
         return tensor
+
+
+def moment(given: Any) -> float:
+    """A time, as a number, or refused in words."""
+    try:
+        time = float(given)
+    except (TypeError, ValueError, RuntimeError):
+        raise ObservationError(f"a time must be a number, not {given!r}") from None
+    if isinstance(given, (str, bytes)) or not math.isfinite(time):
+        raise ObservationError(f"a time must be a finite number, not {given!r}")
+    return time
 
 
 def _remedy(tensor: Tensor, dim: int, own: int) -> str:

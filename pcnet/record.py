@@ -72,6 +72,10 @@ class Tape:
         if spare > 0:
             del self._full[:spare]
 
+    def rewind(self, values: Tensor) -> None:
+        """Go on after what another tape has kept, (T, B, ...)."""
+        self._full, self._open = [values], []
+
     def tensor(self) -> Tensor | None:
         """(T, B, ...), or None where nothing was written."""
         blocks = [*self._full, torch.stack(self._open).cpu()] if self._open else self._full

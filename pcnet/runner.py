@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, get_args
 
 import numpy as np
 import torch
@@ -16,8 +18,8 @@ from tqdm import tqdm
 from pcnet import plan
 from pcnet.errors import DivergenceError, ObservationError, ScheduleError, SettingError
 from pcnet.graph import Graph
-from pcnet.node import Energy, Local, Node, Start, merge
-from pcnet.observations import Intake, Observation
+from pcnet.node import Energy, Local, Node, Start, Trouble, merge
+from pcnet.observations import Intake, Observation, Sample, moment
 from pcnet.plan import Line
 from pcnet.record import ENERGY, Record, Tape
 from pcnet.result import Divergence, Result, Trace
@@ -25,6 +27,34 @@ from pcnet.schedule import Schedule
 from pcnet.settings import broadcast
 from pcnet.structure import Structure
 from pcnet.wiring import connect
+
+if TYPE_CHECKING:
+    from pcnet.forecasting import Ahead, Draws, Forecast
+
+P = TypeVar("P")
+OnDivergence = Literal["raise", "stop", "hold", "reset"]
+"""What to do with batch elements that diverge: end the run, or them alone; go on as if the observation were missing, or
+begin anew with the next one."""
+
+
+class Incident(NamedTuple):
+    """A batch element that diverged: at which observation, at which node, and what was wrong there."""
+
+    observation: int
+    node: str
+    element: int
+    why: str
+
+
+class Before(NamedTuple):
+    """How things were before a tick: belief and memory of each node, and which batch elements had not begun."""
+
+    beliefs: list[tuple[Any, Any]]
+    unopened: Tensor | None
+
+
+class BreakdownError(Exception):
+    """A node and why it cannot do what it is asked to: some matrix of it cannot be inverted or factorised."""
 
 
 class Live:
@@ -39,14 +69,16 @@ class Live:
         dtype: torch.dtype = torch.float64,
         device: torch.device | None = None,
         threads: int | None = 1,
-        on_divergence: Literal["raise", "stop"] = "raise",
+        on_divergence: OnDivergence = "raise",
     ) -> None:
         if not isinstance(schedule, Schedule):
             raise ScheduleError(f"schedule must be a Schedule, such as pcnet.odem(), not {schedule!r}")
         if dtype not in (torch.float32, torch.float64):
             raise SettingError(f"dtype must be torch.float32 or torch.float64, not {dtype!r}")
-        if on_divergence not in ("raise", "stop"):
-            raise SettingError(f"on_divergence must be 'raise' or 'stop', not {on_divergence!r}")
+        if on_divergence not in get_args(OnDivergence):
+            raise SettingError(f"on_divergence must be 'raise', 'stop', 'hold' or 'reset', not {on_divergence!r}")
+        if on_divergence in graph.nodes:
+            raise SettingError(f"a node is called {on_divergence!r}, as what is done on divergence is; rename it")
         device = device or torch.device("cpu")
         graph.check(dtype, device)
         self.graph = graph
@@ -56,6 +88,8 @@ class Live:
         self.on_divergence = on_divergence
         self.tick = 0
         """How many observations have been taken in."""
+        self.time = 0.0
+        """When the last of them came; the first is at 0 unless times are given."""
         self.watchers: list[Callable[[float, Tensor | None], None]] = []
         """Called after each observation with its time and which batch elements go on, if not all."""
         self._nodes = graph.nodes
@@ -67,28 +101,51 @@ class Live:
         self._check_record()
         self._channels = connect(graph, self._locals)
         self._begun = False
-        self._failing: dict[int, Node] = {}
+        self._timed = self._irregular = False
+        self._unopened: Tensor | None = None  # the batch elements of which nothing was seen yet
+        self._opening: tuple[Line, ...] = ()
+        self._failing: dict[int, tuple[Node, str]] = {}
+        self.incidents: deque[Incident] = deque(maxlen=1000)
+        """The last batch elements that diverged, if the run goes on: when, at which node, and why."""
         self._acts: tuple[Line, ...] = ()
         self._start: Start
+        self._accuracy: Tensor
+        self._complexity: Tensor
+        self._missed: Tensor
         self._sum_accuracy: Tensor
         self._sum_complexity: Tensor
         self._going: Tensor | None = None  # which batch elements go on, once some have diverged
         self._stopped: dict[int, tuple[int, str]] = {}
 
     # --- one observation at a time --------------------------------------------------------------------------------
-    def step(self, observation: Any) -> Live:
-        """Take in one observation, (..., dim) or a mapping from sensory names to these."""
+    def step(self, observation: Any, t: float | None = None) -> Live:
+        """Take in one observation, (..., dim) or a mapping from sensory names to these, at the time t.
+
+        NaN is a channel that is missing; None, or no name, a sensory node. Without t it comes a sampling interval after
+        the one before.
+        """
         with torch.inference_mode(), limited(self.threads):
-            self._step(self._intake.one(observation))
+            self._take(self._intake.timed(observation), t)
         return self
 
-    def run(self, observations: Any, progress: bool | None = None) -> Live:
-        """Take in observations to the end of them."""
+    def run(self, observations: Any, progress: bool | None = None, *, times: Iterable[float] | None = None) -> Live:
+        """Take in observations to the end of them; times: one for each, unless they come at regular intervals."""
         stream, total = self._intake.stream(observations)
         hidden = not (sys.stderr.isatty() if progress is None else progress)
         with torch.inference_mode(), limited(self.threads):
-            for observation in tqdm(stream, total=total, disable=hidden, unit="obs", desc=self.schedule.name):
-                self._step(observation)
+            shown = tqdm(stream, total=total, disable=hidden, unit="obs", desc=self.schedule.name)
+            for observation, t in _with_times(shown, times):
+                self._take(observation, t)
+        if self.tick == 0:
+            raise ObservationError("there are no observations; give at least one")
+        return self
+
+    async def arun(self, observations: AsyncIterable[Any]) -> Live:
+        """Take in observations (or `Sample`s) as they arrive, to the end of them."""
+        if not isinstance(observations, AsyncIterable):
+            raise ObservationError(f"give an asynchronous iterator, not {type(observations).__name__}; or call run")
+        async for observation in observations:
+            self.step(observation)
         if self.tick == 0:
             raise ObservationError("there are no observations; give at least one")
         return self
@@ -148,13 +205,62 @@ class Live:
 
     @property
     def fallbacks(self) -> dict[str, Tensor]:
-        """How often named fallbacks acted, by node; (...)."""
+        """How often named fallbacks acted, by node, and how often a tick was lost to "hold" or "reset"; (...)."""
         found = {}
         for name, node in self._nodes.items():
             count = node.fallbacks(self._locals[name]) if self._begun else None
             if count is not None:
                 found[name] = self._shaped(count)
+        if self._begun and self.on_divergence in ("hold", "reset"):
+            found[self.on_divergence] = self._shaped(self._missed)
         return found
+
+    # --- what is to come --------------------------------------------------------------------------------------------
+    def forecast(self, horizon: float, every: float | None = None, *, parameters: bool = True) -> Forecast:
+        """What states and observations are expected to be until `horizon` from now, with standard deviations that grow.
+
+        every: the time between two of them; the sampling interval unless given. Covariances follow the linearised flow,
+        fed by the noises that the precision nodes believe in. parameters: whether what is not known of them counts too.
+        """
+        from pcnet.forecasting import forecast
+
+        self._need_begun()
+        with limited(self.threads):
+            return forecast(self, horizon, every, parameters=parameters)
+
+    def sample(self, horizon: float, draws: int = 1, *, every: float | None = None, seed: int) -> Draws:
+        """What might come: draws from the model that the graph is, from the beliefs as they are now."""
+        from pcnet.forecasting import draw
+
+        self._need_begun()
+        with limited(self.threads):
+            return draw(self, horizon, draws, every, seed)
+
+    def ahead(self, observation: Any, t: float | None = None) -> dict[str, Ahead]:
+        """How far an observation that is about to be taken in is from its forecast, by sensory node."""
+        from pcnet.forecasting import one_ahead
+
+        self._need_begun()
+        if t is not None and moment(t) <= self.time:
+            raise ObservationError(f"t = {t} is not after the last observation at t = {self.time:g}")
+        with limited(self.threads):
+            return one_ahead(self, self._intake.one(observation), None if t is None else moment(t))
+
+    @property
+    def interval(self) -> float:
+        """The sampling interval, if all batch elements have the same."""
+        self._need_begun()
+        return self._dt
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        self._need_begun()
+        return tuple(self._start.batch_shape)
+
+    def laid_out(self, part: P) -> P:
+        """A copy of a part (a kernel, a mover) with its settings as this run has them; see `Start.lay_out`."""
+        self._need_begun()
+        return self._start.lay_out(part)
 
     def result(self) -> Result:
         """All that was recorded so far."""
@@ -190,42 +296,93 @@ class Live:
             raise ObservationError("there is nothing to read before the first observation; call step(y) first")
 
     # --- a tick ---------------------------------------------------------------------------------------------------
-    def _step(self, observation: Observation) -> None:
+    def _take(self, observation: Observation | Sample, t: float | None) -> None:
+        """One tick, at its time."""
+        if isinstance(observation, Sample):
+            if t is not None:
+                raise ObservationError(f"observation {self.tick} has two times: t = {t} and that of its sample")
+            seen, t = observation
+        else:
+            seen = observation
+        t = None if t is None else moment(t)
         if not self._begun:
-            self._begin(observation)
-        for name, value in observation.items():
-            try:
-                self._locals[name].observation = self._start.fill(value, 1)
-            except RuntimeError:
+            self._begin(seen)
+        filled = {name: self._fill(name, value) for name, value in seen.items()}
+        self._set_clock(t)
+        for name, value in filled.items():
+            self._locals[name].observation = value
+        self._tick()
+
+    def _fill(self, name: str, value: Tensor) -> Tensor:
+        try:
+            return self._start.fill(value, 1)
+        except RuntimeError:
+            raise ObservationError(
+                f"observation {self.tick} of {name!r} has batch dimensions {tuple(value.shape[:-1])}; the run "
+                f"began with {tuple(self._start.batch_shape)}"
+            ) from None
+
+    def _set_clock(self, t: float | None) -> None:
+        if t is None:
+            self.time = self.time + self._dt if self._timed else self.tick * self._dt
+            if self._irregular:
+                self._set_elapsed(self._interval, None)
+                self._irregular = False
+            return
+        if self.tick:
+            elapsed = t - self.time
+            if elapsed <= 0:
+                how = "the same as that of" if elapsed == 0 else "before"
                 raise ObservationError(
-                    f"observation {self.tick} of {name!r} has batch dimensions {tuple(value.shape[:-1])}; the run "
-                    f"began with {tuple(self._start.batch_shape)}"
-                ) from None
-        before = [(local.belief, local.memory) for local in self._locals.values()]
+                    f"observation {self.tick} is at t = {t:g}, {how} the previous one at t = {self.time:g}; "
+                    "times must rise"
+                )
+            since = torch.full_like(self._interval, elapsed)
+            self._set_elapsed(since, since / self._interval)
+            self._irregular = True
+        self.time, self._timed = t, True
+
+    def _set_elapsed(self, elapsed: Tensor, pace: Tensor | None) -> None:
+        for local in self._locals.values():
+            local.elapsed, local.pace = elapsed, pace
+
+    def _tick(self) -> None:
+        before = Before([(local.belief, local.memory) for local in self._locals.values()], self._unopened)
+        try:
+            self._act()
+        except BreakdownError as broken:
+            self._break_down(broken)
+        free_energy = self._complexity - self._accuracy
+        counted = free_energy if self._going is None else free_energy[self._going]
+        failed = None
+        if self._failing or not math.isfinite(counted.sum().item()):
+            failed = self._deal_with_trouble(free_energy, before)
+        if self._going is not None:
+            self._accuracy = torch.where(self._going, self._accuracy, torch.nan)
+            self._complexity = torch.where(self._going, self._complexity, torch.nan)
+        self._sum_accuracy = self._sum_accuracy + _but(failed, self._accuracy, 0.0)
+        self._sum_complexity = self._sum_complexity + _but(failed, self._complexity, 0.0)
+        self._accuracy = _but(failed, self._accuracy, torch.nan)
+        self._complexity = _but(failed, self._complexity, torch.nan)
+        if (self.tick + 1) % self.record.every == 0 and self._tapes:
+            self._times.append(self.time)
+            for tape in self._tapes.values():
+                tape.write(self._going)
+        for see in self.watchers:
+            see(self.time, self._going)
+        self.tick += 1
+
+    def _act(self) -> None:
+        """All that the schedule asks for at this tick, and what becomes of the free energy."""
+        if self._unopened is not None:
+            self._open()
         for line in self._acts:
             due = line.due(self.tick)
             if due is not False:
                 self._do(line, None if due is True else due)
-        energies = [node.energy(self._locals[name]) for name, node in self._nodes.items()]
-        self._accuracy = self._total([energy.accuracy for energy in energies])
-        self._complexity = self._total([energy.complexity for energy in energies])
-        self._energies = energies
-        free_energy = self._complexity - self._accuracy
-        counted = free_energy if self._going is None else free_energy[self._going]
-        if self._failing or not math.isfinite(counted.sum().item()):
-            self._stop_diverged(free_energy, before)
-        if self._going is not None:
-            self._accuracy = torch.where(self._going, self._accuracy, torch.nan)
-            self._complexity = torch.where(self._going, self._complexity, torch.nan)
-        self._sum_accuracy = self._sum_accuracy + self._accuracy
-        self._sum_complexity = self._sum_complexity + self._complexity
-        if (self.tick + 1) % self.record.every == 0 and self._tapes:
-            self._times.append(self.tick * self._dt)
-            for tape in self._tapes.values():
-                tape.write(self._going)
-        for see in self.watchers:
-            see(self.tick * self._dt, self._going)
-        self.tick += 1
+        self._energies = [node.energy(self._locals[name]) for name, node in self._nodes.items()]
+        self._accuracy = self._total([energy.accuracy for energy in self._energies])
+        self._complexity = self._total([energy.complexity for energy in self._energies])
 
     def _total(self, parts: list[Tensor | None]) -> Tensor:
         found = [part for part in parts if part is not None]
@@ -245,6 +402,8 @@ class Live:
                 local.mask = mask
                 try:
                     do(local)
+                except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
+                    raise BreakdownError(node, str(error)) from None
                 finally:
                     local.mask = None
                 if local.trouble is not None:
@@ -259,12 +418,22 @@ class Live:
         if self.on_divergence == "raise":
             raise DivergenceError(f"{node.title} at observation {self.tick}{_elements(indices, len(where))}: {why}")
         for i in indices:
-            self._failing.setdefault(i, node)
+            self._failing.setdefault(i, (node, why))
 
-    def _stop_diverged(self, free_energy: Tensor, before: list[tuple[Any, Any]]) -> None:
-        """End the run, or put the failing batch elements back to where they were before this tick and leave them there.
+    def _break_down(self, broken: BreakdownError) -> None:
+        """A node could not go on at all; which batch elements are to blame is not known."""
+        node, why = broken.args
+        everywhere = torch.ones_like(self._nothing, dtype=torch.bool)
+        local = self._locals[node.name]
+        local.trouble = Trouble(everywhere if self._going is None else self._going, why)
+        self._take_note(node, local)
+        self._energies = [Energy() for _ in self._nodes]
+        self._accuracy = self._complexity = self._nothing
 
-        Held there they stay finite, so that whatever is still computed of them does not spoil their neighbours.
+    def _deal_with_trouble(self, free_energy: Tensor, before: Before) -> Tensor | None:
+        """End the run, or do with the failing batch elements as `on_divergence` says; which go on without this tick.
+
+        Back where they were they are finite, so that whatever is computed of them does not spoil their neighbours.
         """
         lost = ~torch.isfinite(free_energy)
         if self._going is not None:
@@ -272,31 +441,140 @@ class Live:
         for i in lost.nonzero()[:, 0].tolist():
             self._failing.setdefault(i, self._culprit(i))
         if not self._failing:  # finite each, but not their sum over the batch
-            return
+            return None
         if self.on_divergence == "raise":
-            node = next(iter(self._failing.values()))
+            node, why = next(iter(self._failing.values()))
             raise DivergenceError(
                 f"{node.title} is no longer finite at observation {self.tick}"
-                f"{_elements(list(self._failing), len(lost))}; smaller steps (lower kappa or rate), lower precisions, "
-                "a longer smoothness or an initial_mean help"
+                f"{_elements(list(self._failing), len(lost))}: {why}; smaller steps (lower kappa or rate), lower "
+                "precisions, a longer smoothness or an initial_mean help"
             )
-        going = torch.ones_like(lost) if self._going is None else self._going.clone()
-        for i, node in self._failing.items():
-            self._stopped[i] = self.tick, node.name
-            going[i] = False
+        failed = torch.zeros_like(lost)
+        for i, (node, why) in self._failing.items():
+            failed[i] = True
+            self.incidents.append(Incident(self.tick, node.name, i, why))
+        if self.on_divergence == "stop":
+            self._stopped |= {i: (self.tick, node.name) for i, (node, _) in self._failing.items()}
+            self._going = ~failed if self._going is None else self._going & ~failed
         self._failing.clear()
-        self._going = going
-        for local, (belief, memory) in zip(self._locals.values(), before, strict=True):
-            local.belief = merge(going, local.belief, belief)
-            local.memory = local.memory if memory is None else merge(going, local.memory, memory)
+        for local, (belief, memory) in zip(self._locals.values(), before.beliefs, strict=True):
+            local.belief = merge(~failed, local.belief, belief)
+            local.memory = local.memory if memory is None else merge(~failed, local.memory, memory)
+        if self.on_divergence == "stop":
+            return None
+        self._missed = self._missed + failed
+        self._go_on_without(failed, before)
+        return failed
 
-    def _culprit(self, i: int) -> Node:
-        """The first node whose belief or share of the free energy is not finite in a batch element."""
+    def _go_on_without(self, failed: Tensor, before: Before) -> None:
+        """Let batch elements go on as if this observation had been missing, or begin anew with the next one."""
+        reset = self.on_divergence == "reset"
+        for name in self._nodes if reset else self._observers:
+            local = self._locals[name]
+            if local.observation is not None:
+                local.observation = torch.where(failed[:, None], torch.nan, local.observation)
+            local.mask = failed
+            try:
+                if reset:
+                    self._nodes[name].begin(local, self._start)
+                else:
+                    self._nodes[name].sense(local)
+            finally:
+                local.mask = None
+        nobody = torch.zeros_like(failed)
+        then = failed if reset else nobody if before.unopened is None else before.unopened & failed
+        left = then if self._unopened is None else then | (self._unopened & ~failed)
+        self._unopened = left if bool(left.any()) else None
+
+    def _culprit(self, i: int) -> tuple[Node, str]:
+        """The first node whose belief or share of the free energy is not finite in a batch element, and what of it."""
         for (name, node), energy in zip(self._nodes.items(), self._energies, strict=True):
-            parts = [*self._locals[name].belief, self._share(energy)]
-            if not all(bool(torch.isfinite(part[i]).all()) for part in parts):
-                return node
-        return next(iter(self._nodes.values()))  # finite each, but not their sum
+            belief = self._locals[name].belief
+            for what, part in zip((*belief._fields, "free energy"), (*belief, self._share(energy)), strict=True):
+                if not bool(torch.isfinite(part[i]).all()):
+                    return node, f"its {what.replace('_', ' ')} is no longer finite"
+        return next(iter(self._nodes.values())), "the sum of all free energies is not finite"
+
+    # --- keeping ----------------------------------------------------------------------------------------------------
+    def save(self, path: str | Path, *, recording: bool = True) -> Path:
+        """Write all that it takes to go on from here, to the same digits, whole or not at all; see `pcnet.resume`.
+
+        recording: with all that was recorded so far, or as if the recording began here.
+        """
+        from pcnet.checkpoint import save
+
+        self._need_begun()
+        return save(self, Path(path), recording)
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """What changes during a run, but for the recording: tensors by name, and facts fit for JSON."""
+        self._need_begun()
+        tensors = {"accuracy": self._accuracy, "complexity": self._complexity}
+        tensors |= {"sum of accuracy": self._sum_accuracy, "sum of complexity": self._sum_complexity}
+        tensors |= {"missed": self._missed, "elapsed": next(iter(self._locals.values())).elapsed}
+        masks = {"going": self._going, "unopened": self._unopened}
+        tensors |= {name: mask for name, mask in masks.items() if mask is not None}
+        for name, local in self._locals.items():
+            if local.observation is not None:
+                tensors[f"{name}/observation"] = local.observation
+            for part, value in (("belief", local.belief), ("memory", local.memory)):
+                if value is not None:
+                    tensors |= {f"{name}/{part}/{field}": each for field, each in value._asdict().items()}
+        facts = {
+            "tick": self.tick,
+            "time": self.time,
+            "timed": self._timed,
+            "irregular": self._irregular,
+            "batch_shape": list(self._start.batch_shape),
+            "stopped": [[i, tick, name] for i, (tick, name) in self._stopped.items()],
+            "incidents": [list(incident) for incident in self.incidents],
+        }
+        return tensors, facts
+
+    def restore(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+        """Go on from a `state`. A part that the nodes of this graph do not have, or lack, is a KeyError."""
+        seen = {name: tensors[key] for name in self._nodes if (key := f"{name}/observation") in tensors}
+        shape = torch.Size(facts["batch_shape"])
+        with torch.inference_mode():
+            self._begin_with(shape, {name: value.view(*shape, value.shape[-1]) for name, value in seen.items()})
+            left = set(tensors) - {f"{name}/observation" for name in seen}
+            for name, local in self._locals.items():
+                for part in ("belief", "memory"):
+                    value = getattr(local, part)
+                    if value is None:
+                        continue
+                    keys = {field: f"{name}/{part}/{field}" for field in value._fields}
+                    for field, key in keys.items():
+                        if tensors[key].dim() != getattr(value, field).dim():
+                            raise KeyError(key)
+                    setattr(local, part, type(value)(**{field: tensors[key] for field, key in keys.items()}))
+                    left -= set(keys.values())
+        self._accuracy, self._complexity = tensors["accuracy"], tensors["complexity"]
+        self._sum_accuracy, self._sum_complexity = tensors["sum of accuracy"], tensors["sum of complexity"]
+        self._missed = tensors["missed"]
+        self._going, self._unopened = tensors.get("going"), tensors.get("unopened")
+        self._irregular, self._timed = facts["irregular"], facts["timed"]
+        if self._irregular:
+            self._set_elapsed(tensors["elapsed"], tensors["elapsed"] / self._interval)
+        self.tick, self.time = facts["tick"], facts["time"]
+        self._stopped = {i: (tick, name) for i, tick, name in facts["stopped"]}
+        self.incidents.extend(Incident(*incident) for incident in facts["incidents"])
+        known = {"accuracy", "complexity", "sum of accuracy", "sum of complexity", "missed", "elapsed"}
+        left -= known | {"going", "unopened"}
+        if left:
+            raise KeyError(sorted(left)[0])
+
+    @property
+    def tapes(self) -> Mapping[str, Tape]:
+        """What is being recorded, by name."""
+        self._need_begun()
+        return self._tapes
+
+    @property
+    def recorded_times(self) -> list[float]:
+        """When what is recorded was so."""
+        self._need_begun()
+        return self._times
 
     # --- setting up -----------------------------------------------------------------------------------------------
     def _begin(self, observation: Observation) -> None:
@@ -308,21 +586,52 @@ class Live:
                 f"the batch dimensions of the settings {tuple(self.graph.batch_shape)}, of the schedule "
                 f"{tuple(self.schedule.batch_shape)} and of the observations {tuple(brought)} do not fit together"
             ) from None
+        self._begin_with(shape, observation)
+
+    def _begin_with(self, shape: torch.Size, observation: Observation) -> None:
         self._start = Start(shape.numel(), self.dtype, self.device, shape)
         self._nothing = torch.zeros(shape.numel(), dtype=self.dtype, device=self.device)
-        self._sum_accuracy = self._sum_complexity = self._nothing
+        self._sum_accuracy = self._sum_complexity = self._missed = self._nothing
+        self._interval = self._sampling_interval()
         for name, node in self._nodes.items():
             if name in observation:
                 self._locals[name].observation = self._start.fill(observation[name], 1)
             node.begin(self._locals[name], self._start)
-        opening = plan.lay_out(self.schedule.opening, self.graph.from_above, self._locals, self._start)
+        self._opening = plan.lay_out(self.schedule.opening, self.graph.from_above, self._locals, self._start)
         self._acts = plan.lay_out(self.schedule.acts, self.graph.from_above, self._locals, self._start)
         self._begun = True
         self._times: list[float] = []
         self._dt = self._common_dt()
-        self._tapes = self.tapes(self.record)
-        for line in opening:
-            self._do(line, None)
+        self._tapes = self.tapes_for(self.record)
+        self._set_elapsed(self._interval, None)
+        self._unopened = torch.ones_like(self._nothing, dtype=torch.bool)
+
+    def _open(self) -> None:
+        """Do what is done once, for the batch elements of which something is seen for the first time."""
+        assert self._unopened is not None
+        seen = torch.zeros_like(self._unopened)
+        for name in self._observers:
+            observation = self._locals[name].observation
+            assert observation is not None
+            seen = seen | torch.isfinite(observation).any(-1)
+        mask = seen & self._unopened
+        if bool(mask.any()):
+            if self.tick:
+                self._begin_observers(mask)
+            for line in self._opening:
+                self._do(line, None if bool(mask.all()) else mask)
+        left = self._unopened & ~mask
+        self._unopened = left if bool(left.any()) else None
+
+    def _begin_observers(self, mask: Tensor) -> None:
+        """Let observing nodes begin once more, with what is now the first observation of these batch elements."""
+        for name in self._observers:
+            local = self._locals[name]
+            local.mask = mask
+            try:
+                self._nodes[name].begin(local, self._start)
+            finally:
+                local.mask = None
 
     # --- recording ------------------------------------------------------------------------------------------------
     def _check_record(self) -> None:
@@ -335,7 +644,7 @@ class Live:
         for name in self.record.nodes or ():
             _ = self.graph[name]
 
-    def tapes(self, record: Record) -> dict[str, Tape]:
+    def tapes_for(self, record: Record) -> dict[str, Tape]:
         """Empty tapes for what a record asks for; each writes down what is so at the time."""
         self._need_begun()
         tapes: dict[str, Tape] = {}
@@ -355,14 +664,39 @@ class Live:
                 tapes[channel.name] = Tape(("message",), channel.content)
         return tapes
 
-    def _common_dt(self) -> float:
-        """The sampling interval if all sensory nodes have the same, else 1: then times are observation numbers."""
+    def _sampling_interval(self) -> Tensor:
+        """The time from one observation to the next, (B,): the shortest of the observing nodes; 1 if none is given."""
         given = [self._nodes[name].sampling_interval for name in self._observers]
-        intervals = {float(value) for each in given if each is not None for value in each.reshape(-1)}
-        return intervals.pop() if len(intervals) == 1 else 1.0
+        intervals = [self._start.fill(each, 0) for each in given if each is not None]
+        return torch.stack(intervals).amin(0) if intervals else torch.ones_like(self._nothing)
+
+    def _common_dt(self) -> float:
+        """The sampling interval if all batch elements have the same, else 1: then times are observation numbers."""
+        given = [self._nodes[name].sampling_interval for name in self._observers]
+        low = [float(each.min()) for each in given if each is not None]
+        same = bool((self._interval == self._interval[0]).all())
+        return (min(low) if low else 1.0) if same else 1.0
 
     def _shaped(self, value: Tensor) -> Tensor:
         return value.reshape(self._start.batch_shape).clone()
+
+
+def _with_times(
+    observations: Iterable[Observation | Sample], times: Iterable[float] | None
+) -> Iterator[tuple[Observation | Sample, float | None]]:
+    if times is None:
+        yield from ((observation, None) for observation in observations)
+        return
+    try:
+        yield from zip(observations, times, strict=True)
+    except ValueError as error:
+        if "zip()" not in str(error):
+            raise
+        raise ObservationError("there must be as many times as observations") from None
+
+
+def _but(where: Tensor | None, value: Tensor, other: float) -> Tensor:
+    return value if where is None else torch.where(where, other, value)
 
 
 def _elements(indices: list[int], batch: int) -> str:

@@ -15,9 +15,9 @@ from matplotlib.colors import LogNorm, Normalize, SymLogNorm
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from pcnet.diagram import contrast
 from pcnet.drawing import COLOURS, darken
 from pcnet.errors import StudyError
+from pcnet.graph_plots import contrast
 from pcnet.study import Study, Where, finished, no_column, same_data
 
 if TYPE_CHECKING:

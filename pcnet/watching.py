@@ -92,7 +92,7 @@ class Watch:
         """Write down what is so after an observation."""
         with self._lock:
             if self._tapes is None:
-                self._tapes = self.live.tapes(Record.flow())
+                self._tapes = self.live.tapes_for(Record.flow())
             for tape in self._tapes.values():
                 tape.write(going)
                 tape.keep(self._window)

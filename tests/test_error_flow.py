@@ -206,6 +206,26 @@ def test_a_run_of_one_observation_and_a_run_that_diverged_become_pages():
     assert "NaN" not in json.dumps(payload(result.error_flow(), ""), allow_nan=False)
 
 
+def test_times_may_be_uneven_and_observations_missing():
+    graph, schedule = paper.odem()
+    observations = np.ones((6, 3))
+    observations[2] = np.nan
+    times = np.array([0.0, 0.01, 0.05, 0.06, 0.2, 0.21])
+    result = graph.run(observations, schedule, record=Record.flow(), times=times)
+    flow = result.error_flow()
+    data = payload(flow, "")
+    np.testing.assert_array_equal(np.frombuffer(base64.b64decode(data["times"]), "<f8"), times)
+    mesh = next(iter(flow.map().collections))
+    np.testing.assert_allclose(mesh.get_coordinates()[0, :-1, 0], times)
+    assert flow.within(at=0.19) == slice(4, 5)
+    error, weighted = result.get("y", "error"), result.get("y", "weighted_error")
+    for t in range(6):
+        known = [e * w for e, w in zip(error[t].flat, weighted[t].flat, strict=True) if np.isfinite(e * w)]
+        assert bool(known) == (t != 2)
+        expected = np.sqrt(np.mean(known)) if known else np.nan
+        assert flow.surprise("y")[t] == pytest.approx(expected, nan_ok=True)
+
+
 # --- names are text --------------------------------------------------------------------------------------------------
 EVIL = ["<script>alert(1)<", "</script><img src=x onerror=alert(1)>".replace("/", "∕"), "&lt;b&gt; \" ' @@data@@"]
 

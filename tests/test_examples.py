@@ -17,6 +17,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
         ("student_t.py", [], 1, ["Student-t errors: mean squared error"]),
         ("pendulum.py", ["--seconds", "9", "--seeds", "1"], 1, ["true flow", "better than persistence", "of 1 seeds"]),
         ("blob.py", ["--frames", "60", "--output", "pictures"], 1, ["tracked:", "centre of mass:", "true 0.7"]),
+        ("fusion.py", ["--samples", "60", "--seeds", "1"], 1, ["both: error", "slow and exact alone"]),
         ("benchmark_size.py", ["--channels", "40", "--states", "3", "--passes", "1"], 0, ["Kalman", "Lorenz-96", "MB"]),
         ("benchmark.py", ["--passes", "1"], 0, ["Kalman", "batch 756", "lorenz"]),
     ],
@@ -47,6 +48,14 @@ def test_outliers_drag_gaussian_errors_but_not_heavy_tails(tmp_path, monkeypatch
     gaussian, heavy = (float(line.split()[-1]) for line in capsys.readouterr().out.splitlines()[:2])
     assert heavy < gaussian / 10
     assert heavy < 0.01  # the variance of an ordinary observation
+
+
+def test_two_sensors_are_better_than_either_alone(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["fusion.py", "--samples", "1000", "--seeds", "2"])
+    runpy.run_path(str(EXAMPLES / "fusion.py"), run_name="__main__")
+    both, fast, slow = (float(line.split("error")[1].split()[0]) for line in capsys.readouterr().out.splitlines()[:3])
+    assert both < 0.95 * min(fast, slow)
 
 
 def test_a_position_is_tracked_through_noise_in_which_single_images_mislead(tmp_path, monkeypatch, capsys):

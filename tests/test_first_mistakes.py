@@ -119,7 +119,7 @@ MISTAKES = {
         ["'y'", "(50,)", "observations[:, None]"],
     ),
     "too few channels": (lambda: graph().run(np.ones((5, 2))), ["'y'", "(5, 2)", "dim = 3"]),
-    "a gap in the data": (lambda: graph().run(np.where(Y == 1, np.nan, Y)), ["'y'", "[0, 0]", "fill it in"]),
+    "an infinite number": (lambda: graph().run(Y * np.inf), ["'y'", "[0, 0]", "give NaN where it is missing"]),
     "a path for data": (lambda: graph().run("data.csv"), ["not str", "numpy.loadtxt"]),
     "a schedule not called": (lambda: graph().run(Y, pc.odem), ["schedule must be a Schedule", "pcnet.odem()"]),
     "an unknown role": (

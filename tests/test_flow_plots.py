@@ -136,7 +136,7 @@ def test_links_are_as_wide_as_what_passed():
         assert f"at {at:g};" in ax.get_xlabel()
     assert sorted(widths, key=widths.get) == sorted(widths, key=lambda at: passed[round(at * 100)])
     full = max(arrows(flow.draw(at=0.75), LIGHT.error)[order].get_linewidth(), widths[0.75])
-    thin, low = flow_plots.diagram.THIN, passed[10] / np.quantile(passed, 0.995)
+    thin, low = flow_plots.graph_plots.THIN, passed[10] / np.quantile(passed, 0.995)
     assert widths[0.1] == pytest.approx(thin + (full - thin) * low, rel=1e-6)
 
 
@@ -147,7 +147,7 @@ def test_over_a_window_it_is_the_mean():
     part = passed[:50].mean() / np.quantile(passed, 0.995)
     ax = flow.draw(window=(0, 0.49))
     wide = arrows(flow.draw(at=0.75), LIGHT.error)[order].get_linewidth()
-    thin = flow_plots.diagram.THIN
+    thin = flow_plots.graph_plots.THIN
     assert arrows(ax, LIGHT.error)[order].get_linewidth() == pytest.approx(thin + (wide - thin) * part, rel=1e-6)
     assert "mean from 0 to 0.49" in ax.get_xlabel()
 

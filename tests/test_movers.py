@@ -261,14 +261,17 @@ def test_robbins_monro(rate, t0, gamma, accumulate, dtype):
 def test_robbins_monro_counts_the_steps_of_each_batch_element():
     """Elements that stepped more often move less."""
     rule = laid_out(RobbinsMonro(rate=2.0, t0=1.0, gamma=0.5), 2)
-    gathered = Gathered(torch.ones(2, 3, dtype=F64), torch.ones(2, dtype=F64), tensor([0.0, 7.0]))
+    gathered = Gathered.nothing(torch.ones(2, 3, dtype=F64))._replace(
+        gradient=torch.ones(2, 3, dtype=F64), seen=torch.ones(2, dtype=F64), steps=tensor([0.0, 7.0])
+    )
     change, after = rule.step(gathered)
     np.testing.assert_allclose(change[:, 0].numpy(), [-2 / math.sqrt(2), -2 / 3], rtol=1e-14)
     assert after.steps.tolist() == [1.0, 8.0]
 
 
 def test_defaults_of_robbins_monro():
-    change, _ = RobbinsMonro().step(Gathered(torch.ones(1, 1, dtype=F64), torch.ones(1, dtype=F64), tensor([0.0])))
+    gathered = Gathered.nothing(torch.ones(1, 1, dtype=F64))
+    change, _ = RobbinsMonro().step(gathered._replace(gradient=torch.ones(1, 1, dtype=F64)))
     assert change.item() == pytest.approx(-1e-4 / 11**0.3, rel=1e-14)
 
 
@@ -303,7 +306,7 @@ class Regression:
             assert not gathered.gradient.any()
             assert not gathered.seen.any()
             mean, first = mean + change, first + count
-            yield mean.numpy(), gathered.curvature.numpy()
+            yield mean.numpy(), gathered.known.numpy()
 
 
 @pytest.mark.parametrize("dtype", [F64, F32])
@@ -351,7 +354,7 @@ def test_newton_forgets_down_to_the_prior_and_no_further():
     gathered = rule.gather(gathered, torch.ones(2, 3, dtype=F64), 8.0 * extra)
     for k in range(1, 60):
         change, gathered = rule.step(gathered)
-        np.testing.assert_allclose(gathered.curvature.numpy(), problem.prior + 8.0 * 0.5**k * extra.numpy(), rtol=1e-12)
+        np.testing.assert_allclose(gathered.known.numpy(), problem.prior + 8.0 * 0.5**k * extra.numpy(), rtol=1e-12)
         assert bool(change.any()) == (k == 1)
 
 
@@ -363,3 +366,42 @@ def test_newton_goes_downhill_where_the_curvature_is_indefinite():
     change, _ = rule.step(gathered)
     assert change[0, 0].item() == pytest.approx(-1.5)
     assert change[0, 1] < 0
+
+
+def test_newton_moves_no_further_than_it_may():
+    rule = laid_out(Newton(largest=0.5), 1)
+    gathered = rule.begin(tensor([[0.0, 0.0]]), tensor([np.eye(2)]))
+    change, _ = rule.step(rule.gather(gathered, tensor([[-3.0, 0.2]]), tensor([np.eye(2)])))
+    assert change[0].tolist() == pytest.approx([0.5, -0.1])
+
+
+def test_newton_fades_by_weights_that_add_up_to_a_share_of_all_windows():
+    """After step j what is known is kept to 1 − a/(j + 10): window k of n counts Π_{j=k..n} of these."""
+    problem, windows = Regression(prior=1e-9), [5] * 6
+    *_, (mean, precision) = problem.learn(laid_out(Newton(fading=2.0), 2), windows)
+    kept = 1 - 2.0 / (np.arange(1, 7) + 10)
+    before = np.array([np.prod(kept[k:5]) for k in range(6)])
+    expected = problem.posterior(np.repeat(before, 5))
+    np.testing.assert_allclose(mean, expected[0], rtol=1e-6)
+    np.testing.assert_allclose(precision, kept[-1] * expected[1], rtol=1e-6, atol=1e-6)
+
+
+def test_newton_reopens_where_parameters_jump_and_only_there():
+    """Observations of θ itself, of unit variance: one batch element of which jumps by ten standard deviations."""
+    rng, rule = np.random.default_rng(5), laid_out(Newton(reopening=True), 2)
+    truth = np.zeros((2, 1))
+    mean, gathered = torch.zeros(2, 1, dtype=F64), rule.begin(torch.zeros(2, 1, dtype=F64), tensor([[[1.0]], [[1.0]]]))
+    for window in range(240):
+        if window == 200:
+            truth[1] = 10.0
+        for _ in range(10):
+            error = tensor(truth + rng.standard_normal((2, 1))) - mean
+            gathered = rule.gather(gathered, -error, torch.ones(2, 1, 1, dtype=F64))
+        change, gathered = rule.step(gathered)
+        mean = mean + change
+        if window == 199:
+            counted = gathered.known[:, 0, 0].clone()
+    assert counted.tolist() == [2001.0, 2001.0]  # nothing was given up without reason: a chance of one in a thousand
+    assert gathered.known[0, 0, 0] == 2401.0
+    assert abs(mean[0].item()) < 4 / math.sqrt(2401)
+    assert abs(mean[1].item() - 10.0) < 0.5  # else 10 · 400/2401

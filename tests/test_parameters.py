@@ -7,9 +7,10 @@ import pytest
 import torch
 
 import pcnet as pc
-from pcnet.errors import SettingError
+from pcnet.functions import Linear
 from pcnet.movers import Newton
 from pcnet.nodes import ParameterNode, PrecisionNode, SensoryNode, StateNode
+from pcnet.schedule import Schedule, act, slow_step
 
 STATE, PRECISION = np.array([1.5, -0.5]), 4.0
 MEAN, SD = np.array([0.3, 1.0]), np.array([0.5, 2.0])
@@ -35,8 +36,8 @@ def graph_of(mover: Newton, curvature: str = "gauss-newton") -> pc.Graph:
 
 def learning(*verbs: str, every) -> pc.Schedule:
     """Only the gains learn; the states stay where they are."""
-    acts = [pc.act("sense", "sensory"), pc.act("gather", "gain")]
-    return pc.Schedule(tuple(acts + [pc.act(verb, "gain", every=every) for verb in verbs]))
+    acts = [act("sense", "sensory"), act("gather", "gain")]
+    return pc.Schedule(tuple(acts + [act(verb, "gain", every=every) for verb in verbs]))
 
 
 def expect(seen: int) -> tuple[np.ndarray, np.ndarray]:
@@ -90,6 +91,19 @@ def test_the_complexity_is_the_information_gained():
     assert found.complexity.item() == pytest.approx(expected, rel=1e-10)
 
 
-def test_log_precisions_do_not_move_by_newton():
-    with pytest.raises(SettingError, match="PrecisionNode 'p': setting 'mover'"):
-        PrecisionNode("p", expected=1.0, sd=1.0, smoothness=1.0, mover=Newton())
+def test_log_precisions_move_by_newton():
+    """Errors of a precision that is known e-fold too high: λ moves by Σ½(1 − e^λ ε²)/(1/sd² + T/2), in one step."""
+    x = StateNode("x", dim=1, orders=1, flow=Linear([[0.0]]), initial_mean=[[0.0]])
+    y = SensoryNode("y", dim=1, orders=1)
+    noise = PrecisionNode("noise", mean=1.0, sd=0.5, smoothness=1.0, mover=Newton())
+    graph = pc.Graph()
+    graph.predicts(x, y)
+    graph.weighs(PrecisionNode("still", expected=1.0, sd=1.0, smoothness=1.0), x)
+    graph.weighs(noise, y)
+    acts = (act("sense", "sensory"), act("gather", "noise"), *slow_step("noise", every=20))
+    data = np.random.default_rng(3).standard_normal((20, 1))
+    result = graph.run(torch.from_numpy(data), schedule=Schedule(acts))
+    information = 4.0 + 10.0
+    moved = 0.5 * (1 - np.e * data**2).sum() / information
+    assert result.mean("noise")[-1, 0] == pytest.approx(1.0 + moved, rel=1e-10)
+    assert result.sd("noise")[-1, 0] == pytest.approx(information**-0.5, rel=1e-10)

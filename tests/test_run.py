@@ -232,7 +232,7 @@ def test_start_from_the_first_observation():
         (iter([]), "no observations"),
         ([["a", "b", "c"]], "numbers"),
         ([[1.0, 2.0], [1.0]], "rectangular"),
-        (np.array([[1.0, np.nan, 1.0]]), "'y' at index \\[0, 1\\] is not finite"),
+        (np.array([[1.0, np.inf, 1.0]]), "'y' at index \\[0, 1\\] is infinite"),
         ({"z": np.zeros((5, 3))}, "\\['z'\\].*\\['y'\\]"),
         (5, "array or an iterable"),
         (iter([np.zeros(2)]), "dim = 3"),
@@ -333,7 +333,7 @@ def test_a_run_in_which_all_diverge_is_still_a_result(tmp_path):
 
 def test_unknown_divergence_policy():
     graph, schedule, _ = runaway(1.0)
-    with pytest.raises(SettingError, match="'raise' or 'stop'"):
+    with pytest.raises(SettingError, match="'raise', 'stop', 'hold' or 'reset'"):
         graph.start(schedule, on_divergence="ignore")
 
 
@@ -467,3 +467,11 @@ def test_several_states_may_predict_one_sensory_node():
     result = model.graph.run(model.observations, schedule=SCHEDULE, record=record)
     expected = result.message("x0", "y1") + result.message("x1", "y1")
     np.testing.assert_allclose(result.prediction("y1").reshape(5, -1), expected, rtol=1e-14)
+
+
+# --- time ---
+def test_nodes_know_how_long_the_previous_observation_is_ago():
+    live = paper.odem(dt=[0.25, 0.5])[0].start(pc.states_only(), record=())
+    live.step(np.ones(3)).step(np.ones(3))
+    for name in live.graph.nodes:
+        assert live.local(name).elapsed.tolist() == [0.25, 0.5]

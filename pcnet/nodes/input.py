@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from pcnet.errors import GraphError
+from pcnet.errors import GraphError, ObservationError
 from pcnet.messages import Error, Prediction
 from pcnet.node import Energy, Link, Local, Node, Quantity
 from pcnet.nodes.sensory import SensoryNode
@@ -19,7 +20,7 @@ class InputNode(SensoryNode):
     """A generalised input ũ (..., orders, dim), observed without error, that predicts a cause.
 
     Settings are those of a `SensoryNode`. It has no error of its own: how far a cause may be from its input is the
-    precision of the cause.
+    precision of the cause. Where it is missing, the last value holds, at rest.
     """
 
     def as_child(self, link: Link) -> None:
@@ -37,7 +38,16 @@ class InputNode(SensoryNode):
             raise GraphError(f"{self.title} has no effect: add graph.predicts({self.name}, cause)")
 
     def predict(self, local: Local, link: Link) -> Prediction[Tensor]:
-        return Prediction(local.belief.observation)
+        belief = local.belief
+        if self.complete(local):
+            return Prediction(belief.observation)
+        held = self.where_seen(local, belief.observation, 0.0)
+        return Prediction(torch.cat([belief.observation[:, :1], held[:, 1:]], 1))
+
+    def sense(self, local: Local) -> None:
+        super().sense(local)
+        if bool((local.memory.known == 0).any()):
+            raise ObservationError(f"{self.title} has no value yet that could hold: its first one must not be missing")
 
     def err(self, local: Local, link: Link) -> Error[Any]:
         raise GraphError(f"{self.title} has no error")

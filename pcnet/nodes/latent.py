@@ -165,10 +165,9 @@ class LatentNode(Node):
         shift = self.shift(local)
         if local.rule.implicit:
             gradient, curvature = self._gradient(local, eliminated), self._gauss_newton(local, eliminated)
-            return Evidence(flat, motion, shift, gradient, curvature)
-        return Evidence(
-            flat, motion, shift, self.gradient(local), self.hessian(local) if local.rule.needs_curvature else None
-        )
+            return Evidence(flat, motion, shift, gradient, curvature, local.pace)
+        exact = self.hessian(local) if local.rule.needs_curvature else None
+        return Evidence(flat, motion, shift, self.gradient(local), exact, local.pace)
 
     def settle(self, local: Local) -> None:
         found = posterior(self.hessian(local))

@@ -12,7 +12,7 @@ from torch import Tensor
 from pcnet.errors import GraphError, SettingError
 from pcnet.linalg import Dense, covariance_of, posterior
 from pcnet.messages import Error, Prediction
-from pcnet.movers import Gathered, ParameterMover, RobbinsMonro, SlowMemory
+from pcnet.movers import ParameterMover, RobbinsMonro
 from pcnet.node import INDEFINITE, Energy, ErrorShape, Indefinite, Link, Local, Node, Quantity, Start
 from pcnet.settings import PositiveVector, Vector, broadcast, listed, settings
 
@@ -98,8 +98,7 @@ class ParameterNode(Node):
         deviation = start.fill(sd.expand(*sd.shape[:-1], self.width), 1)
         precision, log_det = (deviation**-2).diag_embed(), 2 * deviation.log().sum(-1)
         local.belief = ParameterBelief(mean, precision, log_det, mean, precision, log_det)
-        nothing: Gathered = local.rule.begin(mean, precision)
-        local.memory = SlowMemory(*nothing, torch.zeros_like(log_det))
+        local.memory = local.rule.begin(mean, precision)
 
     def predict(self, local: Local, link: Link) -> Prediction[Tensor]:
         return Prediction(local.belief.mean)
@@ -115,19 +114,16 @@ class ParameterNode(Node):
         return sum(predicted[1:], predicted[0]) if predicted else local.belief.prior_mean
 
     def move(self, local: Local) -> None:
-        change, left = local.rule.step(local.memory.gathered)
-        local.memory = local.memory._replace(**left._asdict())
+        change, local.memory = local.rule.step(local.memory)
         local.belief = local.belief._replace(mean=local.belief.mean + change)
 
     def gather(self, local: Local) -> None:
-        gathered = local.memory.gathered
         if local.rule.needs_curvature:
             gradient, curvature = (torch.zeros_like(part) for part in local.belief[:2])
             gradient, curvature = self._less_errors(local, gradient), self._with_evidence(local, curvature)
-            gathered = local.rule.gather(gathered, gradient, curvature)
+            local.memory = local.rule.gather(local.memory, gradient, curvature)
         else:
-            gathered = local.rule.gather(gathered, self.gradient(local))
-        local.memory = local.memory._replace(**gathered._asdict())
+            local.memory = local.rule.gather(local.memory, self.gradient(local))
 
     def gradient(self, local: Local) -> Tensor:
         belief = local.belief
@@ -153,7 +149,7 @@ class ParameterNode(Node):
         return curvature
 
     def settle(self, local: Local) -> None:
-        found = posterior(local.memory.curvature if local.rule.needs_curvature else self.hessian(local))
+        found = posterior(local.memory.known if local.rule.needs_curvature else self.hessian(local))
         if found.mended is not None:
             if self.indefinite == "raise":
                 local.fail(found.mended, INDEFINITE)

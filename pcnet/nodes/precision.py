@@ -16,7 +16,7 @@ from pcnet.generalised import check_smoothness, temporal_precision
 from pcnet.kernels import Kernel, SquaredExponential
 from pcnet.linalg import CoupledPrecision, Precision, covariance_of, posterior
 from pcnet.messages import Error, Prediction
-from pcnet.movers import Gathered, RobbinsMonro, SlowMemory
+from pcnet.movers import ParameterMover, RobbinsMonro
 from pcnet.node import INDEFINITE, Energy, Indefinite, Link, Local, Node, Quantity, Start
 from pcnet.settings import Positive, PositiveVector, Vector, broadcast, listed, number, settings
 
@@ -24,7 +24,8 @@ from pcnet.settings import Positive, PositiveVector, Vector, broadcast, listed, 
 class PrecisionBelief(NamedTuple):
     """Mean (B, n), posterior precision with log|Σ| (B,), and the same of the prior.
 
-    Log-precisions alone do not interact: their precision is a diagonal, (B, n). With couplings it is (B, n, n).
+    Log-precisions alone do not interact: their precision is a diagonal, (B, n). With couplings, or a mover that learns from
+    curvatures, it is (B, n, n).
     """
 
     mean: Tensor
@@ -38,7 +39,7 @@ class PrecisionBelief(NamedTuple):
 class PrecisionRule(NamedTuple):
     """How λ moves, and S⁻¹ with its log-determinant for each number of orders that is weighed."""
 
-    mover: RobbinsMonro
+    mover: ParameterMover
     temporal: dict[int, tuple[Tensor, Tensor]]
 
 
@@ -68,7 +69,7 @@ class PrecisionNode(Node):
     kernel: Kernel | None = None
     channels: Literal["each", "shared", "full"] = "each"
     coupling_sd: Positive = number(1.0)
-    mover: RobbinsMonro = RobbinsMonro()
+    mover: ParameterMover = RobbinsMonro()
     curvature: Literal["gauss-newton", "exact"] = "gauss-newton"
     indefinite: Indefinite = "clamp"
     ridge: float = Field(default=0.0, ge=0.0)
@@ -151,15 +152,15 @@ class PrecisionNode(Node):
             mean = torch.cat([mean, torch.zeros_like(units)], -1)
             sd = torch.cat([sd, start.fill(self.coupling_sd, 0)[:, None] * units], -1)
         precision, log_det = sd**-2, 2 * sd.log().sum(-1)
-        if self.channels == "full":
+        if self._interacting:
             precision = precision.diag_embed()
         local.belief = PrecisionBelief(mean, precision, log_det, mean, precision, log_det)
-        local.memory = SlowMemory(*Gathered.nothing(mean), torch.zeros_like(log_det))
         temporal = {}
         for rows in {link.child.error_shape.rows for link in local.below if link.child.error_shape is not None}:
             matrix = start.fill(temporal_precision(self.noise_kernel, rows, self.ridge), 2)
             temporal[rows] = matrix, torch.linalg.slogdet(matrix)[1]
         local.rule = PrecisionRule(start.lay_out(self.mover), temporal)
+        local.memory = local.rule.mover.begin(mean, precision)
 
     def predict(self, local: Local, link: Link) -> Prediction[Precision]:
         shape = link.child.error_shape
@@ -175,8 +176,7 @@ class PrecisionNode(Node):
         return Prediction(CoupledPrecision(temporal, mean, factor, total))
 
     def move(self, local: Local) -> None:
-        change, emptied = local.rule.mover.step(local.memory.gathered)
-        local.memory = local.memory._replace(**emptied._asdict())
+        change, local.memory = local.rule.mover.step(local.memory)
         mean: Tensor = local.belief.mean + change
         shape = local.below[0].child.error_shape
         assert shape is not None
@@ -191,12 +191,20 @@ class PrecisionNode(Node):
         local.belief = local.belief._replace(mean=mean)
 
     def gather(self, local: Local) -> None:
-        gathered = local.rule.mover.gather(local.memory.gathered, self.gradient(local))
-        local.memory = local.memory._replace(**gathered._asdict())
+        mover, belief = local.rule.mover, local.belief
+        if mover.needs_curvature:
+            gradient = self._less_errors(local, torch.zeros_like(belief.mean))
+            curvature = self._with_evidence(local, torch.zeros_like(belief.precision))
+            local.memory = mover.gather(local.memory, gradient, curvature)
+        else:
+            local.memory = mover.gather(local.memory, self.gradient(local))
 
     def gradient(self, local: Local) -> Tensor:
         belief = local.belief
-        gradient = _times(belief.prior_precision, belief.mean - belief.prior_mean)
+        return self._less_errors(local, _times(belief.prior_precision, belief.mean - belief.prior_mean))
+
+    def _less_errors(self, local: Local, gradient: Tensor) -> Tensor:
+        """A gradient (B, n) with that of the errors below."""
         for link in local.below:
             gradient = gradient - self._pull(local.error(link).weighted)
         return gradient
@@ -205,8 +213,9 @@ class PrecisionNode(Node):
         return _matrix(self._curvature(local))
 
     def settle(self, local: Local) -> None:
-        curvature = self._curvature(local)
-        if self.channels != "full":
+        learned = local.rule.mover.needs_curvature
+        curvature = local.memory.known if learned else self._curvature(local)
+        if not self._interacting:
             log_det = -curvature.log().sum(-1)
             local.belief = local.belief._replace(precision=curvature, log_det_covariance=log_det)
             return
@@ -219,13 +228,27 @@ class PrecisionNode(Node):
 
     def _curvature(self, local: Local) -> Tensor:
         """(B, n) along each log-precision, which do not interact; (B, n, n) with couplings."""
-        curvature: Tensor = local.belief.prior_precision
+        return self._with_evidence(local, local.belief.prior_precision)
+
+    def _with_evidence(self, local: Local, curvature: Tensor) -> Tensor:
+        """A curvature with that of the errors below."""
         for link in local.below:
             error = local.error(link)
-            curvature = curvature + self._pull(error.precision)
+            curvature = curvature + self._shaped(self._pull(error.precision))
             if self.curvature == "exact" and error.remainder is not None:
-                curvature = curvature + self._pull(error.remainder)
+                curvature = curvature + self._shaped(self._pull(error.remainder))
         return curvature
+
+    def _shaped(self, curvature: Tensor) -> Tensor:
+        """A curvature (B, n) or (B, n, n) in the form that this node keeps its precisions in."""
+        if self._interacting:
+            return _matrix(curvature)
+        return curvature if curvature.dim() == 2 else curvature.diagonal(dim1=-2, dim2=-1)
+
+    @property
+    def _interacting(self) -> bool:
+        """Whether precisions are matrices: for couplings, and for rules that learn from curvatures."""
+        return self.channels == "full" or self.mover.needs_curvature
 
     def carry(self, local: Local) -> None:
         belief = local.belief
@@ -247,7 +270,7 @@ class PrecisionNode(Node):
 
     def fallbacks(self, local: Local) -> Tensor | None:
         mended: Tensor = local.memory.mended
-        return mended if self.channels == "full" else None
+        return mended if self._interacting else None
 
     @property
     def quantities(self) -> Mapping[str, Quantity]:
@@ -263,11 +286,11 @@ class PrecisionNode(Node):
 
     def _sd(self, local: Local) -> Tensor:
         covariance = self._covariance(local)
-        return (covariance.diagonal(dim1=-2, dim2=-1) if self.channels == "full" else covariance).sqrt()
+        return (covariance.diagonal(dim1=-2, dim2=-1) if self._interacting else covariance).sqrt()
 
     def _covariance(self, local: Local) -> Tensor:
         precision: Tensor = local.belief.precision
-        invert = covariance_of if self.channels == "full" else torch.reciprocal
+        invert = covariance_of if self._interacting else torch.reciprocal
         return local.once("covariance", lambda: invert(precision), precision)
 
     def _pull(self, by_channel: Tensor) -> Tensor:

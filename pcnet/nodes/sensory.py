@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import KW_ONLY
+from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
@@ -12,7 +13,7 @@ from pydantic import Field
 from torch import Tensor
 
 from pcnet.errors import GraphError, SettingError
-from pcnet.generalised import backward_differences, taylor_shift
+from pcnet.generalised import backward_differences, taylor_operator, taylor_shift
 from pcnet.linalg import Precision
 from pcnet.messages import Error
 from pcnet.node import Energy, ErrorShape, Link, Local, Node, Quantity, Start
@@ -21,16 +22,40 @@ from pcnet.settings import NotNegative, Positive, number, settings
 
 
 class SensoryBelief(NamedTuple):
-    """The generalised observation ỹ, (B, orders, dim)."""
+    """The generalised observation ỹ (B, orders, dim), and how many orders of each channel are seen now, (B, dim).
+
+    Of a channel that is not seen now, ỹ is what it was when it was seen.
+    """
 
     observation: Tensor
+    seen: Tensor
+
+
+class SensoryMemory(NamedTuple):
+    """For each channel (B, dim): how long before now it was seen last, and how many orders of it were known then.
+
+    For a fit also the last samples (B, window, dim), the newest first, and how long they are ago.
+    """
+
+    since: Tensor
+    known: Tensor
+    samples: Tensor
+    ages: Tensor
 
 
 class SensoryRule(NamedTuple):
-    """The sampling interval (B, 1), and the matrix that moves data on (B, orders, orders), if they do."""
+    """What a run needs again and again.
 
-    dt: Tensor
+    The matrix that moves data on (B, orders, orders), if they do; how long after a sample the next one may come so that
+    differences are taken, (B, 1); and what `seen`, `since` and `ages` are while nothing is missing and samples come at
+    their interval.
+    """
+
     ahead: Tensor | None
+    reach: Tensor
+    full: Tensor
+    now: Tensor
+    ages: Tensor
 
 
 class SensoryWork(NamedTuple):
@@ -44,14 +69,20 @@ class SensoryWork(NamedTuple):
 
 @settings
 class SensoryNode(Node):
-    """Generalised observations ỹ (..., orders, dim), by backward differences over the sampling interval dt, or given.
+    """Generalised observations ỹ (..., orders, dim), by backward differences in time, or given.
 
-    Local energy ½ε̃ᵀΠ̃ε̃ − ½log|Π̃| of ε̃ = ỹ − Σ g̃, the sum over the states that predict it.
+    Local energy ½ε̃ᵀΠ̃ε̃ − ½log|Π̃| of ε̃ = ỹ − Σ g̃, the sum over the states that predict it. What is missing (NaN) is
+    integrated out: Π̃ and ε̃ are then those of the channels and orders that are seen.
 
-    dt: the time between two observations; needed for more orders than one.
-    start: where differences begin. "first" takes the first observation as standing still, "zeros" as a jump from 0.
+    dt: the time between two observations, if it is known; needed for more orders than one.
+    derivatives: "backward" differences over the time since the channel was seen last; a Taylor "fit", by least squares,
+    to the last `window` samples (one more than orders unless given); "none": only values are seen; or "given": an
+    observation then is all orders of ỹ, one after the other, and those of a channel count up to the first that is NaN.
+    start: where derivatives begin. "first" takes a channel's first observation as standing still, "zeros" as a jump
+    from 0; "seen" lets derivatives count only as soon as there are samples to take them from.
     What is done before the first observation then finds an observation of 0.
-    derivatives: "backward" differences, or "given": an observation then is all orders of ỹ, one after the other.
+    gap: if a channel was not seen for longer than so many dt, it begins anew: its value counts at once, and its
+    derivatives as samples come in.
     ahead: how far, in time, data move on by themselves when the node is asked to move: ỹ ← exp(D·ahead)ỹ.
     """
 
@@ -59,16 +90,24 @@ class SensoryNode(Node):
     dim: int = Field(ge=1)
     orders: int = Field(ge=1)
     dt: Positive | None = None
-    start: Literal["first", "zeros"] = "first"
-    derivatives: Literal["backward", "given"] = "backward"
+    start: Literal["first", "zeros", "seen"] = "first"
+    derivatives: Literal["backward", "fit", "none", "given"] = "backward"
+    window: int | None = Field(default=None, ge=1)
+    gap: Positive = number(2.0)
     ahead: NotNegative = number(0.0)
     role: ClassVar[str] = "sensory"
     observes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         Node.__post_init__(self)
-        if self.dt is None and self.orders > 1 and self.derivatives == "backward":
+        if self.dt is None and self.orders > 1 and self.derivatives in ("backward", "fit"):
             raise SettingError(f"{self.title}: give dt, the time between two observations, for {self.orders} orders")
+        if self.window is not None and (self.derivatives != "fit" or self.window < self.orders):
+            raise SettingError(
+                f"{self.title}: window is for derivatives='fit', and must be {self.orders} or more for as many orders"
+            )
+        if not bool((self.gap >= 1).all()):
+            raise SettingError(f"{self.title}: gap must be 1 (sampling interval) or more")
 
     @property
     def error_shape(self) -> ErrorShape:
@@ -76,20 +115,28 @@ class SensoryNode(Node):
 
     @property
     def observed_width(self) -> int:
-        return self.dim if self.derivatives == "backward" else self.orders * self.dim
+        return self.orders * self.dim if self.derivatives == "given" else self.dim
 
     @property
-    def sampling_interval(self) -> Tensor:
-        return number(1.0) if self.dt is None else self.dt
+    def sampling_interval(self) -> Tensor | None:
+        return self.dt
 
     @property
     def data(self) -> Mapping[str, Any]:
         dt = None if self.dt is None else self.dt.tolist()
         known: dict[str, Any] = {"orders": self.orders, "channels": self.dim, "dt": dt, "start": self.start}
-        return known if self.derivatives == "backward" else {**known, "derivatives": self.derivatives}
+        known |= {} if self.derivatives == "backward" else {"derivatives": self.derivatives}
+        return known | ({"window": self.samples} if self.derivatives == "fit" else {})
+
+    @property
+    def samples(self) -> int:
+        """How many samples derivatives are taken from, where they are fitted."""
+        if self.derivatives != "fit":
+            return 0
+        return self.orders + 1 if self.window is None else self.window
 
     def describe(self) -> str:
-        interval = self.sampling_interval
+        interval = number(1.0) if self.dt is None else self.dt
         dt = f"{interval.item():g}" if interval.numel() == 1 else "one for each batch element"
         return f"dim {self.dim}, orders {self.orders}, dt {dt}"
 
@@ -106,25 +153,122 @@ class SensoryNode(Node):
             )
 
     def begin(self, local: Local, start: Start) -> None:
-        dt, ahead = start.fill(self.sampling_interval, 0)[:, None], start.fill(self.ahead, 0)
-        local.rule = SensoryRule(dt, taylor_shift(ahead, self.orders) if bool((ahead != 0).any()) else None)
-        zeros = torch.zeros(start.batch, self.orders, self.dim, dtype=start.dtype, device=start.device)
-        if self.start == "first" and local.observation is not None:
-            zeros[:, 0] = local.observation[:, : self.dim]
-        local.belief = SensoryBelief(zeros)
+        dt, ahead = start.fill(number(1.0) if self.dt is None else self.dt, 0), start.fill(self.ahead, 0)
+        blank = torch.zeros(start.batch, self.orders, self.dim, dtype=start.dtype, device=start.device)
+        full = torch.full_like(blank[:, 0], 1 if self.derivatives == "none" else self.orders)
+        steps = torch.constant_pad_nd(dt[:, None].expand(-1, max(0, self.samples - 1)), (min(1, self.samples), 0))
+        local.rule = SensoryRule(
+            taylor_shift(ahead, self.orders) if bool((ahead != 0).any()) else None,
+            (start.fill(self.gap, 0) * dt)[:, None] * (1 + 1e-6),  # an interval is no gap because of rounding
+            full,
+            torch.zeros_like(full),
+            torch.cumsum(steps, 1)[..., None].expand(-1, -1, self.dim).contiguous(),
+        )
+        there = torch.zeros_like(full, dtype=torch.bool)
+        if local.observation is not None:
+            first = local.observation[:, : self.dim]
+            there = torch.isfinite(first)
+            blank[:, 0] = torch.where(there, first, 0.0) if self.start == "first" else 0.0
+        local.belief = SensoryBelief(blank, full * there)
+        begun = there & (self.start != "seen")
+        ages = torch.where(begun[:, None], local.rule.ages, torch.inf)
+        local.memory = SensoryMemory(local.rule.now, full * begun, blank[:, :1].expand(-1, self.samples, -1), ages)
 
+    # --- taking in what is there --------------------------------------------------------------------------------------
     def sense(self, local: Local) -> None:
-        assert local.observation is not None
+        y = local.observation
+        assert y is not None
+        whole = math.isfinite(y.sum().item()) or bool(torch.isfinite(y).all())
         if self.derivatives == "given":
-            local.belief = SensoryBelief(local.observation.view(-1, self.orders, self.dim))
-            return
-        previous = local.belief.observation
-        local.belief = SensoryBelief(backward_differences(local.observation, previous, local.rule.dt))
+            self._sense_given(local, y.view(-1, self.orders, self.dim), whole)
+        elif self.derivatives == "fit":
+            self._sense_fit(local, y, whole)
+        elif self.derivatives == "backward" and whole and self._steady(local):
+            ahead = backward_differences(y, local.belief.observation, local.elapsed[:, None])
+            local.belief = SensoryBelief(ahead, local.rule.full)
+        else:
+            self._sense_some(local, y, whole)
+
+    def _steady(self, local: Local) -> bool:
+        """Whether all channels were seen at the previous observation, in all orders."""
+        now, full, (since, known, *_) = local.rule.now, local.rule.full, local.memory
+        return local.once("now", partial(torch.equal, since, now), since) and local.once(
+            "known", partial(torch.equal, known, full), known
+        )
+
+    def complete(self, local: Local) -> bool:
+        """Whether all orders of all channels are seen now."""
+        seen: Tensor = local.belief.seen
+        full = local.rule.full
+        return self.derivatives != "none" and local.once("complete", partial(torch.equal, seen, full), seen)
+
+    def _sense_given(self, local: Local, y: Tensor, whole: bool) -> None:
+        there = torch.isfinite(y).cumprod(1)
+        seen = local.rule.full if whole else there.sum(1).to(y)
+        if whole:
+            local.memory = local.memory._replace(known=seen)
+        else:
+            local.memory = local.memory._replace(known=torch.maximum(seen, local.memory.known))
+        local.belief = SensoryBelief(y if whole else torch.where(there.bool(), y, local.belief.observation), seen)
+
+    def _sense_some(self, local: Local, y: Tensor, whole: bool) -> None:
+        """Take in what is there of y, channel by channel."""
+        rule, memory, before = local.rule, local.memory, local.belief.observation
+        there = torch.isfinite(y)
+        never = memory.known == 0
+        since = memory.since + local.elapsed[:, None]
+        fresh = (since <= rule.reach) | never
+        if self.start == "seen":
+            known = torch.where(fresh, memory.known + 1, 1.0)
+        else:
+            known = torch.where(never, rule.full, torch.where(fresh, memory.known + 1, 1.0))
+            if self.start == "first":  # what is seen for the first time stood still before
+                rest = torch.constant_pad_nd(y[:, None], (0, 0, 0, self.orders - 1))
+                before = torch.where((never & there)[:, None], rest, before)
+            since = torch.where(never, local.elapsed[:, None], since)
+        known = torch.where(there, torch.minimum(known, rule.full), memory.known)
+        moved = backward_differences(y, before, since)
+        rows = torch.arange(self.orders, device=y.device)[:, None]
+        moved = torch.where(rows < known[:, None], moved, 0.0)
+        settled = whole and bool((known == rule.full).all())
+        local.belief = SensoryBelief(
+            moved if whole else torch.where(there[:, None], moved, local.belief.observation),
+            rule.full if settled else torch.where(there, known, 0.0),
+        )
+        since = torch.where(there, 0.0, since)
+        local.memory = memory._replace(since=rule.now if whole else since, known=rule.full if settled else known)
+
+    def _sense_fit(self, local: Local, y: Tensor, whole: bool) -> None:
+        """Fit a Taylor series to what is there of the last samples."""
+        rule, memory = local.rule, local.memory
+        there = torch.isfinite(y)
+        samples = torch.cat([torch.where(there, y, 0.0)[:, None], memory.samples[:, :-1]], 1)
+        steady = local.once("ages", partial(torch.equal, memory.ages, rule.ages), memory.ages)
+        regular = whole and steady and local.pace is None
+        if regular:
+            ages, known = rule.ages, rule.full
+        else:
+            now = torch.where(there, 0.0, torch.inf)
+            ages = torch.cat([now[:, None], (memory.ages + local.elapsed[:, None, None])[:, :-1]], 1)
+            never = (memory.known == 0) & there
+            if self.start != "seen":  # what is seen for the first time stood still before, or was 0
+                samples = torch.where(never[:, None] & (self.start == "first"), y[:, None], samples)
+                ages = torch.where(never[:, None], rule.ages, ages)
+            ages = torch.where(ages <= rule.reach[..., None] * max(1, self.samples - 1), ages, torch.inf)
+            known = torch.minimum(torch.isfinite(ages).sum(1).to(y), rule.full)
+        operator = local.once("operator", lambda: taylor_operator(ages.transpose(1, 2), self.orders), ages)
+        fitted = torch.einsum("bcow,bwc->boc", operator, samples)
+        seen = known if whole else torch.where(there, known, 0.0)
+        if not whole:
+            fitted = torch.where(there[:, None], fitted, local.belief.observation)
+        local.belief = SensoryBelief(fitted, rule.full if regular else seen)
+        local.memory = SensoryMemory(rule.now, torch.maximum(known, memory.known), samples, ages)
 
     def move(self, local: Local) -> None:
         """Let the data move on under their own derivatives."""
         if local.rule.ahead is not None:
-            local.belief = SensoryBelief(torch.bmm(local.rule.ahead, local.belief.observation))
+            moved = torch.bmm(local.rule.ahead, local.belief.observation)
+            local.belief = local.belief._replace(observation=moved)
 
     def err(self, local: Local, link: Link) -> Error[Any]:
         work = self.work(local)
@@ -135,28 +279,37 @@ class SensoryNode(Node):
     def energy(self, local: Local) -> Energy:
         work = self.work(local)
         fit = (work.weighted * work.error).sum((1, 2))
-        constant = self.orders * self.dim * math.log(2 * math.pi)
+        constant = local.belief.seen.sum(-1) * math.log(2 * math.pi)
         return Energy(accuracy=0.5 * (work.precision.log_det - fit - constant))
 
     @property
     def quantities(self) -> Mapping[str, Quantity]:
         shape = ("order", "dimension")
         return {
-            "observation": Quantity(shape, lambda local: local.belief.observation),
+            "observation": Quantity(shape, lambda local: self.where_seen(local, local.belief.observation, torch.nan)),
             "prediction": Quantity(shape, lambda local: self.work(local).prediction),
-            "error": Quantity(shape, lambda local: self.work(local).error),
+            "error": Quantity(shape, lambda local: self.where_seen(local, self.work(local).error, torch.nan)),
             "weighted_error": Quantity(shape, lambda local: self.work(local).weighted),
         }
 
+    def where_seen(self, local: Local, values: Tensor, other: float) -> Tensor:
+        """Values (B, orders, dim) as they are where there is something to see now, and else `other`."""
+        if self.complete(local):
+            return values
+        rows = torch.arange(self.orders, device=values.device)[:, None]
+        return torch.where(rows < local.belief.seen[:, None], values, other)
+
     def work(self, local: Local) -> SensoryWork:
         """The sensory error and its weight; once for the same observation and messages."""
-        observation: Tensor = local.belief.observation
+        observation, seen = local.belief
 
         def compute() -> SensoryWork:
             parts = [local.prediction(link) for link in local.links_above("predicts")]
             (link,) = local.links_above("weighs")
             prediction, precision = sum(parts[1:], parts[0]), local.prediction(link)
-            error = observation - prediction
+            error = self.where_seen(local, observation - prediction, 0.0)
+            if not self.complete(local):
+                precision = local.once("precision of what is seen", partial(precision.of_seen, seen), precision, seen)
             return SensoryWork(prediction, error, precision, precision.weigh(error))
 
-        return local.once("work", compute, observation, *[local.prediction(link) for link in local.above])
+        return local.once("work", compute, observation, seen, *[local.prediction(link) for link in local.above])

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pcnet.error_flow import ErrorFlow, full_width
+from pcnet.error_flow import ErrorFlow, full_width, typical_step
 from pcnet.result import package_version
 from pcnet.thinning import ranges
 
@@ -65,8 +65,8 @@ def payload(flow: ErrorFlow, title: str, *, live: bool = False) -> dict[str, Any
     """All that the page shows: the structure with indices into series, and the series as one block of numbers."""
     every_order = _Series(flow, orders=None)
     series = every_order if every_order.stretch == 1 else _Series(flow, orders=1)
-    times = flow.times
-    step = float((times[-1] - times[0]) / (len(times) - 1)) if len(times) > 1 else 1.0
+    times, step = flow.times, typical_step(flow.times)
+    even = np.allclose(np.diff(times), step, rtol=1e-6, atol=0.0)
     return {
         "title": title,
         "version": package_version(),
@@ -74,8 +74,9 @@ def payload(flow: ErrorFlow, title: str, *, live: bool = False) -> dict[str, Any
         "observations": flow.result.observations,
         "live": live,
         "ticks": len(times),
-        "start": float(times[0]) if len(times) else 0.0,
+        "start": float(times[0]),
         "step": step,
+        "times": None if even else base64.b64encode(times.astype("<f8").tobytes()).decode("ascii"),
         "stretch": series.stretch,
         "loud": LOUD,
         "energy": series.energy,

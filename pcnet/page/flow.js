@@ -5,10 +5,8 @@ class Flow {
   constructor(given) {
     Object.assign(this, given);
     this.frames = Math.ceil(given.ticks / given.stretch);
-    const text = atob(given.numbers);
-    const bytes = new Uint8Array(text.length);
-    for (let i = 0; i < text.length; i++) bytes[i] = text.charCodeAt(i);
-    this.block = new Float32Array(bytes.buffer);
+    this.block = new Float32Array(unpack(given.numbers));
+    this.times = given.times && new Float64Array(unpack(given.times)); // null where they are even
   }
 
   // The least and the greatest of each frame; the same where a frame is one observation.
@@ -32,7 +30,7 @@ class Flow {
 
   lastTick(frame) { return Math.min(this.tick(frame) + this.stretch, this.ticks) - 1; }
 
-  time(tick) { return this.start + tick * this.step; }
+  time(tick) { return this.times ? this.times[tick] : this.start + tick * this.step; }
 
   when(frame) {
     const digits = Math.max(0, Math.ceil(-Math.log10(this.step)));
@@ -40,6 +38,12 @@ class Flow {
     if (this.stretch === 1) return `${first} · ${this.tick(frame) + 1} of ${this.ticks}`;
     return `${first} to ${this.time(this.lastTick(frame)).toFixed(digits)} · extremes of ${this.stretch}`;
   }
+}
+
+function unpack(packed) {
+  const text = atob(packed), bytes = new Uint8Array(text.length);
+  for (let i = 0; i < text.length; i++) bytes[i] = text.charCodeAt(i);
+  return bytes.buffer;
 }
 
 // A number for people, with four digits.

@@ -294,7 +294,7 @@ function turnOver() {
 // --- following a running stream --------------------------------------------------------------------------------------
 function take(given) {
   const whole = state.from === 0 && state.to === flow.frames - 1;
-  const dropped = Math.round((given.start - flow.start) / given.step); // the oldest are forgotten
+  const dropped = given.observations - given.ticks - (flow.observations - flow.ticks); // the oldest are forgotten
   flow = new Flow(given);
   network.flow = flow;
   const { following } = state;

@@ -1,0 +1,158 @@
+"""A Gaussian belief that is carried through time with all that it depends on, as pure functions of tensors.
+
+A variable s (n numbers) is believed to be N(m, P) at parameters θ and log-variances l of its noises. What other values of
+these would have made of the belief is carried along: W = ∂m/∂θ, ∂m/∂l, and P in shares P = Σ_k P_k, the part that each
+noise has brought in. Since a gain minimises P, ∂P/∂l_k is that share and nothing else.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Carried(NamedTuple):
+    """Mean m (B, n), shares of its covariance (B, 1 + s, n, n), ∂m/∂θ (B, n, p) and ∂m/∂l (B, n, s).
+
+    The first share is what no noise of the s has brought in: the beginning, and noises that are taken as given.
+    """
+
+    mean: Tensor
+    shares: Tensor
+    by_parameters: Tensor
+    by_noise: Tensor
+
+    @property
+    def covariance(self) -> Tensor:
+        """P, (B, n, n)."""
+        return self.shares[:, 0] if self.shares.shape[1] == 1 else self.shares.sum(1)
+
+
+class Expected(NamedTuple):
+    """An observation before it is made: N(mean (B, d), covariance (B, d, d)), the noise of observing it included.
+
+    And by what it would be another with other log-variances l: by_noise (B, d, s) and covariance_by_noise (B, s, d, d).
+    """
+
+    mean: Tensor
+    covariance: Tensor
+    by_noise: Tensor
+    covariance_by_noise: Tensor
+
+
+class Evidence(NamedTuple):
+    """What an observation says: gradient of its log-likelihood in θ or in l (B, n), and the information of it (B, n, n)."""
+
+    gradient: Tensor
+    information: Tensor
+
+
+def transport(carried: Carried, change: Tensor, slope: Tensor, by_parameters: Tensor, noise: Tensor) -> Carried:
+    """One step in time of the first d numbers of s: s ← s + (c(s, θ), 0), with noise of so much variance.
+
+    change: c (B, d). slope: ∂c/∂s (B, d, n). by_parameters: ∂c/∂θ (B, d, p). noise: (B, 1 + s, d), by its source.
+    """
+    d = change.shape[-1]
+    mean, shares, theta, log_variance = carried
+    shares = shares.clone()
+    shares[:, :, :d] += slope[:, None] @ carried.shares
+    shares[..., :d] += shares @ slope.mT[:, None]
+    shares[..., :d, :d].diagonal(dim1=-2, dim2=-1).add_(noise)
+    return Carried(
+        _add(mean, change, d),
+        shares,
+        _add(theta, torch.bmm(slope, theta) + by_parameters, d) if theta.shape[-1] else theta,
+        _add(log_variance, torch.bmm(slope, log_variance), d) if log_variance.shape[-1] else log_variance,
+    )
+
+
+def _add(whole: Tensor, part: Tensor, d: int) -> Tensor:
+    """A tensor with something added to its first d rows."""
+    return torch.cat([whole[:, :d] + part, whole[:, d:]], 1) if whole.shape[1] > d else whole + part
+
+
+def renew(carried: Carried, forward: Tensor, fresh: Tensor, noise: Tensor, due: Tensor) -> Carried:
+    """Where it is due (B,): numbers of s move to other places (s ← s[forward]), and some begin anew at 0.
+
+    forward: (n,). fresh: which places begin anew, (f,). noise: the variance they begin with, (B, 1 + s, f).
+    """
+    mean, shares, theta, log_variance = carried
+    moved = [mean[:, forward], theta[:, forward], log_variance[:, forward]]
+    for part in moved:
+        part[:, fresh] = 0.0
+    spread = shares[:, :, forward][..., forward]
+    spread[:, :, fresh] = 0.0
+    spread[..., fresh] = 0.0
+    spread[:, :, fresh, fresh] = noise
+    whole = Carried(moved[0], spread, moved[1], moved[2])
+    if bool(due.all()):
+        return whole
+    kept = zip(whole, carried, strict=True)
+    return Carried(*(torch.where(due.view(-1, *(1,) * (new.dim() - 1)), new, old) for new, old in kept))
+
+
+def expect(carried: Carried, mean: Tensor, slope: Tensor, noise: Tensor) -> Expected:
+    """What is expected of g(s), whose value is `mean` (B, d) and whose slope is ∂g/∂s (B, d, n).
+
+    noise: the variance of observing it (B, 1 + s, d), by its source.
+    """
+    by_source = slope[:, None] @ carried.shares @ slope.mT[:, None]
+    by_source.diagonal(dim1=-2, dim2=-1).add_(noise)
+    return Expected(mean, by_source.sum(1), torch.bmm(slope, carried.by_noise), by_source[:, 1:])
+
+
+def absorb(carried: Carried, slope: Tensor, weighted: Tensor, precision: Tensor, noise: Tensor | None) -> Carried:
+    """The belief once an error e = y − g(s) was heard as ξ = Ωe (B, d), with Ω (B, d, d) the precision expected of it.
+
+    With C = ∂g/∂s (B, d, n) and K = PCᵀΩ: m ← m + Ke, P_k ← (I − KC)P_k(I − KC)ᵀ + KR_kKᵀ, ∂m/∂θ ← (I − KC)∂m/∂θ and
+    ∂m/∂l_k ← (I − KC)(∂m/∂l_k + P_kCᵀξ) − KR_kξ. noise: the diagonals of R_k (B, 1 + s, d); None if R is Ω⁻¹ − CPCᵀ,
+    of no source that is known, and then Ω may be singular.
+    """
+    mean, shares, theta, log_variance = carried
+    seen = slope[:, None] @ shares  # CP_k
+    total = seen[:, 0] if shares.shape[1] == 1 else seen.sum(1)
+    gain = torch.bmm(total.mT, precision)
+    inner = seen @ slope.mT[:, None]  # CP_kCᵀ
+    # (I − KC)P(I − KC)ᵀ = P − U − Uᵀ with U = K(CP − ½CPCᵀKᵀ): as symmetric as P is
+    half = gain[:, None] @ (seen - 0.5 * inner @ gain.mT[:, None])
+    if noise is not None:
+        spread = (gain[:, None] * noise[:, :, None]) @ gain.mT[:, None]
+    else:
+        left = precision - precision @ inner.sum(1) @ precision
+        spread = torch.zeros_like(shares)
+        spread[:, 0] = total.mT @ left @ total
+    new = shares - half - half.mT + spread
+    new = 0.5 * (new + new.mT)  # else rounding makes it less symmetric with every step
+    if theta.shape[-1]:
+        theta = theta - torch.bmm(gain, torch.bmm(slope, theta))
+    if log_variance.shape[-1]:
+        pulled = torch.einsum("bkdn,bd->bnk", seen[:, 1:], weighted)
+        log_variance = log_variance + pulled
+        log_variance = log_variance - torch.bmm(gain, torch.bmm(slope, log_variance))
+        if noise is not None:
+            log_variance = log_variance - torch.einsum("bnd,bkd,bd->bnk", gain, noise[:, 1:], weighted)
+    return Carried(mean + torch.bmm(total.mT, weighted[..., None])[..., 0], new, theta, log_variance)
+
+
+def of_parameters(slope: Tensor, by_parameters: Tensor, weighted: Tensor, precision: Tensor) -> Evidence:
+    """What an error says of θ: (CW)ᵀξ and (CW)ᵀΩCW."""
+    through = torch.bmm(slope, by_parameters)
+    return Evidence(torch.bmm(through.mT, weighted[..., None])[..., 0], through.mT @ precision @ through)
+
+
+def of_noise(expected: Expected, error: Tensor, weighted: Tensor, precision: Tensor) -> Evidence:
+    """What an error e (B, d) says of l: ½(ξᵀS_kξ − tr ΩS_k) + (∂y/∂l_k)ᵀξ with S_k = ∂Ω⁻¹/∂l_k, ξ = Ωe.
+
+    Its information is ½tr(ΩS_jΩS_k) + (∂y/∂l_j)ᵀΩ∂y/∂l_k. The second part grows with the square of errors that were
+    larger than expected, as they are until l is right; it is scaled down by as much, or it would keep l from getting there.
+    """
+    share = torch.einsum("bde,bkef->bkdf", precision, expected.covariance_by_noise)
+    fit = torch.einsum("bd,bkde,be->bk", weighted, expected.covariance_by_noise, weighted)
+    gradient = 0.5 * (fit - share.diagonal(dim1=-2, dim2=-1).sum(-1))
+    gradient = gradient + torch.bmm(expected.by_noise.mT, weighted[..., None])[..., 0]
+    information = 0.5 * torch.einsum("bjde,bked->bjk", share, share)
+    size = (error * weighted).sum(-1) / error.shape[-1]
+    by_mean = expected.by_noise.mT @ precision @ expected.by_noise
+    return Evidence(gradient, information + by_mean / size.clamp_min(1.0)[:, None, None])

@@ -1,0 +1,435 @@
+"""What a graph expects to come: forecasts with intervals that grow, draws from its model, errors one step ahead.
+
+The graph is read as ẋ = f(x, v, θ) + ω, y = g(x, v, θ) + ω_y with smooth noises ω whose variance and autocorrelation
+its precision nodes believe in. States begin where they are believed to be, parameters stay as they are believed, causes
+are what is expected of them plus noise, and inputs hold.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from statistics import NormalDist
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.func import jvp, vmap
+
+from pcnet.errors import DivergenceError, GraphError, ResultError, SettingError
+from pcnet.functions import Function
+from pcnet.kernels import Kernel
+from pcnet.linalg import Precision
+from pcnet.node import Link, Local, Node
+from pcnet.nodes import CauseNode, InputNode, ParameterNode, PrecisionNode, StateNode
+from pcnet.result import Interval
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from pcnet.runner import Live
+
+Array = NDArray[Any]
+SUBSTEPS = 4
+"""How many steps of integration there are to a sampling interval, at least."""
+LONGEST = 4000
+"""The most steps for which noise is drawn: its covariance over all of them is a matrix."""
+NEGLIGIBLE = 1e-10
+"""Correlations of noise below this are taken for none."""
+
+
+class Forecast:
+    """Means and standard deviations of states and observations to come; (..., time, dim), batch leading."""
+
+    def __init__(self, times: Array, means: Mapping[str, Array], sds: Mapping[str, Array]) -> None:
+        self.times = times
+        """In the time of the run: the first is one step after the last observation."""
+        self._means, self._sds = dict(means), dict(sds)
+
+    def mean(self, node: str) -> Array:
+        return self._of(self._means, node)
+
+    def sd(self, node: str) -> Array:
+        """Of a state, or of an observation: then with its noise."""
+        return self._of(self._sds, node)
+
+    def interval(self, node: str, probability: float = 0.95) -> Interval:
+        """The central interval that holds the state or the observation with this probability."""
+        if not 0 < probability < 1:
+            raise ResultError(f"a probability must be between 0 and 1, not {probability}")
+        reach = NormalDist().inv_cdf(0.5 + probability / 2)
+        return Interval(self.mean(node) - reach * self.sd(node), self.mean(node) + reach * self.sd(node))
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """A long table: time, node, dimension, batch…, mean, sd."""
+        import pandas as pd
+
+        parts = []
+        for node, mean in self._means.items():
+            batch = [f"batch_{i}" for i in range(mean.ndim - 2)]
+            index = np.indices(mean.shape).reshape(mean.ndim, -1)
+            columns = dict(zip([*batch, "time", "dimension"], index, strict=True))
+            columns["time"] = self.times[columns["time"]]
+            values = {"mean": mean.reshape(-1), "sd": self._sds[node].reshape(-1)}
+            parts.append(pd.DataFrame(columns | values).assign(node=node))
+        table = pd.concat(parts, ignore_index=True)
+        first = ["time", "node", "dimension"]
+        return table[[*first, *(c for c in table.columns if c not in (*first, "mean", "sd")), "mean", "sd"]]
+
+    def _of(self, values: Mapping[str, Array], node: str) -> Array:
+        if node not in values:
+            raise ResultError(f"there is no forecast of {node!r}; there is one of {', '.join(values)}")
+        return values[node]
+
+
+class Draws(NamedTuple):
+    """Times, and for each state and sensory node what came out; (draws, ..., time, dim)."""
+
+    times: Array
+    values: dict[str, Array]
+
+
+class Ahead(NamedTuple):
+    """How far an observation is from what was expected of it, and the standard deviation of that; (..., dim)."""
+
+    error: Array
+    sd: Array
+
+
+# --- what is asked for ----------------------------------------------------------------------------------------------
+def forecast(live: Live, horizon: float, every: float | None = None, *, parameters: bool = True) -> Forecast:
+    """Means and standard deviations at every `every` until `horizon` from now; see `Live.forecast`."""
+    every, count = _grid(live, horizon, every)
+    with torch.inference_mode(False), torch.no_grad():
+        system = System(live, parameters=parameters)
+        means, sds = _propagate(system, every, count, _substeps(live, every))
+    times = live.time + every * np.arange(1, count + 1)
+    shape = live.batch_shape
+    _check_finite(means | {f"{name} (sd)": sd for name, sd in sds.items()}, times)
+    return Forecast(times, _arrays(means, shape), _arrays(sds, shape))
+
+
+def draw(live: Live, horizon: float, draws: int, every: float | None, seed: int) -> Draws:
+    """Draws from the model that the graph is; see `Live.sample`."""
+    every, count = _grid(live, horizon, every)
+    if isinstance(draws, bool) or not isinstance(draws, int) or draws < 1:
+        raise SettingError(f"draws must be a whole number, 1 or more, not {draws!r}")
+    substeps = _substeps(live, every)
+    if count * substeps > LONGEST:
+        raise SettingError(f"{count * substeps} steps are too many to draw noise for; use a shorter horizon")
+    generator = torch.Generator().manual_seed(seed)
+    with torch.inference_mode(False), torch.no_grad():
+        values = _simulate(System(live, copies=draws), every, count, substeps, generator)
+    times = live.time + every * np.arange(1, count + 1)
+    _check_finite(values, times)
+    return Draws(times, _arrays(values, (draws, *live.batch_shape)))
+
+
+def one_ahead(live: Live, observation: Mapping[str, Tensor], t: float | None) -> dict[str, Ahead]:
+    """Errors of predictions of values, one step ahead; NaN where an observation is missing."""
+    wait = float(live.interval) if t is None else t - live.time
+    expected = forecast(live, wait, wait)
+    found = {}
+    for name, value in observation.items():
+        if name in expected._means:
+            mean, sd = expected.mean(name)[..., 0, :], expected.sd(name)[..., 0, :]
+            seen = value[..., : mean.shape[-1]].cpu().numpy()
+            found[name] = Ahead(seen - mean, np.where(np.isnan(seen), np.nan, sd))
+    return found
+
+
+def _grid(live: Live, horizon: float, every: float | None) -> tuple[float, int]:
+    every = live.interval if every is None else every
+    for name, value in (("horizon", horizon), ("every", every)):
+        number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
+        if not number or not math.isfinite(value) or value <= 0:
+            raise SettingError(f"{name} must be a positive, finite time, not {value!r}")
+    count = round(horizon / every)
+    if count < 1 or count > 1_000_000:
+        raise SettingError(f"a horizon of {horizon:g} at every {every:g} is {count} times; give 1 to a million")
+    return float(every), count
+
+
+def _substeps(live: Live, every: float) -> int:
+    return max(1, math.ceil(SUBSTEPS * every / live.interval - 1e-9))
+
+
+def _arrays(values: Mapping[str, Tensor], shape: tuple[int, ...]) -> dict[str, Array]:
+    """(T, B, dim) as (..., T, dim)."""
+    return {name: v.movedim(0, 1).reshape(*shape, *v.shape[:1], *v.shape[2:]).numpy() for name, v in values.items()}
+
+
+def _check_finite(values: Mapping[str, Tensor], times: Array) -> None:
+    for name, value in values.items():
+        good = torch.isfinite(value).flatten(1).all(1)
+        if not bool(good.all()):
+            when = float(times[int((~good).nonzero()[0])])
+            raise DivergenceError(
+                f"the forecast of {name} is not finite from t = {when:g} on: its flow runs away; use a shorter horizon"
+            )
+
+
+# --- the graph as one system ------------------------------------------------------------------------------------------
+class Source(NamedTuple):
+    """A noise: which of the system's noise inputs it is, its covariance (B, m, m) and its autocorrelation."""
+
+    place: slice
+    covariance: Tensor
+    kernel: Kernel
+
+
+class System:
+    """All states of a graph in one vector z, followed by its parameters, which stand still.
+
+    `flow` is ż (B, n) of z and of the noise inputs, motion by motion and cause by cause; `observe` what a sensory node
+    would see of z without its own noise. With `copies`, everything is there so many times, copy by copy.
+    """
+
+    def __init__(self, live: Live, copies: int = 1, parameters: bool = True) -> None:
+        self.graph = live.graph
+        self.copies = copies
+        self.locals: dict[str, Local] = {name: live.local(name) for name in self.graph.nodes}
+        self._lay_out = live.laid_out
+        self.states: dict[str, slice] = {}
+        self.parameters: dict[str, slice] = {}
+        self.sensors = [node for node in self.graph.nodes.values() if self._is_predicted_sensor(node)]
+        means, covariances, first = [], [], 0
+        for kind, places in ((StateNode, self.states), (ParameterNode, self.parameters)):
+            for name, node in self.graph.nodes.items():
+                if isinstance(node, kind):
+                    local = self.locals[name]
+                    mean = node.quantities["mean"].read(local)
+                    mean = mean[:, 0] if mean.dim() == 3 else mean
+                    size = mean.shape[-1]
+                    covariance = node.quantities["covariance"].read(local)[:, :size, :size]
+                    if kind is ParameterNode and not parameters:
+                        covariance = torch.zeros_like(covariance)
+                    places[name] = slice(first, first + size)
+                    means.append(self.repeated(mean))
+                    covariances.append(self.repeated(covariance))
+                    first += size
+        if not self.states:
+            raise GraphError("there is no state in the graph that could be forecast")
+        self.moving = max(place.stop for place in self.states.values())
+        self.mean = torch.cat(means, -1)
+        self.covariance = _block_diagonal(covariances)
+        self.sources: list[Source] = []
+        self._inputs: dict[str, slice] = {}
+        place = 0
+        for name, node in self.graph.nodes.items():
+            if isinstance(node, (StateNode, CauseNode)):
+                covariance, kernel = self.noise(name)
+                self._inputs[name] = slice(place, place + node.dim)
+                self.sources.append(Source(self._inputs[name], covariance, kernel))
+                place += node.dim
+        self.noises = place
+
+    @staticmethod
+    def _is_predicted_sensor(node: Node) -> bool:
+        return node.observes and not isinstance(node, InputNode)
+
+    def repeated(self, value: Tensor) -> Tensor:
+        return value.clone().repeat(self.copies, *(1,) * (value.dim() - 1))
+
+    def noise(self, name: str) -> tuple[Tensor, Kernel]:
+        """The covariance of a node's noise at one time (B, m, m), and its autocorrelation."""
+        (link,) = self.locals[name].links_above("weighs")
+        precision: Precision = self.locals[name].prediction(link)
+        channel = self.repeated(precision.channel)
+        covariance = channel.reciprocal().diag_embed() if channel.dim() == 2 else torch.linalg.inv(channel)
+        assert isinstance(link.parent, PrecisionNode)
+        kernel: Kernel = self._lay_out(link.parent.noise_kernel)
+        return covariance, kernel
+
+    # --- functions of z -----------------------------------------------------------------------------------------------
+    def flow(self, z: Tensor, noise: Tensor) -> Tensor:
+        motion = []
+        for name in self.states:
+            node = self.graph[name]
+            assert isinstance(node, StateNode)
+            moved = self._apply(node.flow, node, None, z, noise)
+            motion.append(moved + noise[..., self._inputs[name]])
+        still = z.new_zeros(*z.shape[:-1], z.shape[-1] - self.moving)
+        return torch.cat([*motion, still], -1)
+
+    def observe(self, sensor: Node, z: Tensor) -> Tensor:
+        nothing = z.new_zeros(*z.shape[:-1], self.noises)
+        return self._predicted(sensor, z, nothing)
+
+    def _predicted(self, node: Node, z: Tensor, noise: Tensor) -> Tensor:
+        """What the nodes above expect of a node, added up."""
+        parts = [self._prediction(link, z, noise) for link in self.locals[node.name].links_above("predicts")]
+        return sum(parts[1:], parts[0])
+
+    def _prediction(self, link: Link, z: Tensor, noise: Tensor) -> Tensor:
+        parent, function = link.parent, link.function
+        if isinstance(parent, InputNode):
+            return self.repeated(self.locals[parent.name].belief.observation[:, 0])
+        assert function is not None
+        if isinstance(parent, CauseNode):
+            return function(self._cause(parent, z, noise), z.new_zeros(*z.shape[:-1], 0))
+        assert isinstance(parent, StateNode)
+        return self._apply(function, parent, link.child, z, noise)
+
+    def _cause(self, node: CauseNode, z: Tensor, noise: Tensor) -> Tensor:
+        local = self.locals[node.name]
+        given = bool(local.links_above("predicts"))
+        expected = self._predicted(node, z, noise) if given else self.repeated(local.memory.prior[:, 0])
+        return expected + noise[..., self._inputs[node.name]]
+
+    def _apply(self, function: Function, node: StateNode, of: Node | None, z: Tensor, noise: Tensor) -> Tensor:
+        """A flow, or the mapping to `of`, of a state with its causes and parameters."""
+        local = self.locals[node.name]
+        argument = z[..., self.states[node.name]]
+        if function.caused:
+            causes = [link.parent for link in local.links_above("drives")]
+            argument = torch.cat(
+                [argument, *(self._cause(v, z, noise) for v in causes if isinstance(v, CauseNode))], -1
+            )
+        links = local.links_above("parametrises", of)
+        parts = [z[..., self.parameters[link.parent.name]] for link in links]
+        return function(argument, torch.cat(parts, -1) if parts else z.new_zeros(*z.shape[:-1], 0))
+
+
+def _block_diagonal(blocks: list[Tensor]) -> Tensor:
+    size = sum(block.shape[-1] for block in blocks)
+    whole = blocks[0].new_zeros(blocks[0].shape[0], size, size)
+    first = 0
+    for block in blocks:
+        last = first + block.shape[-1]
+        whole[:, first:last, first:last] = block
+        first = last
+    return whole
+
+
+def _slope(function: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:
+    """∂function/∂at of (B, n) → (B, m), batch element by batch element; (B, m, n)."""
+    units = torch.eye(at.shape[-1], dtype=at.dtype, device=at.device)[:, None].expand(-1, *at.shape)
+    along = vmap(lambda way: jvp(function, (at,), (way,))[1])
+    found: Tensor = along(units)
+    return found.movedim(0, -1)
+
+
+# --- moments ---------------------------------------------------------------------------------------------------------
+def _cells(kernel: Kernel, step: float, most: int, like: Tensor) -> Tensor:
+    """Covariances ∫∫κ of a noise of variance 1 integrated over cells of time that are j apart; (cells, B or 1)."""
+    nodes, weights = np.polynomial.legendre.leggauss(24)
+    half = like.new_tensor((nodes + 1) / 2 * step)  # (h − u) κ(jh ± u) over u in (0, h), smooth on either side
+    weigh = like.new_tensor(weights / 2 * step) * (step - half)
+    found: list[Tensor] = []
+    for j in range(most):
+        lags = torch.stack([j * step + half, (j * step - half).abs()])
+        value = (kernel.correlation(lags[..., None]) * weigh[:, None]).sum((0, 1))
+        if found and bool((value.abs() <= NEGLIGIBLE * found[0].abs()).all()):
+            break
+        found.append(value)
+    return torch.stack(found)
+
+
+def _propagate(system: System, every: float, count: int, substeps: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Mean and covariance along the flow, linearised, with its noises; (T, B, dim) of each state and sensor."""
+    step = every / substeps
+    z, covariance = system.mean, system.covariance
+    nothing = z.new_zeros(z.shape[0], system.noises)
+    lags = [_cells(source.kernel, step, count * substeps, z) for source in system.sources]
+    # how past noise has come through, the newest first: (cells, B, n, m)
+    carried = [z.new_zeros(0, *z.shape, source.covariance.shape[-1]) for source in system.sources]
+    own = {sensor.name: system.noise(sensor.name)[0] for sensor in system.sensors}
+    means: dict[str, list[Tensor]] = {name: [] for name in [*system.states, *own]}
+    sds: dict[str, list[Tensor]] = {name: [] for name in means}
+    eye = torch.eye(z.shape[-1], dtype=z.dtype, device=z.device)
+
+    def slope(at: Tensor) -> Tensor:
+        return _slope(lambda v: system.flow(v, nothing), at)
+
+    for k in range(count * substeps):
+        middle, after, transition = _runge_kutta(lambda v: system.flow(v, nothing), slope, z, step)
+        gain = _slope(lambda e, at=middle: system.flow(at, e), nothing)  # type: ignore[misc]
+        gain = 0.5 * (eye + transition) @ gain
+        covariance = transition @ covariance @ transition.mT
+        for i, (source, weights) in enumerate(zip(system.sources, lags, strict=True)):
+            past = transition @ carried[i][: len(weights) - 1]
+            new = gain[..., source.place]
+            pushed = new @ source.covariance
+            cross = (weights[1 : len(past) + 1, :, None, None] * past).sum(0) @ pushed.mT
+            covariance = covariance + weights[0][:, None, None] * (pushed @ new.mT) + cross + cross.mT
+            carried[i] = torch.cat([new[None], past])
+        z = after
+        if (k + 1) % substeps == 0:
+            variance = covariance.diagonal(dim1=-2, dim2=-1)
+            for name, place in system.states.items():
+                means[name].append(z[:, place])
+                sds[name].append(variance[:, place].clamp_min(0).sqrt())
+            for sensor in system.sensors:
+                seen = _slope(lambda v, s=sensor: system.observe(s, v), z)  # type: ignore[misc]
+                spread = (seen @ covariance * seen).sum(-1) + own[sensor.name].diagonal(dim1=-2, dim2=-1)
+                means[sensor.name].append(system.observe(sensor, z))
+                sds[sensor.name].append(spread.clamp_min(0).sqrt())
+    return {n: torch.stack(v) for n, v in means.items()}, {n: torch.stack(v) for n, v in sds.items()}
+
+
+def _runge_kutta(
+    flow: Callable[[Tensor], Tensor], slope: Callable[[Tensor], Tensor], z: Tensor, step: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Where z is after half a step and after a step, and how a small change of it has changed by then."""
+    eye = torch.eye(z.shape[-1], dtype=z.dtype, device=z.device).expand(z.shape[0], -1, -1)
+    k1, m1 = flow(z), slope(z)
+    at = z + 0.5 * step * k1
+    k2, m2 = flow(at), slope(at) @ (eye + 0.5 * step * m1)
+    middle = z + 0.5 * step * k2
+    k3, m3 = flow(middle), slope(middle) @ (eye + 0.5 * step * m2)
+    at = z + step * k3
+    k4, m4 = flow(at), slope(at) @ (eye + step * m3)
+    after = z + step / 6 * (k1 + 2 * k2 + 2 * k3 + k4)
+    return middle, after, eye + step / 6 * (m1 + 2 * m2 + 2 * m3 + m4)
+
+
+# --- draws -----------------------------------------------------------------------------------------------------------
+def _simulate(system: System, every: float, count: int, substeps: int, generator: torch.Generator) -> dict[str, Tensor]:
+    """One path for each batch element and copy; (T, B, dim) of each state and sensor."""
+    step, steps = every / substeps, count * substeps
+    start = torch.linalg.cholesky_ex(system.covariance + 1e-300 * torch.eye(system.mean.shape[-1]))[0].nan_to_num(0.0)
+    z = system.mean + (start @ _normal(system.mean[..., None], generator))[..., 0]
+    noise = z.new_zeros(steps, z.shape[0], system.noises)
+    for source in system.sources:
+        weights = _cells(source.kernel, step, steps, z) / step**2
+        noise[..., source.place] = _coloured(weights, steps, source.covariance, generator)
+    found: dict[str, list[Tensor]] = {name: [] for name in [*system.states, *(s.name for s in system.sensors)]}
+    for k in range(steps):
+        now = noise[k]
+        k1 = system.flow(z, now)
+        k2 = system.flow(z + 0.5 * step * k1, now)
+        k3 = system.flow(z + 0.5 * step * k2, now)
+        z = z + step / 6 * (k1 + 2 * k2 + 2 * k3 + system.flow(z + step * k3, now))
+        if (k + 1) % substeps == 0:
+            for name, place in system.states.items():
+                found[name].append(z[:, place])
+            for sensor in system.sensors:
+                found[sensor.name].append(system.observe(sensor, z))
+    values = {name: torch.stack(path) for name, path in found.items()}
+    for sensor in system.sensors:
+        covariance, kernel = system.noise(sensor.name)
+        weights = kernel.correlation(every * torch.arange(count, dtype=z.dtype)[:, None])
+        values[sensor.name] = values[sensor.name] + _coloured(weights, count, covariance, generator)
+    return values
+
+
+def _normal(like: Tensor, generator: torch.Generator) -> Tensor:
+    return torch.randn(like.shape, generator=generator, dtype=like.dtype).to(like.device)
+
+
+def _coloured(weights: Tensor, steps: int, covariance: Tensor, generator: torch.Generator) -> Tensor:
+    """Noise of a covariance (B, m, m) at one time and correlations (lags, B or 1) in time; (steps, B, m)."""
+    lags = torch.arange(steps)
+    apart = (lags[:, None] - lags).abs()
+    padded = torch.cat([weights, weights.new_zeros(steps, weights.shape[1])])[:steps]
+    values, vectors = torch.linalg.eigh(padded[apart].movedim(-1, 0))
+    root = vectors * values.clamp_min(0).sqrt()[:, None, :]  # (B or 1, steps, steps)
+    batch, m, _ = covariance.shape
+    white = torch.randn(batch, steps, m, generator=generator, dtype=covariance.dtype).to(covariance.device)
+    smooth = (root @ white.view(-1, root.shape[0], steps, m)).view(batch, steps, m)  # copy by copy of a batch
+    scale: Tensor = torch.linalg.cholesky(covariance)
+    scaled: Tensor = smooth @ scale.mT
+    return scaled.movedim(0, 1)

@@ -1,0 +1,248 @@
+"""A run that was saved goes on to the same digits, whatever its nodes are and however it ended."""
+
+import json
+import math
+import multiprocessing
+import random
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from models import build
+from safetensors.torch import load_file, save_file
+from test_run import same
+
+import pcnet as pc
+from pcnet.errors import CheckpointError
+from pcnet.graphs import paper
+from pcnet.movers import Implicit, Newton
+from pcnet.nodes import CauseNode, InputNode, ParameterNode, PrecisionNode, SensoryNode, StateNode
+
+TICKS = 14
+
+
+def of_paper(**options):
+    graph, schedule = paper.odem(every=3, **options)
+    y = 1 + 0.1 * np.random.default_rng(0).normal(size=(TICKS, 3))
+    return graph, schedule, [y[k] for k in range(TICKS)], None
+
+
+def nonlinear(**options):
+    model = build(samples=TICKS, dims=(3, 3), orders=(3, 2), channels=(2, 1), **options)
+    stream = [{name: y[k] for name, y in model.observations.items()} for k in range(TICKS)]
+    return model.graph, pc.odem(every=3), stream, None
+
+
+def stack():
+    x = StateNode("x", dim=2, orders=3, flow=turn, mover=Implicit(0.1))
+    v = CauseNode("v", dim=1, orders=2, mover=Implicit(0.1))
+    theta = ParameterNode("theta", mean=[0.4], sd=0.3, mover=Newton(forgetting=0.1))
+    y = SensoryNode("y", dim=2, orders=2, dt=0.1, derivatives="fit", window=4)
+    graph = pc.Graph()
+    graph.predicts(x, y)
+    graph.drives(v, x)
+    graph.parametrises(theta, x)
+    graph.predicts(InputNode("u", dim=1, orders=2, dt=0.1), v)
+    for name in ("x", "y", "v"):
+        graph.weighs(PrecisionNode(f"n{name}", expected=5.0, sd=0.2, smoothness=0.3), graph[name])
+    draw = np.random.default_rng(1)
+    stream = [{"y": draw.normal(size=2), "u": draw.normal(size=1)} for _ in range(TICKS)]
+    stream[5]["y"][0] = math.nan
+    del stream[9]["u"]
+    return graph, pc.generalised_filtering(), stream, np.cumsum(draw.uniform(0.05, 0.3, size=TICKS)).tolist()
+
+
+def turn(x, v, theta):
+    return torch.stack([x[..., 1] + v[..., 0], -theta[..., 0] * torch.sin(x[..., 0])], -1)
+
+
+def with_gaps(**options):
+    graph, schedule, stream, _ = of_paper(**options)
+    for k in (0, 3, 4, 5, 9):
+        stream[k] = stream[k].copy()
+        stream[k][k % 3] = math.nan
+    stream[7] = None
+    return graph, schedule, stream, None
+
+
+def with_trouble(policy):
+    graph, schedule, stream, _ = of_paper(kappa=[1.0, 0.5])
+    stream[6] = np.full((2, 3), 1.0)
+    stream[6][1] = 1e300
+    return graph, schedule, stream, None, policy
+
+
+CASES = {
+    "paper": of_paper,
+    "authors": lambda: of_paper(conventions="authors", model="lorenz", orders=2),
+    "batch": lambda: of_paper(kappa=[1.0, 0.5, 0.25]),
+    "batch of clocks": lambda: of_paper(smoothness=[[0.005], [0.01]], kappa=[1.0, 0.5]),
+    "nonlinear": nonlinear,
+    "full matrices": lambda: nonlinear(precisions="full"),
+    "stack": stack,
+    "gaps": with_gaps,
+    "hold": lambda: with_trouble("hold"),
+    "reset": lambda: with_trouble("reset"),
+    "stop": lambda: with_trouble("stop"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_going_on_is_the_same_as_never_having_stopped(case, tmp_path):
+    graph, schedule, stream, times, *policy = CASES[case]()
+    options = {"on_divergence": policy[0]} if policy else {}
+    times = times or [None] * TICKS
+    whole = graph.start(schedule, **options)
+    for y, t in zip(stream, times, strict=True):
+        whole.step(y, t)
+    for at in (1, 7, 10):
+        first = graph.start(schedule, **options)
+        for y, t in zip(stream[:at], times[:at], strict=True):
+            first.step(y, t)
+        second = pc.resume(first.save(tmp_path / "run"), graph, schedule)
+        assert (second.tick, second.time) == (first.tick, first.time)
+        np.testing.assert_array_equal(second.free_energy, first.free_energy)
+        for y, t in zip(stream[at:], times[at:], strict=True):
+            second.step(y, t)
+        same(whole.result(), second.result())
+        np.testing.assert_array_equal(whole.result().times, second.result().times)
+        np.testing.assert_array_equal(whole.free_action, second.free_action)
+        assert list(whole.incidents) == list(second.incidents)
+        np.testing.assert_array_equal(whole.diverged.at, second.diverged.at)
+        for (name, count), (_, other) in zip(whole.fallbacks.items(), second.fallbacks.items(), strict=True):
+            assert torch.equal(count, other), name
+
+
+def test_without_the_recording(tmp_path):
+    graph, schedule, stream, _ = of_paper()
+    live = graph.start(schedule, record=pc.Record(("mean",), nodes=("x",), every=2)).run(iter(stream[:7]))
+    again = pc.resume(live.save(tmp_path / "run", recording=False), graph, schedule)
+    assert again.record.every == 2
+    again.run(iter(stream[7:]))
+    whole = graph.run(iter(stream), schedule=schedule, record=("mean",))
+    np.testing.assert_array_equal(again.result().mean("x"), whole.mean("x")[7::2])
+
+
+def test_single_precision(tmp_path):
+    graph, schedule, stream, _ = of_paper()
+    live = graph.start(schedule, dtype=torch.float32).run(iter(stream[:7]))
+    again = pc.resume(live.save(tmp_path / "run"), graph, schedule)
+    assert again.mean("x").dtype == torch.float32
+    same(live.run(iter(stream[7:])).result(), again.run(iter(stream[7:])).result())
+
+
+# --- killed ---
+def victim(path, out, ready):
+    graph, schedule = paper.odem(every=7, orders=2)
+    live = pc.resume(path, graph, schedule) if path.exists() else graph.start(schedule)
+    ready.set()
+    for y in STREAM[live.tick :]:
+        live.step(y).save(path)
+    np.savez(out, mean=live.result().mean("x"), action=float(live.free_action))
+
+
+STREAM = 1 + 0.1 * np.random.default_rng(0).normal(size=(160, 3))
+
+
+def test_killed_at_any_moment(tmp_path):
+    """kill -9 at random moments, time and again, until it comes through."""
+    chance = random.Random(0)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["pcnet", "torch"])
+    path, out = tmp_path / "run.safetensors", tmp_path / "done.npz"
+    kills = 0
+    for _ in range(60):
+        ready = context.Event()
+        process = context.Process(target=victim, args=(path, out, ready))
+        process.start()
+        assert ready.wait(60)
+        time.sleep(chance.uniform(0.0, 0.15))
+        if kills < 10 and process.is_alive():
+            process.kill()
+            kills += 1
+        process.join(60)
+        if out.exists():
+            break
+    assert kills >= 4
+    graph, schedule = paper.odem(every=7, orders=2)
+    whole = graph.run(STREAM, schedule=schedule)
+    found = np.load(out)
+    np.testing.assert_array_equal(found["mean"], whole.mean("x"))
+    assert float(found["action"]) == float(whole.free_action)
+
+
+# --- files that are refused ---
+@pytest.fixture
+def saved(tmp_path):
+    graph, schedule, stream, _ = of_paper()
+    path = graph.start(schedule).run(iter(stream)).save(tmp_path / "run")
+    return graph, schedule, path
+
+
+def test_a_file_that_is_cut_anywhere(saved):
+    graph, schedule, path = saved
+    content = path.read_bytes()
+    for size in [0, 1, 7, 8, 9, 100, len(content) // 2, len(content) - 1]:
+        path.write_bytes(content[:size])
+        with pytest.raises(CheckpointError, match="damaged"):
+            pc.resume(path, graph, schedule)
+
+
+def test_a_file_with_a_changed_byte(saved):
+    graph, schedule, path = saved
+    content = path.read_bytes()
+    chance = random.Random(1)
+    for place in [0, 8, 12, len(content) - 1, *(chance.randrange(len(content)) for _ in range(60))]:
+        changed = bytearray(content)
+        changed[place] ^= 1 << chance.randrange(8)
+        path.write_bytes(bytes(changed))
+        with pytest.raises(CheckpointError):
+            pc.resume(path, graph, schedule)
+
+
+def header_of(path):
+    content = path.read_bytes()
+    size = int.from_bytes(content[:8], "little")
+    return json.loads(content[8 : 8 + size])["__metadata__"]
+
+
+def test_files_of_others(saved, tmp_path):
+    graph, schedule, path = saved
+    foreign = tmp_path / "foreign"
+    save_file({"a": torch.zeros(3)}, foreign)
+    with pytest.raises(CheckpointError, match="not written by pcnet"):
+        pc.resume(foreign, graph, schedule)
+    foreign.write_text("hello, this is a text of some length, longer than a header")
+    with pytest.raises(CheckpointError, match="not a checkpoint"):
+        pc.resume(foreign, graph, schedule)
+    with pytest.raises(CheckpointError, match="no file"):
+        pc.resume(tmp_path / "nothing", graph, schedule)
+    with pytest.raises(CheckpointError, match="no file"):
+        pc.resume(tmp_path, graph, schedule)
+    newer = json.loads(header_of(path)["pcnet"]) | {"format": 99, "pcnet_version": "9.9"}
+    save_file(load_file(path), foreign, {"pcnet": json.dumps(newer), "digest": ""})
+    with pytest.raises(CheckpointError, match=r"format 99, of pcnet 9.9; this pcnet reads up to 1"):
+        pc.resume(foreign, graph, schedule)
+
+
+def test_another_graph(saved):
+    graph, schedule, path = saved
+    other, _ = paper.odem(every=3, kappa=0.3)
+    with pytest.raises(CheckpointError, match="another graph or schedule"):
+        pc.resume(path, other, schedule)
+    with pytest.raises(CheckpointError, match="another graph or schedule"):
+        pc.resume(path, graph, pc.odem(every=4))
+    live = pc.resume(path, other, schedule, strict=False)
+    assert live.tick == TICKS
+    with pytest.raises(CheckpointError, match="other nodes"):
+        pc.resume(path, nonlinear()[0], pc.odem(), strict=False)
+
+
+def test_where_nothing_can_be_written(saved, tmp_path):
+    graph, schedule, path = saved
+    live = pc.resume(path, graph, schedule)
+    with pytest.raises(CheckpointError, match="no folder"):
+        live.save(tmp_path / "nowhere" / "run")
+    assert sorted(p.name for p in Path(tmp_path).iterdir()) == ["run"]

@@ -1,0 +1,228 @@
+"""Forecasts, against closed forms of linear systems and against draws of nonlinear ones."""
+
+import math
+
+import numpy as np
+import pytest
+import scipy.linalg
+import torch
+from scipy.integrate import dblquad
+
+import pcnet as pc
+from pcnet.errors import DivergenceError, ObservationError, ResultError, SettingError
+from pcnet.graphs import paper
+from pcnet.nodes import InputNode, ParameterNode, PrecisionNode, SensoryNode, StateNode
+
+A = np.array([[-0.5, 1.0], [-1.0, -0.2]])
+DT = 0.05
+
+
+def linear(width=0.2, kernel=None, precision=(4.0, 9.0), dt=DT):
+    x = StateNode("x", dim=2, orders=2, flow=pc.flows.linear(A), initial_mean=[[1.0, -0.5], [0.0, 0.0]])
+    y = SensoryNode("y", dim=1, orders=1, dt=dt)
+    graph = pc.Graph()
+    graph.predicts(x, y, via=pc.flows.linear([[1.0, 2.0]]))
+    noise = {"smoothness": width} if kernel is None else {"kernel": kernel}
+    graph.weighs(PrecisionNode("nx", expected=list(precision), sd=1e-6, **noise), x)
+    graph.weighs(PrecisionNode("ny", expected=25.0, sd=1e-6, smoothness=0.3), y)
+    return graph
+
+
+def believed(live, name="x"):
+    mean = live.mean(name).numpy()
+    covariance = live.read(name, "covariance").numpy()
+    return (mean[0], covariance[:2, :2]) if mean.ndim == 2 else (mean, covariance)
+
+
+@pytest.mark.parametrize("width", [0.02, 0.2, 1.0])
+def test_a_linear_system_in_closed_form(width):
+    """Mean e^{At}m; covariance e^{At}P e^{Aᵀt} + ∫∫ e^{A(t−s)} Q e^{Aᵀ(t−r)} κ(s − r) ds dr, by quadrature."""
+    live = linear(width).start(pc.states_only()).step([0.3]).step([0.2])
+    mean, covariance = believed(live)
+    found = live.forecast(1.0)
+    np.testing.assert_allclose(found.times, DT * np.arange(2, 22))
+    t = 1.0
+    move = scipy.linalg.expm(A * t)
+    np.testing.assert_allclose(found.mean("x")[-1], move @ mean, rtol=1e-6)
+    grid, h = np.linspace(0, t, 601, retstep=True)
+    weight = np.full(len(grid), h)
+    weight[[0, -1]] /= 2
+    reach = scipy.linalg.expm(A * (t - grid)[:, None, None])
+    smooth = np.exp(-((grid[:, None] - grid) ** 2) / (2 * width**2)) * weight[:, None] * weight
+    pushed = np.tensordot(smooth, reach * [1 / 4.0, 1 / 9.0], 1)
+    noise = np.einsum("sij,skj->ik", pushed, reach)
+    expected = move @ covariance @ move.T + noise
+    np.testing.assert_allclose(found.sd("x")[-1], np.sqrt(np.diag(expected)), rtol=2e-4)
+    seen = np.array([[1.0, 2.0]])
+    np.testing.assert_allclose(found.mean("y")[-1], seen @ move @ mean, rtol=1e-6)
+    np.testing.assert_allclose(found.sd("y")[-1], np.sqrt(seen @ expected @ seen.T + 1 / 25)[0], rtol=2e-4)
+
+
+def test_an_unstable_direction_of_rough_noise():
+    """Matérn noise of ν = 3/2 through ẋ = x/2, against an independent double integral."""
+    kernel = pc.kernels.Matern(0.3, smoothness=1.5)
+    graph = linear(kernel=kernel)
+    x = StateNode("x", dim=2, orders=2, flow=pc.flows.linear([[0.5, 0.0], [0.0, -2.0]]), initial_mean=np.zeros((2, 2)))
+    graph = graph.with_nodes(dict(graph.nodes) | {"x": x})
+    live = graph.start(pc.states_only()).step([0.1])
+    _, covariance = believed(live)
+    found = live.forecast(2.0).sd("x")[-1]
+
+    def correlation(s, r):
+        z = math.sqrt(3) * abs(s - r) / 0.3
+        return (1 + z) * math.exp(-z)
+
+    for i, (rate, precision) in enumerate(((0.5, 4.0), (-2.0, 9.0))):
+        half = dblquad(
+            lambda s, r, a=rate: math.exp(a * (4 - s - r)) * correlation(s, r), 0, 2, 0, lambda r: r, epsabs=1e-8
+        )[0]
+        expected = math.exp(2 * rate * 2) * covariance[i, i] + 2 * half / precision
+        np.testing.assert_allclose(found[i], math.sqrt(expected), rtol=5e-4)
+
+
+def test_what_is_not_known_of_parameters_widens_the_forecast():
+    """ẋ = θ with θ ~ N(m, s²): after a time t the variance has grown by t²s²."""
+    x = StateNode("x", dim=1, orders=1, flow=lambda x, theta: theta + 0.0 * x, initial_mean=[[0.0]])
+    y = SensoryNode("y", dim=1, orders=1, dt=0.1)
+    graph = pc.Graph()
+    graph.predicts(x, y)
+    graph.parametrises(ParameterNode("theta", mean=[2.0], sd=0.5), x)
+    graph.weighs(PrecisionNode("nx", expected=1e12, sd=1e-6, smoothness=0.1), x)
+    graph.weighs(PrecisionNode("ny", expected=4.0, sd=1e-6, smoothness=0.1), y)
+    live = graph.start(pc.states_only()).step([0.0])
+    base = float(live.sd("x"))
+    start = float(live.mean("x"))
+    wide, narrow = live.forecast(3.0), live.forecast(3.0, parameters=False)
+    np.testing.assert_allclose(wide.mean("x")[:, 0], start + 2.0 * 0.1 * np.arange(1, 31), rtol=1e-9)
+    np.testing.assert_allclose(wide.sd("x")[-1, 0], math.sqrt(base**2 + 9 * 0.25), rtol=1e-6)
+    np.testing.assert_allclose(narrow.sd("x")[-1, 0], base, rtol=1e-4)
+    assert (np.diff(wide.sd("x")[:, 0]) > 0).all()
+    low, high = wide.interval("x", 0.9)
+    np.testing.assert_allclose(high - low, 2 * 1.6448536269514722 * wide.sd("x"))
+
+
+def test_draws_have_the_moments_of_the_forecast():
+    live = linear(0.2).start(pc.states_only()).step([0.3])
+    expected = live.forecast(1.5, 0.1)
+    draws = live.sample(1.5, 4000, every=0.1, seed=3)
+    assert draws.values["x"].shape == (4000, 15, 2)
+    np.testing.assert_array_equal(draws.times, expected.times)
+    for name in ("x", "y"):
+        sd = expected.sd(name)
+        np.testing.assert_allclose(draws.values[name].mean(0), expected.mean(name), atol=float(4 * sd.max() / 63))
+        np.testing.assert_allclose(draws.values[name].std(0), sd, rtol=0.06)
+    again = live.sample(1.5, 4000, every=0.1, seed=3)
+    np.testing.assert_array_equal(draws.values["y"], again.values["y"])
+    assert (live.sample(1.5, 2, every=0.1, seed=4).values["y"] != draws.values["y"][:2]).all()
+
+
+def test_a_forecast_leaves_the_run_as_it_is():
+    graph, schedule = paper.odem()
+    y = 1 + 0.1 * np.random.default_rng(0).normal(size=(10, 3))
+    live, reference = graph.start(schedule), graph.start(schedule)
+    for k in range(10):
+        live.step(y[k])
+        live.forecast(0.05)
+        live.sample(0.05, 2, seed=k)
+        live.ahead(y[k])
+        reference.step(y[k])
+    assert torch.equal(live.mean("x"), reference.mean("x"))
+    assert torch.equal(live.free_action, reference.free_action)
+
+
+def test_batches_are_forecast_one_by_one():
+    graph, schedule = paper.odem(kappa=[1.0, 0.5], smoothness=[0.005, 0.01])
+    y = 1 + 0.1 * np.random.default_rng(0).normal(size=(5, 3))
+    together = graph.start(schedule).run(y)
+    both = together.forecast(0.1)
+    assert both.mean("x").shape == (2, 10, 3)
+    for i, (kappa, width) in enumerate(((1.0, 0.005), (0.5, 0.01))):
+        graph, schedule = paper.odem(kappa=kappa, smoothness=width)
+        alone = graph.start(schedule).run(y).forecast(0.1)
+        for name in ("x", "y"):
+            np.testing.assert_allclose(both.mean(name)[i], alone.mean(name), rtol=1e-9)
+            np.testing.assert_allclose(both.sd(name)[i], alone.sd(name), rtol=1e-7)
+    assert together.sample(0.1, 3, seed=0).values["x"].shape == (3, 2, 10, 3)
+    table = both.to_dataframe()
+    assert list(table.columns) == ["time", "node", "dimension", "batch_0", "mean", "sd"]
+    assert len(table) == 2 * 2 * 10 * 3
+
+
+def test_causes_follow_what_is_expected_of_them():
+    """ẋ = v − x with v from an input of 3: x(t) = 3 + (x₀ − 3)e^{−t}, and v's own variance comes through."""
+    x = StateNode("x", dim=1, orders=2, flow=lambda x, v, theta: v - x, initial_mean=[[1.0], [0.0]])
+    v = pc.CauseNode("v", dim=1, orders=1)
+    graph = pc.Graph()
+    graph.predicts(x, SensoryNode("y", dim=1, orders=1, dt=0.02))
+    graph.drives(v, x)
+    graph.predicts(InputNode("u", dim=1, orders=1), v)
+    for name, expected in (("x", 1e12), ("y", 4.0), ("v", 16.0)):
+        graph.weighs(PrecisionNode(f"n{name}", expected=expected, sd=1e-6, smoothness=0.5), graph[name])
+    live = graph.start(pc.states_only()).step({"y": [1.0], "u": [3.0]})
+    start, base = float(live.mean("x")[0, 0]), float(live.sd("x")[0, 0])
+    found = live.forecast(1.0)
+    np.testing.assert_allclose(found.mean("x")[-1, 0], 3 + (start - 3) * math.exp(-1), rtol=1e-6)
+    grid, h = np.linspace(0, 1, 2001, retstep=True)
+    weight = np.exp(grid - 1) * h
+    weight[[0, -1]] /= 2
+    noise = weight @ np.exp(-((grid[:, None] - grid) ** 2) / 0.5) @ weight / 16
+    np.testing.assert_allclose(found.sd("x")[-1, 0], math.sqrt(math.exp(-2) * base**2 + noise), rtol=1e-4)
+
+
+def test_errors_one_step_ahead():
+    live = linear().start(pc.states_only()).step([0.3])
+    mean, _ = believed(live)
+    found = live.ahead({"y": [5.0]}, t=0.25)["y"]
+    expected = np.array([1.0, 2.0]) @ scipy.linalg.expm(A * 0.25) @ mean
+    np.testing.assert_allclose(found.error, [5.0 - expected], rtol=1e-6)
+    np.testing.assert_allclose(found.sd, live.forecast(0.25, 0.25).sd("y")[0], rtol=1e-9)
+    missing = live.ahead(None)["y"]
+    assert np.isnan(missing.error).all()
+    assert np.isnan(missing.sd).all()
+
+
+def test_errors_one_step_ahead_are_as_large_as_they_say():
+    """On data that the model itself has drawn, from a belief that is its own."""
+    graph = linear(0.1)
+    scores = []
+    live = graph.start(pc.states_only()).step([0.3])
+    draws = live.sample(DT, 200, seed=1)
+    for y in draws.values["y"][:, 0]:
+        error, sd = live.ahead(y)["y"]
+        scores.append(float(error[0] / sd[0]))
+    assert abs(np.mean(scores)) < 4 / math.sqrt(200)
+    assert abs(np.std(scores) - 1) < 4 / math.sqrt(400)
+
+
+@pytest.mark.parametrize("horizon", [0, -1, math.nan, math.inf, "soon", True, 1e-9, 1e300])
+def test_horizons_that_make_no_sense(horizon):
+    live = linear().start(pc.states_only()).step([0.3])
+    with pytest.raises(SettingError, match="horizon"):
+        live.forecast(horizon)
+
+
+def test_what_else_is_refused():
+    graph = linear()
+    live = graph.start(pc.states_only())
+    with pytest.raises(ObservationError, match="before the first observation"):
+        live.forecast(1.0)
+    live.step([0.3])
+    with pytest.raises(SettingError, match="draws"):
+        live.sample(1.0, 0, seed=1)
+    with pytest.raises(SettingError, match="too many"):
+        live.sample(1e3, 1, seed=1)
+    with pytest.raises(ResultError, match="no forecast of 'z'"):
+        live.forecast(1.0).mean("z")
+    with pytest.raises(ObservationError, match="not after"):
+        live.ahead([1.0], t=0.0)
+
+
+def test_a_flow_that_runs_away_is_named():
+    x = StateNode("x", dim=1, orders=1, flow=lambda x, theta: x**3, initial_mean=[[3.0]])
+    graph = pc.Graph()
+    graph.predicts(x, SensoryNode("y", dim=1, orders=1, dt=0.1))
+    graph.weighs(PrecisionNode("nx", expected=1.0, sd=0.1, smoothness=0.1), x)
+    graph.weighs(PrecisionNode("ny", expected=1.0, sd=0.1, smoothness=0.1), graph["y"])
+    live = graph.start(pc.states_only()).step([3.0])
+    with pytest.raises(DivergenceError, match="forecast of x is not finite"):
+        live.forecast(10.0)

@@ -1,0 +1,196 @@
+"""Observations at any times, from any kind of stream."""
+
+import asyncio
+import math
+
+import numpy as np
+import pytest
+import torch
+from models import build
+from test_run import same
+
+import pcnet as pc
+from pcnet.errors import ObservationError
+from pcnet.graphs import paper
+from pcnet.movers import GradientFlow, Implicit, Ozaki
+from pcnet.nodes import PrecisionNode, SensoryNode, StateNode
+
+
+@pc.Derived
+def swing(x, theta):
+    return torch.stack([x[..., 1], -torch.sin(x[..., 0])], -1)
+
+
+def swinging(mover, dt):
+    x = StateNode("x", dim=2, orders=2, flow=swing, mover=mover)
+    y = SensoryNode("y", dim=2, orders=1, dt=dt)
+    graph = pc.Graph()
+    graph.predicts(x, y)
+    graph.weighs(PrecisionNode("nx", expected=10.0, sd=0.1, smoothness=0.5), x)
+    graph.weighs(PrecisionNode("ny", expected=10.0, sd=0.1, smoothness=0.5), y)
+    return graph
+
+
+@pytest.mark.parametrize(
+    "mover",
+    [
+        lambda time: Ozaki(0.5, time=time),
+        lambda time: GradientFlow(0.1 * time, kappa=0.5),
+        lambda time: Implicit(time, kappa=0.5),
+    ],
+)
+def test_a_mover_takes_the_time_that_has_passed(mover):
+    """Every third interval is the same as a graph made for intervals three times as long."""
+    y = np.random.default_rng(0).normal(size=(6, 2))
+    short = swinging(mover(0.1), 0.1).run(y, schedule=pc.states_only(), times=0.3 * np.arange(6))
+    long = swinging(mover(torch.tensor(0.1 * 3, dtype=torch.float64)), 0.3).run(y, schedule=pc.states_only())
+    later = slice(1, None)  # the first one comes after one interval
+    first = long.mean("x")[0] - short.mean("x")[0]
+    assert np.abs(first).max() > 0
+    from_first = swinging(mover(0.3), 0.3)
+    live = from_first.start(pc.states_only()).step(y[0])
+    with torch.inference_mode():
+        local = live.local("x")
+        local.belief = local.belief._replace(mean=torch.as_tensor(short.mean("x")[0])[None])
+    for t in range(1, 6):
+        live.step(y[t])
+    np.testing.assert_allclose(live.result().mean("x")[later][-1], short.mean("x")[-1], rtol=1e-9)
+
+
+def test_times_at_the_sampling_interval_change_nothing():
+    model = build(samples=10)
+    regular = model.graph.run(model.observations, schedule=pc.odem(every=3))
+    timed = model.graph.run(model.observations, schedule=pc.odem(every=3), times=0.2 * np.arange(10))
+    for key, trace in regular.traces.items():
+        np.testing.assert_allclose(timed.traces[key].values, trace.values, rtol=1e-10, atol=1e-10)
+    np.testing.assert_allclose(timed.times, regular.times)
+    late = model.graph.run(model.observations, schedule=pc.odem(every=3), times=100 + 0.2 * np.arange(10))
+    np.testing.assert_allclose(late.mean("x0"), regular.mean("x0"), rtol=1e-8, atol=1e-8)
+    np.testing.assert_allclose(late.times, regular.times + 100)
+
+
+def test_all_nodes_hear_of_the_time_that_has_passed():
+    live = paper.odem(dt=[0.25, 0.5])[0].start(pc.states_only(), record=())
+    live.step(np.ones(3), t=3.0)
+    assert live.local("x").elapsed.tolist() == [0.25, 0.5]
+    live.step(np.ones(3), t=4.0)
+    for name in live.graph.nodes:
+        assert live.local(name).elapsed.tolist() == [1.0, 1.0]
+        assert live.local(name).pace.tolist() == [4.0, 2.0]
+    live.step(np.ones(3))
+    assert live.local("x").elapsed.tolist() == [0.25, 0.5]
+    assert live.local("x").pace is None
+
+
+def test_a_step_without_a_time_comes_an_interval_later():
+    graph, schedule = paper.odem(dt=0.25)
+    live = graph.start(schedule)
+    for t in (10.0, None, 11.0, None):
+        live.step(np.ones(3), t=t)
+    np.testing.assert_array_equal(live.result().times, [10, 10.25, 11, 11.25])
+    assert live.time == 11.25
+
+
+@pytest.mark.parametrize(
+    ("t", "words"),
+    [
+        (1.0, "observation 1 is at t = 1, the same as that of the previous one"),
+        (0.5, "observation 1 is at t = 0.5, before the previous one at t = 1"),
+        (math.nan, "finite number"),
+        (math.inf, "finite number"),
+        ("2", "finite number"),
+        ("noon", "must be a number"),
+        ([1, 2], "must be a number"),
+    ],
+)
+def test_times_that_are_refused(t, words):
+    graph, schedule = paper.odem()
+    live = graph.start(schedule).step(np.ones(3), t=1.0)
+    with pytest.raises(ObservationError, match=words):
+        live.step(np.ones(3), t=t)
+    assert (live.tick, live.time) == (1, 1.0)  # and goes on as if nothing had happened
+    reference = graph.start(schedule).step(np.ones(3), t=1.0).step(np.ones(3), t=2.0)
+    assert torch.equal(live.step(np.ones(3), t=2.0).mean("x"), reference.mean("x"))
+
+
+@pytest.mark.parametrize("times", [[0.0, 1.0], [0.0, 1.0, 2.0, 3.0]])
+def test_as_many_times_as_observations(times):
+    graph, schedule = paper.odem()
+    with pytest.raises(ObservationError, match="as many times as observations"):
+        graph.run(np.ones((3, 3)), schedule=schedule, times=times)
+
+
+def test_a_sample_has_one_time():
+    graph, schedule = paper.odem()
+    with pytest.raises(ObservationError, match="two times"):
+        graph.start(schedule).step(pc.Sample(np.ones(3), 1.0), t=1.0)
+
+
+# --- streams ---
+def test_all_streams_give_the_same_numbers():
+    model = build(samples=10)
+    y = model.observations["y0"]
+    times = np.cumsum(np.random.default_rng(1).uniform(0.1, 0.4, size=10)).tolist()
+    schedule = pc.odem(every=3)
+    whole = model.graph.run(y, schedule=schedule, times=times)
+    same(whole, model.graph.run(iter(y), schedule=schedule, times=iter(times)))
+    same(whole, model.graph.run((pc.Sample(row, t) for row, t in zip(y, times, strict=True)), schedule=schedule))
+    stepped = model.graph.start(schedule)
+    for row, t in zip(y, times, strict=True):
+        stepped.step({"y0": row}, t=t)
+    same(whole, stepped.result())
+
+    async def sensor():
+        for row, t in zip(y, times, strict=True):
+            await asyncio.sleep(0)
+            yield pc.Sample(row, t)
+
+    live = model.graph.start(schedule)
+    asyncio.run(live.arun(sensor()))
+    same(whole, live.result())
+
+
+def test_streams_that_are_refused():
+    graph, schedule = paper.odem()
+
+    async def nothing():
+        for item in ():
+            yield item
+
+    with pytest.raises(ObservationError, match="no observations"):
+        asyncio.run(graph.start(schedule).arun(nothing()))
+    with pytest.raises(ObservationError, match="asynchronous iterator, not list"):
+        asyncio.run(graph.start(schedule).arun([np.ones(3)]))
+
+
+def two_clocks(fast=True, slow=True):
+    x = StateNode("x", dim=1, orders=2, flow=pc.flows.linear([[-0.1]]), mover=Ozaki(time=0.1))
+    graph = pc.Graph()
+    for name, dt, used in (("fast", 0.1, fast), ("slow", 0.5, slow)):
+        if used:
+            y = SensoryNode(name, dim=1, orders=2, dt=dt)
+            graph.predicts(x, y)
+            graph.weighs(PrecisionNode(f"n_{name}", expected=10.0, sd=0.1, smoothness=0.2), y)
+    graph.weighs(PrecisionNode("nx", expected=10.0, sd=0.1, smoothness=0.2), x)
+    return graph
+
+
+def test_sensors_with_rates_of_their_own():
+    """The tick is that of the fastest; the slow one's differences are over its own intervals."""
+    live = two_clocks().start(pc.states_only(), record=("observation", "mean"))
+    for k in range(16):
+        live.step({"fast": [0.1 * k], **({"slow": [0.2 * k]} if k % 5 == 0 else {})})
+    result = live.result()
+    np.testing.assert_allclose(result.times, 0.1 * np.arange(16))
+    slow = result.observation("slow")[..., 0]
+    np.testing.assert_allclose(slow[::5], [[0, 0], [1, 2], [2, 2], [3, 2]], atol=1e-12)
+    assert np.isnan(np.delete(slow, np.arange(0, 16, 5), 0)).all()
+    np.testing.assert_allclose(result.observation("fast")[1:, 1, 0], 1)
+
+
+def test_a_sensor_that_never_speaks_is_as_if_it_were_not_there():
+    y = np.random.default_rng(0).normal(size=(12, 1))
+    alone = two_clocks(slow=False).run(y, schedule=pc.odem(every=4))
+    both = two_clocks().run({"fast": y}, schedule=pc.odem(every=4))
+    np.testing.assert_allclose(both.mean("x"), alone.mean("x"), rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(both.free_action, alone.free_action, rtol=1e-10)

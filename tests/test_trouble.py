@@ -1,0 +1,139 @@
+"""Numerical trouble is named, counted, and dealt with as the user says; nothing absurd yields a silent NaN."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import pcnet as pc
+from pcnet.errors import DivergenceError, SettingError
+from pcnet.graphs import paper
+from pcnet.movers import StateMover
+from pcnet.nodes import PrecisionNode, SensoryNode, StateNode
+from pcnet.settings import settings
+
+
+def walk(samples=40, seed=0):
+    return 1 + 0.1 * np.random.default_rng(seed).normal(size=(samples, 3)).cumsum(0)
+
+
+def small(orders=2, name="x"):
+    x = StateNode(name, dim=3, orders=2, flow=pc.flows.lotka_volterra)
+    y = SensoryNode("y", dim=3, orders=orders, dt=0.1)
+    graph = pc.Graph()
+    graph.predicts(x, y)
+    graph.parametrises(pc.ParameterNode("theta", mean=[0.3, -0.2, 0.3], sd=0.1), x)
+    graph.weighs(PrecisionNode("nx", expected=10.0, sd=0.1, smoothness=0.3), x)
+    graph.weighs(PrecisionNode("ny", expected=10.0, sd=0.1, smoothness=0.3), y)
+    return graph
+
+
+def test_hold_is_as_if_the_observation_had_been_missing():
+    y = walk()
+    wild, holey = y.copy(), y.copy()
+    wild[[7, 20, 21]] = 1e300
+    holey[[7, 20, 21]] = math.nan
+    live = small().start(pc.odem(every=1000), on_divergence="hold").run(wild)
+    reference = small().start(pc.odem(every=1000))
+    for k in range(40):
+        if k in (7, 20, 21):  # in a missing tick states still follow the flow; when held they do not
+            before = {name: reference.local(name).belief for name in ("x", "theta", "nx", "ny")}
+            reference.step(holey[k])
+            for name, belief in before.items():
+                reference.local(name).belief = belief
+        else:
+            reference.step(holey[k])
+    assert torch.equal(live.read("y", "observation"), reference.read("y", "observation"))
+    torch.testing.assert_close(live.mean("x"), reference.mean("x"), rtol=1e-12, atol=1e-12)
+    result = live.result()
+    assert result.fallbacks["hold"] == 3
+    assert [(i.observation, i.element) for i in live.incidents] == [(7, 0), (20, 0), (21, 0)]
+    assert {i.node for i in live.incidents} <= {"x", "y"}
+    assert all(i.why.endswith("is no longer finite") for i in live.incidents)
+    assert np.isfinite(result.free_action)
+    assert np.isnan(result.free_energy[[7, 20, 21]]).all()
+    np.testing.assert_allclose(np.nansum(result.free_energy), result.free_action)
+    assert np.isfinite(result.mean("x")).all()
+    assert (result.diverged.at == -1).all()
+
+
+def test_reset_is_as_if_a_run_began_there():
+    y = walk()
+    y[9] = 1e300
+    live = small().start(pc.odem(every=4), on_divergence="reset").run(y)
+    fresh = small().start(pc.odem(every=4), record=("mean",))
+    fresh.tick = 10  # so that its slow clocks tick with the other's
+    fresh.run(y[10:])
+    result = live.result()
+    np.testing.assert_array_equal(result.mean("x")[10:], fresh.result().mean("x"))
+    np.testing.assert_array_equal(result.mean("theta")[10:], fresh.result().mean("theta"))
+    assert result.fallbacks["reset"] == 1
+    assert np.isfinite(result.free_action)
+
+
+@pytest.mark.parametrize("policy", ["hold", "reset"])
+def test_neighbours_in_a_batch_are_not_touched(policy):
+    y = np.stack([walk(seed=1), walk(seed=2)])
+    wild = y.copy()
+    wild[1, 5] = 1e300
+    together = small().run(wild, schedule=pc.odem(every=4), on_divergence=policy)
+    alone = small().run(y[0], schedule=pc.odem(every=4))
+    for key, trace in alone.traces.items():
+        np.testing.assert_allclose(together.traces[key].values[0], trace.values, rtol=1e-10, atol=1e-12)
+    np.testing.assert_array_equal(together.fallbacks[policy], [0, 1])
+
+
+@pytest.mark.parametrize("policy", ["hold", "reset"])
+@pytest.mark.parametrize("when", [[0], [0, 1, 2]])
+def test_trouble_at_the_very_beginning(policy, when):
+    y = walk()
+    y[when] = 1e300
+    result = small().run(y, schedule=pc.odem(every=4), on_divergence=policy)
+    last = when[-1] + 1
+    fresh = small().start(pc.odem(every=4))
+    fresh.tick = last
+    fresh.run(y[last:])
+    np.testing.assert_allclose(result.mean("x")[last:], fresh.result().mean("x"), rtol=1e-9)
+    assert result.fallbacks[policy] == len(when)
+
+
+@settings
+class Singular(StateMover):
+    """Asks for the solution of a system that has none, once states are above 2."""
+
+    def step(self, evidence):
+        matrix = torch.eye(2).to(evidence.mean) * float(evidence.mean[0, 0] <= 2)
+        return torch.linalg.solve(matrix[None], 0 * evidence.mean[:, :2]) + evidence.mean * 0.01
+
+
+def test_a_matrix_that_cannot_be_inverted_is_named():
+    def graph():
+        x = StateNode("x", dim=1, orders=2, flow=lambda x, p: -x, mover=Singular(), initial_mean=[[1.97], [0.0]])
+        made = pc.Graph()
+        made.predicts(x, SensoryNode("y", dim=1, orders=1))
+        for name in ("x", "y"):
+            made.weighs(PrecisionNode(f"n{name}", expected=1.0, sd=0.1, smoothness=1.0), made[name])
+        return made
+
+    with pytest.raises(DivergenceError, match=r"StateNode 'x' at observation 2: .*singular"):
+        graph().run(np.ones((5, 1)), schedule=pc.states_only())
+    result = graph().run(np.ones((5, 1)), schedule=pc.states_only(), on_divergence="hold")
+    assert result.fallbacks["hold"] == 3
+    assert np.isfinite(result.mean("x")).all()
+    stopped = graph().run(np.ones((5, 1)), schedule=pc.states_only(), on_divergence="stop")
+    assert (stopped.diverged.at, stopped.diverged.node) == (2, "x")
+
+
+def test_a_policy_is_kept_in_a_file(tmp_path):
+    y = walk()
+    y[3] = 1e300
+    result = small().run(y, schedule=pc.odem(every=4), on_divergence="hold")
+    assert pc.Result.load(result.save(tmp_path / "held.nc")).fallbacks["hold"] == 1
+
+
+def test_what_is_refused():
+    with pytest.raises(SettingError, match="'hold' or 'reset', not 'ignore'"):
+        paper.odem()[0].start(on_divergence="ignore")
+    with pytest.raises(SettingError, match="a node is called 'hold'"):
+        small(name="hold").start(on_divergence="hold")
