@@ -200,8 +200,27 @@ def draw(
     from pcnet.following import model_of
 
     with _plain_errors():
-        save(model_of(graph, functions or []).graph, output)
+        model = model_of(graph, functions or [])
+        save(model.graph, output, model.schedule)
     typer.echo(str(output))
+
+
+@app.command()
+def view(
+    result: Annotated[Path, typer.Argument(help="A result's file, of a run with record=Record.flow().")],
+    output: Annotated[Path | None, typer.Option(help="Where the page goes; beside the file unless given.")] = None,
+    element: Annotated[int, typer.Option(help="Which batch element, counting all of them.")] = 0,
+    open_: Annotated[bool, typer.Option("--open/--no-open", help="Show the page in a browser.")] = True,
+) -> None:
+    """Make an interactive page of a result's error flow: who was surprised, when, and what it told whom."""
+    from pcnet.result import Result
+
+    with _plain_errors():
+        page = output if output is not None else result.with_suffix(".html")
+        Result.load(result).error_flow(element).save(page, title=f"Error flow of {result.name}")
+    typer.echo(str(page))
+    if open_:
+        typer.launch(page.resolve().as_uri())
 
 
 @contextmanager

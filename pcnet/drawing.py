@@ -7,9 +7,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.collections import PolyCollection
+from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter
 from numpy.typing import NDArray
 
@@ -17,6 +20,52 @@ Array = NDArray[Any]
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 """The palette of Okabe and Ito, told apart with any colour vision; black is kept for the truth, yellow is too pale."""
+
+
+class Ink(NamedTuple):
+    """What a picture is drawn with, on light or on dark paper; the pairs are told apart with any colour vision."""
+
+    paper: str
+    line: str
+    faint: str
+    node: str
+    prediction: str
+    error: str
+
+
+LIGHT = Ink("white", "black", "#666666", "#f2f2f2", "#0072B2", "#D55E00")
+DARK = Ink("#14171c", "#e8e8e8", "#9a9fa8", "#2a2f38", "#56B4E9", "#E69F00")
+
+
+def ink(dark: bool) -> Ink:
+    return DARK if dark else LIGHT
+
+
+def darken(drawn: Figure | Axes) -> None:
+    """Turn a finished picture on white paper into one on dark paper: what is black becomes light, the rest stays."""
+    figure = drawn.figure if isinstance(drawn, Axes) else drawn
+    assert figure is not None
+    for part in [figure, *getattr(figure, "subfigs", ())]:
+        part.set_facecolor(DARK.paper)
+    for ax in figure.findobj(Axes):
+        ax.set_facecolor(DARK.paper)
+        ax.tick_params(which="both", colors=DARK.line)
+        for side in ax.spines.values():
+            side.set_edgecolor(DARK.line)
+    for text in figure.findobj(Text):
+        if _black(text.get_color()):
+            text.set_color(DARK.line)
+    for line in figure.findobj(Line2D):
+        if _black(line.get_color()):
+            line.set_color(DARK.line)
+    for band in figure.findobj(PolyCollection):
+        if any(_black(colour) for colour in band.get_facecolor()):
+            band.set_facecolor((*to_rgb(DARK.line), band.get_alpha() or 1.0))
+
+
+def _black(colour: Any) -> bool:
+    return to_hex(colour) == "#000000"
+
 
 BINS = 1000
 """Longer lines are drawn by the extremes of this many stretches of time."""

@@ -9,6 +9,10 @@ class SettingError(PcnetError, ValueError):
     """A setting is unknown, missing, or has a value that makes no sense."""
 
 
+class FixedError(SettingError, AttributeError):
+    """A setting was to be changed after it was made."""
+
+
 class GraphError(PcnetError, ValueError):
     """The graph cannot be built or run as composed."""
 

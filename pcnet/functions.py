@@ -278,7 +278,10 @@ def check_function(what: str, function: Function, dim: int, parameters: int, out
     """
     wanted = function.parameters
     if wanted is not None and wanted != parameters:
-        raise GraphError(f"{what} takes {wanted} parameters and is given {parameters}")
+        raise GraphError(
+            f"{what} takes {wanted} parameters and is given {parameters}; give it {wanted} in all (in a graph by "
+            "graph.parametrises(ParameterNode(...), ...))"
+        )
     x = torch.linspace(0.1, 0.9, 3 * dim).to(like).view(3, dim)
     theta = torch.linspace(0.2, 0.8, 3 * parameters).to(like).view(3, parameters)
     with torch.no_grad():
@@ -287,10 +290,16 @@ def check_function(what: str, function: Function, dim: int, parameters: int, out
         except Exception as error:
             raise GraphError(
                 f"{what} failed when called with a state of shape (3, {dim}) and parameters of shape "
-                f"(3, {parameters}), both {like.dtype}: {type(error).__name__}: {error}"
+                f"(3, {parameters}), both {like.dtype}: {type(error).__name__}: {error}. It is called as f(x, theta), "
+                "and with causes as f(x, v, theta)"
             ) from error
         shape = tuple(value.shape) if isinstance(value, Tensor) else None
         if shape is None or len(shape) != 2 or shape[0] != 3 or out not in (None, shape[1]):
+            if isinstance(function, Identity):
+                raise GraphError(
+                    f"{what} is the identity, unless given, and cannot turn {dim} dimensions into {out}; say how by "
+                    "graph.predicts(..., via=lambda x, theta: ...)"
+                )
             got = type(value).__name__ if shape is None else shape
             raise GraphError(
                 f"{what} must turn a batch of states (3, {dim}) into (3, {'channels' if out is None else out}), but it "

@@ -10,13 +10,15 @@ import networkx as nx
 import torch
 
 from pcnet.derived import as_function
-from pcnet.errors import GraphError
+from pcnet.errors import GraphError, SettingError
 from pcnet.functions import Function, Plain
 from pcnet.node import Kind, Link, Node
 from pcnet.schedule import Schedule, odem
 from pcnet.settings import broadcast
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
     from pcnet.record import Record
     from pcnet.result import Result
     from pcnet.runner import Live
@@ -87,8 +89,14 @@ class Graph:
             twice = link.parent is not link.child and link.parent.name == link.child.name
             if twice or (known is not None and known["node"] is not node):
                 raise GraphError(f"two nodes are called {node.name!r}; names must differ")
-        link.child.as_child(link)
-        link.parent.as_parent(link)
+        try:
+            link.child.as_child(link)
+            link.parent.as_parent(link)
+        except GraphError as error:
+            if _fits(link.child, link.parent, link):
+                call = f"graph.{link.kind}({link.child.name}, {link.parent.name})"
+                raise GraphError(f"{error}; did you mean {call}?") from None
+            raise
         parent, child = link.parent.name, link.child.name
         cyclic = parent == child or (
             parent in self.network and child in self.network and nx.has_path(self.network, child, parent)
@@ -189,6 +197,15 @@ class Graph:
 
         return load_model(spec).graph
 
+    def draw(self, schedule: Schedule | None = None, *, ax: Axes | None = None, dark: bool = False) -> Axes:
+        """A picture in levels from sensory nodes up, kinds by shape, with the clocks of a schedule where given."""
+        from pcnet.graph_plots import draw
+        from pcnet.structure import Structure
+
+        if not self.network:
+            raise GraphError("the graph is empty, so that there is nothing to draw; add nodes first")
+        return draw(Structure.of(self, schedule), ax=ax, dark=dark)
+
     # --- running -----------------------------------------------------------------------------------------------
     def start(
         self,
@@ -203,7 +220,10 @@ class Graph:
         """A run that takes one observation at a time: `live.step(y)`. The options are those of `run`."""
         from pcnet.runner import Live
 
-        where = torch.device(device)
+        try:
+            where = torch.device(device)
+        except (RuntimeError, TypeError):
+            raise SettingError(f"there is no device {device!r}; use 'cpu', 'cuda' or another of torch's") from None
         return Live(
             self,
             schedule or odem(),
@@ -254,7 +274,20 @@ class Model(NamedTuple):
     schedule: Schedule
 
 
+def _fits(parent: Node, child: Node, link: Link) -> bool:
+    """Whether a link the other way round would make sense."""
+    turned = Link(link.kind, parent, child, link.function, None)
+    try:
+        child.as_child(turned)
+        parent.as_parent(turned)
+    except GraphError:
+        return False
+    return link.of is None
+
+
 def _nodes_only(*given: object) -> None:
     for thing in given:
+        if isinstance(thing, type) and issubclass(thing, Node):
+            raise GraphError(f'{thing.__name__} is a kind of node; make a node of it first: {thing.__name__}("x", ...)')
         if not isinstance(thing, Node):
             raise GraphError(f"{thing!r} is not a node; make it first, and give the node itself")

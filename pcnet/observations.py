@@ -72,7 +72,10 @@ class Intake:
             absent = {name: nothing for name, nothing in self._nothing.items() if name not in whole}
             return ({name: value[t] for name, value in whole.items()} | absent for t in range(total)), total
         if not isinstance(given, Iterable) or isinstance(given, (str, bytes)):
-            raise ObservationError(f"observations must be an array or an iterable, not {type(given).__name__}")
+            raise ObservationError(
+                f"observations must be an array or an iterable, not {type(given).__name__}; read files first, for "
+                "example by numpy.loadtxt"
+            )
         return (self.timed(item) for item in given), None
 
     def timed(self, given: Any) -> Observation | Sample:
@@ -108,7 +111,7 @@ class Intake:
         if tensor.dim() < own or tensor.shape[-1] != self.dims[name]:
             raise ObservationError(
                 f"observations of {name!r} have shape {tuple(tensor.shape)}; "
-                f"expected {what} with dim = {self.dims[name]}"
+                f"expected {what} with dim = {self.dims[name]}{_remedy(tensor, self.dims[name], own)}"
             )
         if not math.isfinite(tensor.sum().item()) and bool(torch.isinf(tensor).any()):
             where = torch.isinf(tensor).nonzero()[0].tolist()
@@ -127,3 +130,12 @@ def moment(given: Any) -> float:
     if isinstance(given, (str, bytes)) or not math.isfinite(time):
         raise ObservationError(f"a time must be a finite number, not {given!r}")
     return time
+
+
+def _remedy(tensor: Tensor, dim: int, own: int) -> str:
+    """What to do where it is plain what was meant."""
+    if own == 2 and tensor.dim() == 1 and dim == 1:
+        return "; add a dimension: observations[:, None]"
+    if own == 2 and tensor.dim() >= 2 and tensor.shape[-2] == dim:
+        return "; time comes first: turn it over, observations.T"
+    return ""

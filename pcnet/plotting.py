@@ -1,4 +1,4 @@
-"""Pictures of a result: states, sensations, parameters, precisions and free energy over time.
+"""Pictures of a result: states, causes, sensations, parameters, precisions and free energy over time.
 
 Every function draws into the axes it is given, or into a figure of its own, and returns the axes; `overview` puts all
 of them on one page. Nothing here touches pyplot or its settings.
@@ -20,6 +20,7 @@ from pcnet.drawing import (
     Series,
     channel_names,
     colour_of,
+    darken,
     draw_series,
     finish,
     legend,
@@ -61,12 +62,25 @@ def states(
     at every observation or at every recorded one; a mapping from names to these for several nodes. dimensions: which
     to draw; six at most unless given. labels: one for each dimension.
     """
-    found = _states(result, node, truth, element=element, probability=probability, order=order)
-    chosen = _choose(found, dimensions, labels)
-    ax = own_axes(ax)
-    draw_series(ax, result.times, chosen)
-    finish(ax, notes("state" + prime(order), found, chosen, dimensions), result.times, chosen)
-    return legend(ax, chosen, shade=percent(probability))
+    options = {"ax": ax, "element": element, "probability": probability, "order": order}
+    return _latent(result, node, truth, "state", dimensions=dimensions, labels=labels, **options)
+
+
+def causes(
+    result: Result,
+    node: str | None = None,
+    truth: Any = None,
+    *,
+    ax: Axes | None = None,
+    element: Element = 0,
+    probability: float = 0.95,
+    order: int = 0,
+    dimensions: Sequence[int] | None = None,
+    labels: Sequence[str] | None = None,
+) -> Axes:
+    """Believed causes with their credible intervals, and the true ones where given; arguments as in `states`."""
+    options = {"ax": ax, "element": element, "probability": probability, "order": order}
+    return _latent(result, node, truth, "cause", dimensions=dimensions, labels=labels, **options)
 
 
 def sensations(
@@ -147,21 +161,29 @@ def overview(
     truth: Any = None,
     true_parameters: Any = None,
     *,
+    true_precisions: Any = None,
     element: Element = 0,
     title: str | None = None,
     probability: float = 0.95,
     labels: Mapping[str, Sequence[str]] | None = None,
+    dark: bool = False,
 ) -> Figure:
-    """States on the left; sensations, parameters, precisions and free energy on the right.
+    """States and causes on the left; sensations, parameters, precisions and free energy on the right.
 
-    truth: of the states, true_parameters: of the parameters; both as in `states` and `parameters`. labels: for the
-    channels of named nodes, for example {"theta": ["a₁₂", "a₁₃", "a₂₃"]}.
+    truth: of the states, and by name also of causes; true_parameters, true_precisions: as in `parameters` and
+    `precisions`. labels: for the channels of named nodes, for example {"theta": ["a₁₂", "a₁₃", "a₂₃"]}. dark: light on
+    dark paper.
     """
     named = dict(labels or {})
     common: dict[str, Any] = {"element": element}
     banded = common | {"probability": probability}
-    known = set(result.roles.values())
-    left = _state_panels(result, truth, named, banded) if "state" in known else []
+    known = set(_kinds(result).values())
+    of_causes = _truth_of_causes(result, truth)
+    of_states = {k: v for k, v in truth.items() if k not in of_causes} if isinstance(truth, Mapping) else truth
+    left = _state_panels(result, of_states, named, banded) if "state" in known else []
+    if "cause" in known:
+        causing = _flat(result, "cause", named, lambda name: result.mean(name).shape[-1])
+        left.append(lambda ax: causes(result, truth=of_causes or None, ax=ax, labels=causing, **banded))
     right: list[Callable[[Axes], Axes]] = []
     if "sensory" in known:
         wanted = _flat(result, "sensory", named, lambda name: result.observation(name).shape[-1])
@@ -171,7 +193,7 @@ def overview(
         right.append(lambda ax: parameters(result, truth=true_parameters, ax=ax, labels=thetas, **banded))
     if "precision" in known:
         lambdas = _flat(result, "precision", named, lambda name: result.mean(name).shape[-1])
-        right.append(lambda ax: precisions(result, ax=ax, labels=lambdas, **banded))
+        right.append(lambda ax: precisions(result, truth=true_precisions, ax=ax, labels=lambdas, **banded))
     right.append(lambda ax: free_energy(result, ax=ax, **common))
 
     columns = [column for column in (left, right) if column]
@@ -183,7 +205,16 @@ def overview(
             ax.label_outer()
         sub.align_ylabels()
     figure.suptitle(title if title is not None else _caption(result, element))
+    if dark:
+        darken(figure)
     return figure
+
+
+def _truth_of_causes(result: Result, truth: Any) -> dict[str, Any]:
+    if not isinstance(truth, Mapping):
+        return {}
+    kinds = _kinds(result)
+    return {name: values for name, values in truth.items() if kinds.get(name) == "cause"}
 
 
 def _state_panels(
@@ -227,17 +258,38 @@ def _flat(
 
 
 def _caption(result: Result, element: Element) -> str:
-    action = result.free_action.reshape(-1)[_flat_index(result, element)]
+    action = result.free_action.reshape(-1)[result.flat_index(element)]
     which = f", batch element {element}" if result.batch_shape else ""
     return f"{result.observations:,} observations{which}: free action {action:,.0f} nats".replace("-", "−")
 
 
 # --- what to draw ----------------------------------------------------------------------------------------------------
+def _latent(
+    result: Result,
+    node: str | None,
+    truth: Any,
+    kind: str,
+    *,
+    ax: Any,
+    element: Any,
+    probability: Any,
+    order: Any,
+    dimensions: Sequence[int] | None,
+    labels: Sequence[str] | None,
+) -> Axes:
+    found = _states(result, node, truth, kind, element=element, probability=probability, order=order)
+    chosen = _choose(found, dimensions, labels)
+    ax = own_axes(ax)
+    draw_series(ax, result.times, chosen)
+    finish(ax, notes(kind + prime(order), found, chosen, dimensions), result.times, chosen)
+    return legend(ax, chosen, shade=percent(probability))
+
+
 def _states(
-    result: Result, node: str | None, truth: Any, *, element: Element, probability: float, order: int
+    result: Result, node: str | None, truth: Any, kind: str, *, element: Element, probability: float, order: int
 ) -> list[Series]:
     found: list[Series] = []
-    names = _nodes(result, node, "state")
+    names = _nodes(result, node, kind)
     for name in names:
         band = result.interval(name, probability)
         mean, lower, upper = (
@@ -276,14 +328,22 @@ def _slow(
     return found
 
 
+def _kinds(result: Result) -> dict[str, str]:
+    """The kinds of the nodes; their roles where no more is known, which are the same for states and causes."""
+    if result.structure is None:
+        return result.roles
+    return {node.name: node.kind for node in result.structure.nodes}
+
+
 def _nodes(result: Result, node: str | None, role: str) -> list[str]:
+    kinds = _kinds(result)
     if node is None:
-        found = [name for name, its in result.roles.items() if its == role]
+        found = [name for name, its in kinds.items() if its == role]
         if not found:
             raise ResultError(f"there is no {role} node to draw; nodes: {', '.join(result.roles)}")
         return found
-    if result.roles.get(node) != role:
-        fitting = [name for name, its in result.roles.items() if its == role]
+    if kinds.get(node) != role:
+        fitting = [name for name, its in kinds.items() if its == role]
         raise ResultError(f"there is no {role} node {node!r}; {role} nodes: {', '.join(fitting) or 'none'}")
     return [node]
 
@@ -311,19 +371,8 @@ def _choose(found: list[Series], dimensions: Sequence[int] | None, labels: Seque
 def _pick(result: Result, values: Array, element: Element) -> Array:
     """One batch element of an array (..., time, *own)."""
     batch = len(result.batch_shape)
-    chosen: Array = values.reshape(-1, *values.shape[batch:])[_flat_index(result, element)]
+    chosen: Array = values.reshape(-1, *values.shape[batch:])[result.flat_index(element)]
     return chosen
-
-
-def _flat_index(result: Result, element: Element) -> int:
-    shape = result.batch_shape
-    try:
-        if isinstance(element, tuple):
-            return int(np.ravel_multi_index(element, shape))
-        return range(int(np.prod(shape, dtype=int)))[element]
-    except (IndexError, ValueError, TypeError):
-        batch = f"the batch has shape {shape}" if shape else "there is no batch, so use element=0"
-        raise ResultError(f"there is no batch element {element!r}: {batch}") from None
 
 
 def _order(values: Array, order: int, name: str) -> Array:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
+from pcnet.errors import SettingError
 from pcnet.settings import settings
 
 ENERGY = "energy"
@@ -26,6 +27,20 @@ class Record:
     nodes: tuple[str, ...] | None = None
     every: int = Field(default=1, ge=1)
     messages: bool = False
+
+    @classmethod
+    def of(cls, given: Record | Iterable[str] | None) -> Record:
+        """A record from what a run is given: one, names of quantities, or nothing for the usual ones."""
+        if given is None or isinstance(given, Record):
+            return given or cls()
+        if not isinstance(given, Iterable):
+            raise SettingError(f"record must be a Record or names such as ['mean', 'sd'], not {given!r}")
+        return cls((given,) if isinstance(given, str) else tuple(given))
+
+    @classmethod
+    def flow(cls, every: int = 1) -> Record:
+        """All that `result.error_flow()` and `result.plot()` show."""
+        return cls((*cls.quantities, "error", "weighted_error"), every=every, messages=True)
 
 
 class Tape:
@@ -50,6 +65,12 @@ class Tape:
         if len(self._open) == self._block:
             self._full.append(torch.stack(self._open).cpu())
             self._open = []
+
+    def keep(self, last: int) -> None:
+        """Forget blocks that lie wholly before the last so many values."""
+        spare = (len(self._full) * self._block + len(self._open) - last) // self._block
+        if spare > 0:
+            del self._full[:spare]
 
     def rewind(self, values: Tensor) -> None:
         """Go on after what another tape has kept, (T, B, ...)."""

@@ -14,15 +14,18 @@ from numpy.typing import NDArray
 
 from pcnet.errors import ResultError
 from pcnet.files import whole
+from pcnet.structure import Structure
 
 if TYPE_CHECKING:
     import pandas as pd
     import xarray as xr
     from matplotlib.figure import Figure
 
+    from pcnet.error_flow import ErrorFlow
+
 Array = NDArray[Any]
-FORMAT = 1
-"""The version of the file format that `save` writes."""
+FORMAT = 2
+"""The version of the file format that `save` writes; 1 had no structure of the graph."""
 
 
 class Trace(NamedTuple):
@@ -62,6 +65,7 @@ class Result:
         roles: Mapping[str, str],
         summary: str,
         schedule: str,
+        structure: Structure | None = None,
     ) -> None:
         self.traces = dict(traces)
         self.batch_shape = tuple(batch_shape)
@@ -79,6 +83,8 @@ class Result:
         """The role of each node by name."""
         self.summary = summary
         self.schedule = schedule
+        self.structure = structure
+        """Nodes, links, levels and clocks of the graph; None in results of files that have none."""
 
     # --- arrays ------------------------------------------------------------------------------------------------
     def get(self, node: str, quantity: str) -> Array:
@@ -173,7 +179,26 @@ class Result:
             roles=self.roles,
             summary=self.summary,
             schedule=self.schedule,
+            structure=self.structure,
         )
+
+    def single(self, element: int | tuple[int, ...] = 0) -> Result:
+        """One batch element by its index, or by its number counting all of them; this result if it has no batch."""
+        result = self
+        for index in np.unravel_index(self.flat_index(element), self.batch_shape) if self.batch_shape else ():
+            result = result.element(int(index))
+        return result
+
+    def flat_index(self, element: int | tuple[int, ...]) -> int:
+        """The number of a batch element, counting all of them."""
+        shape = self.batch_shape
+        try:
+            if isinstance(element, tuple):
+                return int(np.ravel_multi_index(element, shape))
+            return range(int(np.prod(shape, dtype=int)))[element]
+        except (IndexError, ValueError, TypeError):
+            batch = f"the batch has shape {shape}" if shape else "there is no batch, so use element=0"
+            raise ResultError(f"there is no batch element {element!r}: {batch}") from None
 
     def __repr__(self) -> str:
         batch = f", batch {self.batch_shape}" if self.batch_shape else ""
@@ -207,6 +232,8 @@ class Result:
             "graph": self.summary,
             "schedule": self.schedule,
         }
+        if self.structure is not None:
+            about["structure"] = self.structure.to_json()
         return xr.Dataset(variables, coords={"time": self.times}, attrs=about)
 
     def to_dataframe(self) -> pd.DataFrame:
@@ -276,6 +303,7 @@ class Result:
             roles=json.loads(data.attrs["roles"]),
             summary=data.attrs["graph"],
             schedule=data.attrs["schedule"],
+            structure=Structure.from_json(data.attrs["structure"]) if "structure" in data.attrs else None,
         )
 
     # --- pictures ----------------------------------------------------------------------------------------------
@@ -284,6 +312,12 @@ class Result:
         from pcnet.plotting import overview
 
         return overview(self, **options)
+
+    def error_flow(self, element: int | tuple[int, ...] = 0) -> ErrorFlow:
+        """Which node was surprised, when, and what it told whom; of a run with record=Record.flow()."""
+        from pcnet.error_flow import ErrorFlow
+
+        return ErrorFlow(self, element)
 
 
 def package_version() -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections import deque
-from collections.abc import AsyncIterable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, get_args
@@ -25,6 +25,7 @@ from pcnet.record import ENERGY, Record, Tape
 from pcnet.result import Divergence, Result, Trace
 from pcnet.schedule import Schedule
 from pcnet.settings import broadcast
+from pcnet.structure import Structure
 from pcnet.wiring import connect
 
 if TYPE_CHECKING:
@@ -84,15 +85,15 @@ class Live:
         graph.check(dtype, device)
         self.graph = graph
         self.schedule = schedule
-        if isinstance(record, str):
-            record = (record,)
-        self.record = record if isinstance(record, Record) else Record() if record is None else Record(tuple(record))
+        self.record = Record.of(record)
         self.dtype, self.device, self.threads = dtype, device, threads
         self.on_divergence = on_divergence
         self.tick = 0
         """How many observations have been taken in."""
         self.time = 0.0
         """When the last of them came; the first is at 0 unless times are given."""
+        self.watchers: list[Callable[[float, Tensor | None], None]] = []
+        """Called after each observation with its time and which batch elements go on, if not all."""
         self._nodes = graph.nodes
         self._locals = {name: Local() for name in self._nodes}
         self._observers = [name for name, node in self._nodes.items() if node.observes]
@@ -267,17 +268,22 @@ class Live:
     def result(self) -> Result:
         """All that was recorded so far."""
         self._need_begun()
+        return self.result_of(self._tapes, self._times)
+
+    def result_of(self, tapes: Mapping[str, Tape], times: Sequence[float]) -> Result:
+        """What these tapes hold of these last times as a result, with all else as it is now."""
         shape = tuple(self._start.batch_shape)
         traces = {}
-        for key, tape in self._tapes.items():
+        for key, tape in tapes.items():
             values = tape.tensor()
             if values is not None:
+                values = values[len(values) - len(times) :]
                 array = values.movedim(0, 1).reshape(*shape, values.shape[0], *values.shape[2:])
                 traces[key] = Trace(array.numpy(), tape.dims)
         return Result(
             traces=traces,
             batch_shape=shape,
-            times=np.asarray(self._times, dtype=np.float64),
+            times=np.asarray(times, dtype=np.float64),
             free_action=self.free_action.cpu().numpy(),
             diverged=self.diverged,
             fallbacks={name: count.cpu().numpy() for name, count in self.fallbacks.items()},
@@ -285,6 +291,7 @@ class Live:
             roles={name: node.role for name, node in self._nodes.items()},
             summary=str(self.graph),
             schedule=str(self.schedule),
+            structure=Structure.of(self.graph, self.schedule),
         )
 
     def _need_begun(self) -> None:
@@ -374,6 +381,8 @@ class Live:
             self._times.append(self.time)
             for tape in self._tapes.values():
                 tape.write(self._going)
+        for see in self.watchers:
+            see(self.time, self._going)
         self.tick += 1
 
     def _act(self) -> None:
@@ -603,10 +612,12 @@ class Live:
             node.begin(self._locals[name], self._start)
         self._opening = plan.lay_out(self.schedule.opening, self.graph.from_above, self._locals, self._start)
         self._acts = plan.lay_out(self.schedule.acts, self.graph.from_above, self._locals, self._start)
-        self._prepare_tapes()
+        self._begun = True
+        self._times: list[float] = []
+        self._dt = self._common_dt()
+        self._tapes = self.tapes_for(self.record)
         self._set_elapsed(self._interval, None)
         self._unopened = torch.ones_like(self._nothing, dtype=torch.bool)
-        self._begun = True
 
     def _open(self) -> None:
         """Do what is done once, for the batch elements of which something is seen for the first time."""
@@ -646,24 +657,25 @@ class Live:
         for name in self.record.nodes or ():
             _ = self.graph[name]
 
-    def _prepare_tapes(self) -> None:
-        self._times: list[float] = []
-        self._dt = self._common_dt()
-        self._tapes: dict[str, Tape] = {}
-        chosen = self.record.nodes if self.record.nodes is not None else tuple(self._nodes)
+    def tapes_for(self, record: Record) -> dict[str, Tape]:
+        """Empty tapes for what a record asks for; each writes down what is so at the time."""
+        self._need_begun()
+        tapes: dict[str, Tape] = {}
+        chosen = record.nodes if record.nodes is not None else tuple(self._nodes)
         for name in chosen:
             local = self._locals[name]
             for quantity, (dims, read) in self._nodes[name].quantities.items():
-                if quantity in self.record.quantities:
-                    self._tapes[f"{name}.{quantity}"] = Tape(dims, lambda r=read, lo=local: r(lo))  # type: ignore[misc]
-        if ENERGY in self.record.quantities:
-            self._tapes["accuracy"] = Tape((), lambda: self._accuracy)
-            self._tapes["complexity"] = Tape((), lambda: self._complexity)
+                if quantity in record.quantities:
+                    tapes[f"{name}.{quantity}"] = Tape(dims, lambda r=read, lo=local: r(lo))  # type: ignore[misc]
+        if ENERGY in record.quantities:
+            tapes["accuracy"] = Tape((), lambda: self._accuracy)
+            tapes["complexity"] = Tape((), lambda: self._complexity)
             for i, name in enumerate(self._nodes):
-                self._tapes[f"{name}.free_energy"] = Tape((), lambda i=i: self._share(self._energies[i]))  # type: ignore[misc]
-        if self.record.messages:
+                tapes[f"{name}.free_energy"] = Tape((), lambda i=i: self._share(self._energies[i]))  # type: ignore[misc]
+        if record.messages:
             for channel in self._channels:
-                self._tapes[channel.name] = Tape(("message",), channel.content)
+                tapes[channel.name] = Tape(("message",), channel.content)
+        return tapes
 
     def _sampling_interval(self) -> Tensor:
         """The time from one observation to the next, (B,): the shortest of the observing nodes; 1 if none is given."""

@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, ValidationErro
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from pcnet.errors import SettingError
+from pcnet.errors import FixedError, SettingError
 
 C = TypeVar("C", bound=type)
 KINDS: dict[str, list[type]] = {}
@@ -41,9 +41,15 @@ def settings(cls: C) -> C:
         except TypeError as error:
             raise SettingError(f"{type(self).__name__}: {error}") from None
 
+    def fixed(self: Any, name: str, *_: Any) -> None:
+        raise FixedError(
+            f"{name!r} of a {type(self).__name__} cannot be changed: settings are fixed once made; make a new one, for "
+            f"example dataclasses.replace(old, {name}=...)"
+        )
+
     init.__wrapped__ = validated_init  # type: ignore[attr-defined]
-    made.__init__ = init
     KINDS.setdefault(made.__name__, []).append(made)
+    made.__init__, made.__setattr__, made.__delattr__ = init, fixed, fixed
     return made  # type: ignore[no-any-return]
 
 
@@ -67,7 +73,8 @@ def explain(cls: type, name: object, error: ValidationError) -> str:
         elif item["type"] == "unexpected_positional_argument":
             problems.append(f"setting {field!r} must be given by name: {field}=...")
         elif item["type"] in ("missing", "missing_argument"):
-            problems.append(f"setting {field!r} is required")
+            how = f'{cls.__name__}("x", ...)' if field == "name" else f"{field}=..."
+            problems.append(f"setting {field!r} is required: {how}")
         else:
             problems.append(f"setting {field!r}: {message}")
     return f"{who}: " + "; ".join(problems)

@@ -22,6 +22,7 @@ from pcnet.store import Row, Store
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.figure import Figure
 
 Where = Mapping[str, Any]
 """Which inversions: a value, or a list of them, for columns of the table."""
@@ -92,16 +93,22 @@ class Study:
         table = self.to_dataframe(where)
         for name in (*by, score):
             if name not in table:
-                raise _no_column(name, table)
+                raise no_column(name, table)
         table = table[table["status"] == "done"]
         if table.empty:
             raise StudyError("no inversion of these is done, or all of them diverged")
         groups = [table] if not by else [group for _, group in table.groupby(by, sort=True, dropna=False)]
         for group in groups:
             if score == "free_action":
-                _same_data(group)
+                same_data(group)
         found = [group[score].idxmin() for group in groups if group[score].notna().any()]
         return table.loc[found]
+
+    def plot(self, x: str | None = None, y: str | None = None, **options: Any) -> Figure:
+        """Free action and errors over two settings, with the best of each group; see `pcnet.study_plots.overview`."""
+        from pcnet.study_plots import overview
+
+        return overview(self, x, y, **options)
 
     # --- comparing ----------------------------------------------------------------------------------------------------
     def probabilities(self, where: Where | None = None, prior: Sequence[float] | None = None) -> pd.DataFrame:
@@ -134,10 +141,10 @@ class Study:
 
         prior: one number for each row of `to_dataframe(where)`; even unless given.
         """
-        table = _finished(self.to_dataframe(where))
+        table = finished(self.to_dataframe(where))
         if table["replicate"].nunique() > 1:
             raise StudyError("beliefs of several replicates cannot be averaged; choose one: where={'replicate': 0}")
-        _same_data(table)
+        same_data(table)
         weights = comparison.probabilities(
             table["free_action"].to_numpy(float), None if prior is None else np.asarray(prior)
         )
@@ -157,9 +164,9 @@ class Study:
 
     def _models(self, where: Where | None) -> pd.DataFrame:
         """A row for each setting, its free actions added over the replicates; NaN where one of them is lacking."""
-        table = _finished(self.to_dataframe(where))
+        table = finished(self.to_dataframe(where))
         for _, group in table.groupby("replicate"):
-            _same_data(group)
+            same_data(group)
         settings = self._settings(table)
         replicates = table["replicate"].nunique()
         grouped = table.groupby(settings, sort=False, dropna=False) if settings else table.groupby("status")
@@ -168,9 +175,13 @@ class Study:
             raise StudyError("some settings have not been inverted for all replicates; choose by where=")
         return models
 
+    @property
+    def settings(self) -> list[str]:
+        """The names of the settings that inversions may differ in."""
+        return list(dict.fromkeys(itertools.chain.from_iterable(row.settings for row in self._store.rows())))
+
     def _settings(self, table: pd.DataFrame) -> list[str]:
-        known = dict.fromkeys(itertools.chain.from_iterable(row.settings for row in self._store.rows()))
-        return [name for name in known if name in table]
+        return [name for name in self.settings if name in table]
 
     # --- running again ------------------------------------------------------------------------------------------------
     def rerun(
@@ -261,7 +272,7 @@ def _numbered(values: Any) -> Iterator[tuple[str, Any]]:
 def _select(table: pd.DataFrame, where: Where | None) -> pd.DataFrame:
     for name, value in (where or {}).items():
         if name not in table:
-            raise _no_column(name, table)
+            raise no_column(name, table)
         several = value if isinstance(value, (list, tuple, set, np.ndarray)) else []
         wanted = [_hashable(value), *map(_hashable, several)]  # a setting may itself be a list
         table = table[table[name].isin(wanted)]
@@ -270,12 +281,12 @@ def _select(table: pd.DataFrame, where: Where | None) -> pd.DataFrame:
     return table
 
 
-def _no_column(name: str, table: pd.DataFrame) -> StudyError:
+def no_column(name: str, table: pd.DataFrame) -> StudyError:
     columns = [str(column) for column in table.columns if "[" not in str(column)]
     return StudyError(f"there is no column {name!r}; columns: {', '.join(columns)}, and final beliefs")
 
 
-def _finished(table: pd.DataFrame) -> pd.DataFrame:
+def finished(table: pd.DataFrame) -> pd.DataFrame:
     """Refuse to weigh models while some of them may yet turn out to be better."""
     count = int((table["status"] == "open").sum())
     if count:
@@ -286,7 +297,7 @@ def _finished(table: pd.DataFrame) -> pd.DataFrame:
     return table
 
 
-def _same_data(group: pd.DataFrame) -> None:
+def same_data(group: pd.DataFrame) -> None:
     """Refuse to compare free actions of different data."""
     if group["replicate"].nunique() > 1:
         raise StudyError(

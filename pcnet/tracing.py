@@ -54,8 +54,8 @@ def trace(body: Callable[..., Any], inputs: Sequence[Tensor], may_vanish: Collec
             module = make_fx(functionalize(body, remove="mutations"))(*[v.clone() for v in inputs])
         except RuntimeError as error:
             raise GraphError(
-                f"a flow or mapping cannot be differentiated: {error}\nIt must be made of torch operations that do not "
-                "branch on values (use torch.where instead of if)"
+                "a flow or mapping cannot be differentiated: it must be made of torch operations (torch.sin, not "
+                f"numpy.sin) that do not branch on values (use torch.where instead of if): {error}"
             ) from error
         _share_weights(module)
         module = _once(module)

@@ -33,6 +33,18 @@ def test_contents(built):
     assert {name.split("/")[0] for name in names} == {"pcnet", "pcnet-0.1.0.dist-info"}
     assert "pcnet/py.typed" in names
     assert "pcnet/nodes/state.py" in names
+    page = {
+        "page.html",
+        "page.css",
+        "page.js",
+        "flow.js",
+        "chart.js",
+        "graph.js",
+        "cytoscape.min.js",
+        "cytoscape.LICENSE",
+    }
+    assert {f"pcnet/page/{name}" for name in page} <= set(names)
+    assert "pcnet-0.1.0.dist-info/licenses/pcnet/page/cytoscape.LICENSE" in names
     with tarfile.open(sdist) as archive:
         members = {name.partition("/")[2] for name in archive.getnames()}
     assert {"LICENSE", "README.md", "pyproject.toml", "pcnet/graph.py", "tests/test_package.py"} <= members

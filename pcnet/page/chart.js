@@ -1,0 +1,165 @@
+"use strict";
+// Lines over time on canvases. What is narrower than a pixel is drawn by its extremes.
+
+const SHADES = {
+  light: ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b57b00", "#2f8fc4"],
+  dark: ["#56b4e9", "#f0803c", "#3ec79c", "#e3a1c6", "#e6b800", "#9ecdf0"],
+};
+const BAND = 1.96; // standard deviations to either side: 95 %
+const GUTTER = 52; // pixels for the numbers at the axis
+
+class Chart {
+  // lines: {label, series, band, dots, colour}, where band is the series of a standard deviation
+  constructor(flow, title, lines, onTime) {
+    this.flow = flow;
+    this.lines = lines;
+    this.values = [];
+    const key = element("div", { class: "key" });
+    for (const line of lines) {
+      for (const [what, series] of [["", line.series], ["± ", line.band], ["observed ", line.dots]]) {
+        if (series == null) continue;
+        const value = element("span", { class: "value", "data-series": series });
+        const mark = element("i");
+        mark.style.background = line.colour;
+        const name = what === "" || line.series == null ? [mark, line.label ? `${line.label} ` : ""] : [];
+        key.append(element("span", {}, ...name, what === "observed " && line.series == null ? "" : what, value));
+        this.values.push([series, value]);
+      }
+    }
+    this.canvas = element("canvas");
+    this.cursor = element("div", { class: "cursor" });
+    this.plot = element("div", { class: "plot" }, this.canvas, this.cursor);
+    this.element = element("figure", { class: "chart" }, element("h3", { text: title }), key, this.plot);
+    const move = (event) => {
+      const box = this.plot.getBoundingClientRect();
+      const share = clamp((event.clientX - box.left - GUTTER) / (box.width - GUTTER), 0, 1);
+      onTime(Math.round(this.from + share * (this.to - this.from)));
+    };
+    this.plot.addEventListener("pointerdown", (event) => { this.plot.setPointerCapture(event.pointerId); move(event); });
+    this.plot.addEventListener("pointermove", (event) => { if (event.buttons) move(event); });
+  }
+
+  draw(from, to) {
+    this.from = from;
+    this.to = to;
+    const ratio = window.devicePixelRatio || 1;
+    const width = this.plot.clientWidth, height = this.plot.clientHeight;
+    this.canvas.width = width * ratio;
+    this.canvas.height = height * ratio;
+    const pen = this.canvas.getContext("2d");
+    pen.scale(ratio, ratio);
+    const drawn = this.lines.map((line) => this.#columns(line, width - GUTTER));
+    const [low, high] = this.#limits(drawn);
+    const x = (column) => GUTTER + column;
+    const y = (value) => 5 + (height - 10) * (high - value) / (high - low);
+    this.#axis(pen, width, height, low, high, y);
+    for (const line of drawn) {
+      if (line.band) {
+        pen.globalAlpha = 0.22;
+        pen.fillStyle = line.colour;
+        pen.beginPath();
+        line.band.forEach((at) => pen.lineTo(x(at.x), y(at.high)));
+        [...line.band].reverse().forEach((at) => pen.lineTo(x(at.x), y(at.low)));
+        pen.fill();
+        pen.globalAlpha = 1;
+      }
+      if (line.dots) {
+        pen.globalAlpha = 0.45;
+        pen.fillStyle = line.colour;
+        for (const at of line.dots) {
+          pen.fillRect(x(at.x) - 1, y(at.high) - 1, 2, 2);
+          if (at.low !== at.high) pen.fillRect(x(at.x) - 1, y(at.low) - 1, 2, 2);
+        }
+        pen.globalAlpha = 1;
+      }
+      if (line.line) {
+        pen.strokeStyle = line.colour;
+        pen.lineWidth = 1.4;
+        pen.lineJoin = "round";
+        pen.beginPath();
+        for (const at of line.line) {
+          pen.lineTo(x(at.x), y(at.low));
+          if (at.low !== at.high) pen.lineTo(x(at.x), y(at.high));
+        }
+        pen.stroke();
+      }
+    }
+  }
+
+  #columns(line, width) {
+    const { flow, from, to } = this;
+    const squeeze = (low, high) => squeezed(low, high, from, to, width);
+    const own = (series) => series == null ? null : squeeze((i) => flow.low(series)[i], (i) => flow.high(series)[i]);
+    let band = null;
+    if (line.band != null) {
+      const low = flow.low(line.series), high = flow.high(line.series), sd = flow.high(line.band);
+      band = squeeze((i) => low[i] - BAND * sd[i], (i) => high[i] + BAND * sd[i]);
+    }
+    return { colour: line.colour, line: own(line.series), dots: own(line.dots), band };
+  }
+
+  #limits(drawn) {
+    let low = Infinity, high = -Infinity;
+    for (const line of drawn) {
+      for (const at of [...(line.line || []), ...(line.dots || []), ...(line.band || [])]) {
+        low = Math.min(low, at.low);
+        high = Math.max(high, at.high);
+      }
+    }
+    if (!(low <= high)) return [0, 1];
+    const margin = high > low ? 0 : Math.abs(high) * 0.05 || 0.5;
+    return [low - margin, high + margin];
+  }
+
+  #axis(pen, width, height, low, high, y) {
+    pen.strokeStyle = colour("rule");
+    pen.fillStyle = colour("faint");
+    pen.font = "10.5px system-ui, sans-serif";
+    pen.textAlign = "right";
+    pen.textBaseline = "middle";
+    for (const value of [high, low]) {
+      pen.fillText(show(Number(value.toPrecision(3))), GUTTER - 5, clamp(y(value), 6, height - 6));
+      pen.beginPath();
+      pen.moveTo(GUTTER, Math.round(y(value)) + 0.5);
+      pen.lineTo(width, Math.round(y(value)) + 0.5);
+      pen.stroke();
+    }
+    if (low < 0 && high > 0) {
+      pen.setLineDash([2, 3]);
+      pen.beginPath();
+      pen.moveTo(GUTTER, Math.round(y(0)) + 0.5);
+      pen.lineTo(width, Math.round(y(0)) + 0.5);
+      pen.stroke();
+      pen.setLineDash([]);
+    }
+  }
+
+  show(frame) {
+    const share = this.to > this.from ? (frame - this.from) / (this.to - this.from) : 0;
+    this.cursor.style.left = `calc(${GUTTER}px + (100% - ${GUTTER}px) * ${share})`;
+    for (const [series, value] of this.values) {
+      const number = this.flow.at(series, frame);
+      value.textContent = show(number);
+      value.dataset.value = number;
+    }
+  }
+}
+
+// Frames from..to as at most `width` columns {x, low, high}; frames without a number are left out.
+function squeezed(low, high, from, to, width) {
+  const count = to - from + 1, columns = [];
+  const scale = count > 1 ? (width - 1) / (count - 1) : 0;
+  let open = null;
+  for (let i = from; i <= to; i++) {
+    const x = (i - from) * scale, least = low(i), most = high(i);
+    if (Number.isNaN(least) || Number.isNaN(most)) continue;
+    if (open && Math.floor(x) === Math.floor(open.x)) {
+      open.low = Math.min(open.low, least);
+      open.high = Math.max(open.high, most);
+    } else {
+      open = { x, low: least, high: most };
+      columns.push(open);
+    }
+  }
+  return columns;
+}

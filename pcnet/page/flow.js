@@ -1,0 +1,83 @@
+"use strict";
+// The data of the page: series over frames. A frame is one observation, or a stretch of them with its extremes.
+
+class Flow {
+  constructor(given) {
+    Object.assign(this, given);
+    this.frames = Math.ceil(given.ticks / given.stretch);
+    this.block = new Float32Array(unpack(given.numbers));
+    this.times = given.times && new Float64Array(unpack(given.times)); // null where they are even
+  }
+
+  // The least and the greatest of each frame; the same where a frame is one observation.
+  low(series) {
+    const at = (this.stretch === 1 ? series : 2 * series) * this.frames;
+    return this.block.subarray(at, at + this.frames);
+  }
+
+  high(series) {
+    const at = (this.stretch === 1 ? series : 2 * series + 1) * this.frames;
+    return this.block.subarray(at, at + this.frames);
+  }
+
+  // The value at a frame; of a stretch the one that is further from 0, so that what stands out is shown.
+  at(series, frame) {
+    const low = this.low(series)[frame], high = this.high(series)[frame];
+    return Math.abs(low) > Math.abs(high) ? low : high;
+  }
+
+  tick(frame) { return frame * this.stretch; }
+
+  lastTick(frame) { return Math.min(this.tick(frame) + this.stretch, this.ticks) - 1; }
+
+  time(tick) { return this.times ? this.times[tick] : this.start + tick * this.step; }
+
+  when(frame) {
+    const digits = Math.max(0, Math.ceil(-Math.log10(this.step)));
+    const first = `t = ${this.time(this.tick(frame)).toFixed(digits)}`;
+    if (this.stretch === 1) return `${first} · ${this.tick(frame) + 1} of ${this.ticks}`;
+    return `${first} to ${this.time(this.lastTick(frame)).toFixed(digits)} · extremes of ${this.stretch}`;
+  }
+}
+
+function unpack(packed) {
+  const text = atob(packed), bytes = new Uint8Array(text.length);
+  for (let i = 0; i < text.length; i++) bytes[i] = text.charCodeAt(i);
+  return bytes.buffer;
+}
+
+// A number for people, with four digits.
+function show(value) {
+  if (!Number.isFinite(value)) return "–";
+  const size = Math.abs(value);
+  const text = size !== 0 && (size < 1e-3 || size >= 1e6) ? value.toExponential(2) : String(Number(value.toPrecision(4)));
+  return text.replace(/-/g, "−");
+}
+
+function clamp(value, low, high) { return Math.min(Math.max(value, low), high); }
+
+function colour(name) { return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim(); }
+
+// A function from shares, 0 to 1, to colours from paper to strong.
+function ramp() {
+  const stops = [0, 1, 2, 3].map((i) => {
+    const hex = colour(`ramp${i}`);
+    return [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));
+  });
+  return (value) => {
+    const place = clamp(Number.isFinite(value) ? value : 0, 0, 1) * 3, i = Math.min(Math.floor(place), 2);
+    return stops[i].map((from, c) => Math.round(from + (stops[i + 1][c] - from) * (place - i)));
+  };
+}
+
+// An element with attributes and text; text is never taken for markup.
+function element(tag, given = {}, ...children) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(given)) {
+    if (name === "text") made.textContent = value;
+    else if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
+    else made.setAttribute(name, value);
+  }
+  made.append(...children);
+  return made;
+}

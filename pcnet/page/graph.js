@@ -1,0 +1,134 @@
+"use strict";
+// The network: nodes coloured by surprise, two arrows a link as wide as what passes.
+
+const OUTLINES = {
+  state: "ellipse", cause: "hexagon", sensory: "rectangle", input: "rhomboid", parameter: "round-rectangle",
+  precision: "octagon",
+};
+
+const WIDTH = 92; // of a node
+
+class Network {
+  constructor(flow, container, { onSelect, onHover }) {
+    this.flow = flow;
+    this.container = container;
+    this.cy = cytoscape({
+      container, elements: this.#elements(), style: this.#style(), layout: { name: "preset" },
+      minZoom: 0.15, maxZoom: 4, autoungrabify: true, boxSelectionEnabled: false,
+    });
+    const index = (node) => Number(node.id().slice(1));
+    this.cy.on("tap", "node", (event) => onSelect(index(event.target)));
+    this.cy.on("tap", (event) => { if (event.target === this.cy) { onSelect(null); onHover(null); } });
+    this.cy.on("mouseover tap", "node, edge", (event) => onHover(this.#pointed(event.target), event.renderedPosition));
+    this.cy.on("mousemove", "node, edge", (event) => onHover(this.#pointed(event.target), event.renderedPosition));
+    this.cy.on("mouseout", "node, edge", () => onHover(null));
+    this.place();
+  }
+
+  #elements() {
+    const number = new Map(this.flow.nodes.map((node, i) => [node.name, `n${i}`]));
+    const nodes = this.flow.nodes.map((node, i) => ({ data: { id: `n${i}`, kind: node.kind } }));
+    const edges = this.flow.links.flatMap((link, i) => [
+      { data: { id: `d${i}`, way: "down", source: number.get(link.parent), target: number.get(link.child) } },
+      { data: { id: `u${i}`, way: "up", source: number.get(link.child), target: number.get(link.parent) } },
+    ]);
+    return [...nodes, ...edges];
+  }
+
+  #style() {
+    const outlines = Object.entries(OUTLINES).map(([kind, shape]) => ({ selector: `node[kind="${kind}"]`, style: { shape } }));
+    const line = colour("line");
+    return [
+      { selector: "node", style: {
+        "background-color": colour("node"), "border-color": line, "border-width": 1.2, color: line,
+        "font-family": "system-ui, sans-serif", "font-size": 12, "text-wrap": "wrap", "text-valign": "center",
+        "text-max-width": 300, "line-height": 1.25, width: WIDTH, height: 42 } },
+      ...outlines,
+      { selector: "edge", style: {
+        "curve-style": "straight", "target-arrow-shape": "triangle", "arrow-scale": 0.9,
+        "line-cap": "butt", width: 1 } },
+      { selector: 'edge[way="down"]', style: { "line-color": colour("down"), "target-arrow-color": colour("down") } },
+      { selector: 'edge[way="up"]', style: { "line-color": colour("up"), "target-arrow-color": colour("up") } },
+      { selector: "node.selected", style: { "border-width": 4, "border-color": colour("focus") } },
+      { selector: ".off", style: { display: "none" } },
+    ];
+  }
+
+  // Levels as rows, spread over the room there is.
+  place() {
+    const nodes = this.flow.nodes;
+    const columns = nodes.map((node) => node.column), rows = nodes.map((node) => node.row);
+    const wide = Math.max(...columns) - Math.min(...columns) + 1, tall = Math.max(...rows) + 1;
+    const { clientWidth: width, clientHeight: height } = this.container;
+    const dense = height / tall < 62;
+    const across = clamp(width / wide, 158, 260), up = clamp(height / tall, dense ? 39 : 78, 170);
+    this.cy.resize();
+    this.cy.batch(() => {
+      nodes.forEach((node, i) => {
+        const name = node.name.length > 20 ? `${node.name.slice(0, 19)}…` : node.name;
+        const lines = dense || !node.clock ? name : `${name}\n${node.clock}`;
+        this.cy.$id(`n${i}`).position({ x: node.column * across, y: -node.row * up })
+          .style({ label: lines, height: dense ? 22 : 42, "font-size": clamp(1.75 * WIDTH / name.length, 8, dense ? 14 : 12) });
+      });
+    });
+    this.wide = dense ? 5 : 8;
+    this.#lay(dense ? 22 : 42);
+    this.cy.fit(this.cy.elements(":visible"), 18);
+    if (this.cy.zoom() > 1.35) { this.cy.zoom(1.35); this.cy.center(this.cy.elements(":visible")); }
+  }
+
+  // Arrows side by side, each on the right of its own way, from border to border.
+  #lay(height) {
+    const pairs = new Map(), half = { x: WIDTH / 2, y: height / 2 };
+    const border = (kind, x, y) => kind === "state" ? 1 / Math.hypot(x / half.x, y / half.y)
+      : 1 / Math.max(Math.abs(x) / half.x, Math.abs(y) / half.y);
+    this.cy.edges().forEach((edge) => {
+      const from = edge.source().position(), to = edge.target().position();
+      const far = Math.hypot(to.x - from.x, to.y - from.y), x = (to.x - from.x) / far, y = (to.y - from.y) / far;
+      const pair = `${edge.source().id()} ${edge.target().id()}`, before = pairs.get(pair) || 0;
+      pairs.set(pair, before + 1);
+      const aside = (this.wide / 2 + 1.5) * (2 * before + 1);
+      const end = (kind, way) => `${way * x * border(kind, x, y) - y * aside}px ${way * y * border(kind, x, y) + x * aside}px`;
+      edge.style({ "source-endpoint": end(edge.source().data("kind"), 1), "target-endpoint": end(edge.target().data("kind"), -1) });
+    });
+  }
+
+  show(frame) {
+    const { flow, cy } = this, paint = this.paint || (this.paint = ramp());
+    cy.batch(() => {
+      flow.nodes.forEach((node, i) => {
+        if (node.surprise == null) return;
+        const rgb = paint(flow.at(node.surprise, frame) / flow.loud);
+        const dark = 0.299 * rgb[0] + 0.587 * rgb[1] + 0.114 * rgb[2] < 128;
+        cy.$id(`n${i}`).style({ "background-color": `rgb(${rgb})`, color: dark ? "#ffffff" : "#000000" });
+      });
+      flow.links.forEach((link, i) => {
+        for (const [id, series, full] of [[`d${i}`, link.down, link.full_down], [`u${i}`, link.up, link.full_up]]) {
+          const share = clamp(flow.at(series, frame) / full || 0, 0, 1);
+          cy.$id(id).style({ width: 1 + (this.wide - 1) * share, opacity: 0.35 + 0.65 * share });
+        }
+      });
+    });
+  }
+
+  select(chosen) {
+    this.cy.nodes().removeClass("selected");
+    if (chosen != null) this.cy.$id(`n${chosen}`).addClass("selected");
+  }
+
+  filter(visible) {
+    this.cy.batch(() => this.flow.nodes.forEach((node, i) => this.cy.$id(`n${i}`).toggleClass("off", !visible(node))));
+    this.place();
+  }
+
+  restyle() {
+    this.paint = null;
+    this.cy.style(this.#style());
+    this.place();
+  }
+
+  #pointed(target) {
+    const kind = target.id()[0], i = Number(target.id().slice(1));
+    return kind === "n" ? { node: this.flow.nodes[i] } : { link: this.flow.links[i], way: kind === "d" ? "down" : "up" };
+  }
+}

@@ -1,0 +1,359 @@
+"use strict";
+// What can be done on the page: moving through time, zooming, choosing nodes, filtering.
+
+const SPEEDS = [5, 20, 60, 200, 1000]; // frames a second
+const $ = (id) => document.getElementById(id);
+
+let flow = new Flow(JSON.parse($("data").textContent));
+const state = { frame: flow.live ? flow.frames - 1 : 0, from: 0, to: flow.frames - 1, chosen: null, playing: false, speed: 1, hidden: new Set(),
+  level: "", pointed: null, following: flow.live };
+let charts = [], network = null, waiting = false;
+
+// --- drawing ---------------------------------------------------------------------------------------------------------
+// At most once a frame of the screen, however fast the slider moves.
+function update() {
+  if (waiting) return;
+  waiting = true;
+  requestAnimationFrame(() => { waiting = false; render(); });
+}
+
+function render() {
+  const { frame, from, to } = state;
+  network.show(frame);
+  $("slider").value = frame;
+  $("now").textContent = flow.when(frame);
+  $("now").dataset.frame = frame;
+  $("slider").setAttribute("aria-valuetext", flow.when(frame));
+  $("cursor").style.left = `${to > from ? 100 * (frame - from) / (to - from) : 0}%`;
+  for (const chart of charts) chart.show(frame);
+  if (state.chosen == null) rank();
+  if (state.pointed) tip(state.pointed.what, state.pointed.where);
+}
+
+// To the greatest surprise of what is shown, of the chosen node if there is one that has any.
+function peak() {
+  const own = state.chosen == null ? null : flow.nodes[state.chosen];
+  let most = -Infinity, found = state.frame;
+  for (const node of own && own.surprise != null ? [own] : surprised()) {
+    const high = flow.high(node.surprise);
+    for (let i = state.from; i <= state.to; i++) if (high[i] > most) [most, found] = [high[i], i];
+  }
+  go(found);
+}
+
+function go(frame) {
+  state.frame = clamp(frame, state.from, state.to);
+  state.following = flow.live && state.frame === flow.frames - 1;
+  update();
+}
+
+// --- the map of surprise over time -----------------------------------------------------------------------------------
+function surprised() { return flow.nodes.filter((node) => node.surprise != null && seen(node)).sort((a, b) => b.level - a.level); }
+
+function drawMap() {
+  const nodes = surprised(), { from, to } = state, paint = ramp();
+  const map = $("map"), phone = window.innerWidth <= 760;
+  map.style.height = `${clamp(nodes.length * (phone ? 15 : 22), 40, phone ? 60 : 100)}px`;
+  const width = Math.max(map.clientWidth, 1), canvas = $("heat");
+  canvas.width = width;
+  canvas.height = Math.max(nodes.length, 1);
+  canvas.style.imageRendering = "pixelated";
+  const pen = canvas.getContext("2d"), image = pen.createImageData(canvas.width, canvas.height);
+  nodes.forEach((node, row) => {
+    const high = flow.high(node.surprise);
+    for (let x = 0; x < width; x++) {
+      const first = from + Math.floor(x / width * (to - from + 1));
+      const last = Math.max(first, from + Math.ceil((x + 1) / width * (to - from + 1)) - 1);
+      let most = NaN;
+      for (let i = first; i <= Math.min(last, to); i++) if (!(most >= high[i])) most = Number.isNaN(high[i]) ? most : high[i];
+      image.data.set([...paint(most / flow.loud), Number.isNaN(most) ? 0 : 255], 4 * (row * width + x));
+    }
+  });
+  pen.putImageData(image, 0, 0);
+  const legible = map.clientHeight / nodes.length >= 11;
+  $("rows").replaceChildren(...(legible ? nodes : []).map((node) => element("span", { text: node.name, title: node.name })));
+}
+
+function zoom(from, to) {
+  state.from = clamp(Math.min(from, to), 0, flow.frames - 1);
+  state.to = clamp(Math.max(from, to), 0, flow.frames - 1);
+  const all = state.from === 0 && state.to === flow.frames - 1;
+  $("whole").hidden = all;
+  $("slider").min = state.from;
+  $("slider").max = state.to;
+  drawMap();
+  for (const chart of charts) chart.draw(state.from, state.to);
+  go(state.frame);
+}
+
+function listenToMap() {
+  const map = $("map"), mark = $("mark");
+  const share = (event) => clamp((event.clientX - map.getBoundingClientRect().left) / map.clientWidth, 0, 1);
+  const frameAt = (place) => Math.round(state.from + place * (state.to - state.from));
+  let begun = null;
+  const cover = (a, b) => { mark.style.left = `${100 * Math.min(a, b)}%`; mark.style.width = `${100 * Math.abs(b - a)}%`; };
+  map.addEventListener("pointerdown", (event) => { begun = share(event); map.setPointerCapture(event.pointerId); });
+  map.addEventListener("pointermove", (event) => {
+    if (begun != null) { cover(begun, share(event)); return; }
+    const nodes = surprised(), row = Math.floor((event.clientY - map.getBoundingClientRect().top) / map.clientHeight * nodes.length);
+    const node = nodes[row], frame = frameAt(share(event));
+    map.title = node ? `${node.name}: surprise ${show(flow.at(node.surprise, frame))}, ${flow.when(frame)}` : "";
+  });
+  map.addEventListener("pointerup", (event) => {
+    if (begun == null) return;
+    const ended = share(event);
+    if (Math.abs(ended - begun) * map.clientWidth > 6) zoom(frameAt(begun), frameAt(ended));
+    else go(frameAt(ended));
+    begun = null;
+    cover(0, 0);
+  });
+  map.addEventListener("pointercancel", () => { begun = null; cover(0, 0); });
+  map.addEventListener("dblclick", () => zoom(0, flow.frames - 1));
+}
+
+// --- the panel -------------------------------------------------------------------------------------------------------
+function shades() { return SHADES[document.documentElement.dataset.theme]; }
+
+function choose(chosen) {
+  state.chosen = chosen;
+  network.select(chosen);
+  charts = [];
+  if (chosen == null) fillOverview();
+  else fillNode(flow.nodes[chosen]);
+  for (const chart of charts) chart.draw(state.from, state.to);
+  update();
+}
+
+function fillOverview() {
+  const energy = new Chart(flow, "free energy (nats)", [{ label: "", series: flow.energy, colour: shades()[0] }], go);
+  charts = [energy];
+  $("panel").replaceChildren(
+    element("h2", { text: "Who is surprised" }),
+    element("p", { text: "How large its precision-weighted error is now; 1 is as large as it expects. Choose a node for its traces and beliefs." }),
+    element("ol", { class: "ranking", id: "ranking" }),
+    energy.element,
+  );
+}
+
+function rank() {
+  const list = $("ranking");
+  if (!list) return;
+  const order = surprised().map((node) => [flow.at(node.surprise, state.frame), node]).sort((a, b) => b[0] - a[0]);
+  const top = Math.max(flow.loud, ...order.map(([value]) => value || 0));
+  while (list.children.length > order.length) list.lastChild.remove();
+  while (list.children.length < order.length) {
+    list.append(element("li", {}, element("button", { type: "button", onclick: (event) => choose(Number(event.currentTarget.dataset.node)) },
+      element("span", { class: "name" }), element("span", { class: "bar" }), element("span", { class: "value" }))));
+  }
+  order.forEach(([value, node], i) => {
+    const button = list.children[i].firstChild, [name, bar, number] = button.children;
+    button.dataset.node = flow.nodes.indexOf(node);
+    name.textContent = node.name;
+    bar.style.width = `${100 * (value || 0) / top}%`;
+    number.textContent = show(value);
+  });
+}
+
+function fillNode(node) {
+  const shade = shades();
+  const add = (title, lines) => charts.push(new Chart(flow, title, lines, go));
+  if (node.surprise != null) add("surprise (1: as expected)", [{ label: "", series: node.surprise, colour: colour("up") }]);
+  for (const panel of node.panels) {
+    const left = panel.of > panel.lines.length ? ` (${panel.lines.length} of ${panel.of})` : "";
+    add(panel.title + left, panel.lines.map((line, i) => ({
+      label: panel.lines.length > 1 ? node.name.slice(0, 10) + "₀₁₂₃₄₅₆₇₈₉"[i + 1] : "", series: line.mean, band: line.sd, dots: line.dots,
+      colour: shade[i % shade.length] })));
+  }
+  for (const link of flow.links) {
+    if (link.parent !== node.name && link.child !== node.name) continue;
+    const parent = link.parent === node.name, other = parent ? link.child : link.parent;
+    const about = link.of == null ? "" : ` (of its prediction of ${link.of})`;
+    add(`${parent ? "to" : "from"} ${other}: ${link.kind}${about}, rms`, [
+      { label: parent ? "prediction sent" : "prediction received", series: link.down, colour: colour("down") },
+      { label: parent ? "error received" : "error sent", series: link.up, colour: colour("up") },
+    ]);
+  }
+  add("share of the free energy (nats)", [{ label: "", series: node.share, colour: shade[0] }]);
+  const facts = [node.kind, `level ${node.level}`, node.clock || "every observation", node.about].filter(Boolean);
+  $("panel").replaceChildren(
+    element("div", { class: "head" }, element("h2", { text: node.name }),
+      element("button", { type: "button", "aria-label": "Close", text: "×", onclick: () => choose(null) })),
+    element("p", { text: facts.join(" · ") }),
+    ...charts.map((chart) => chart.element),
+  );
+  $("panel").scrollTop = 0;
+}
+
+// --- hovering --------------------------------------------------------------------------------------------------------
+function tip(what, where) {
+  const box = $("tip");
+  state.pointed = what && { what, where };
+  box.hidden = !what;
+  if (!what) return;
+  const at = (series) => show(flow.at(series, state.frame));
+  if (what.node) {
+    const { node } = what;
+    const own = node.surprise == null ? "no error of its own" : `surprise ${at(node.surprise)}`;
+    box.textContent = `${node.name}\n${node.kind}, ${node.clock || "every observation"}\n${own}\nfree energy ${at(node.share)} nats`;
+  } else {
+    const { link, way } = what, down = way === "down";
+    const [sender, receiver] = down ? [link.parent, link.child] : [link.child, link.parent];
+    const full = show(down ? link.full_down : link.full_up);
+    box.textContent = `${sender} → ${receiver}\n${down ? "prediction" : "error"} ${at(down ? link.down : link.up)} (rms; fullest ${full})`;
+  }
+  const stage = $("stage"), top = $("graph").offsetTop;
+  box.style.left = `${clamp(where.x + 14, 0, Math.max(0, stage.clientWidth - box.offsetWidth - 4))}px`;
+  box.style.top = `${clamp(where.y + top + 14, 0, Math.max(0, stage.clientHeight - box.offsetHeight - 4))}px`;
+}
+
+// --- filters ---------------------------------------------------------------------------------------------------------
+function seen(node) { return !state.hidden.has(node.kind) && (state.level === "" || node.level === Number(state.level)); }
+
+function listFilters() {
+  const kinds = [...new Set(flow.nodes.map((node) => node.kind))];
+  $("kinds").replaceChildren(...kinds.map((kind) => element("button", {
+    type: "button", "aria-pressed": "true", text: kind, "data-kind": kind,
+    onclick: (event) => {
+      if (!state.hidden.delete(kind)) state.hidden.add(kind);
+      event.target.setAttribute("aria-pressed", String(!state.hidden.has(kind)));
+      filter();
+    } })));
+  const levels = [...new Set(flow.nodes.map((node) => node.level))].sort((a, b) => a - b);
+  $("level").replaceChildren(element("option", { value: "", text: "all" }),
+    ...levels.map((level) => element("option", { value: level, text: level })));
+  $("level").addEventListener("change", (event) => { state.level = event.target.value; filter(); });
+}
+
+function filter() {
+  drawMap();
+  network.filter(seen);
+  update();
+}
+
+// --- playing ---------------------------------------------------------------------------------------------------------
+function play(on) {
+  state.playing = on;
+  $("play").textContent = on ? "❚❚" : "▶";
+  $("play").setAttribute("aria-label", on ? "Stop" : "Play");
+  if (!on) return;
+  if (state.frame >= state.to) state.frame = state.from;
+  let last = performance.now(), owed = 0;
+  const next = (now) => {
+    if (!state.playing) return;
+    owed += (now - last) / 1000 * SPEEDS[state.speed];
+    last = now;
+    const steps = Math.floor(owed);
+    owed -= steps;
+    if (steps) go(state.frame + steps);
+    if (state.frame >= state.to) play(false);
+    else requestAnimationFrame(next);
+  };
+  requestAnimationFrame(next);
+}
+
+function setSpeed(i) {
+  state.speed = clamp(i, 0, SPEEDS.length - 1);
+  $("speed").value = state.speed;
+}
+
+// --- keys, light and dark --------------------------------------------------------------------------------------------
+function help(open) {
+  $("help").hidden = !open;
+  $("keys").setAttribute("aria-expanded", String(open));
+}
+
+function onKey(event) {
+  if (event.ctrlKey || event.metaKey || event.altKey || event.target.tagName === "SELECT") return;
+  if (event.key === " " && event.target.tagName === "BUTTON") return;
+  const far = Math.max(1, Math.round((state.to - state.from) / 50)), step = event.shiftKey ? far : 1;
+  const nodes = flow.nodes.map((node, i) => [node, i]).filter(([node]) => seen(node)).map(([, i]) => i);
+  const turn = (by) => nodes.length && choose(nodes[(nodes.indexOf(state.chosen) + by + nodes.length + (state.chosen == null && by < 0)) % nodes.length]);
+  const acts = {
+    ArrowLeft: () => go(state.frame - step), ArrowRight: () => go(state.frame + step),
+    Home: () => go(state.from), End: () => go(state.to), " ": () => play(!state.playing),
+    "+": () => setSpeed(state.speed + 1), "=": () => setSpeed(state.speed + 1), "-": () => setSpeed(state.speed - 1),
+    n: () => turn(1), p: () => turn(-1), d: turnOver, s: peak, z: () => zoom(0, flow.frames - 1),
+    "[": () => zoom(state.frame, state.to), "]": () => zoom(state.from, state.frame), "?": () => help($("help").hidden),
+    Escape: () => { if (!$("help").hidden) help(false); else choose(null); },
+  };
+  const act = acts[event.key.length === 1 ? event.key.toLowerCase() : event.key];
+  if (!act) return;
+  event.preventDefault();
+  act();
+}
+
+function setTheme(theme) { document.documentElement.dataset.theme = theme; }
+
+function turnOver() {
+  setTheme(document.documentElement.dataset.theme === "dark" ? "light" : "dark");
+  network.restyle();
+  drawMap();
+  choose(state.chosen);
+}
+
+// --- following a running stream --------------------------------------------------------------------------------------
+function take(given) {
+  const whole = state.from === 0 && state.to === flow.frames - 1;
+  const dropped = given.observations - given.ticks - (flow.observations - flow.ticks); // the oldest are forgotten
+  flow = new Flow(given);
+  network.flow = flow;
+  const { following } = state;
+  state.frame = clamp(following ? flow.frames - 1 : state.frame - dropped, 0, flow.frames - 1);
+  for (const chart of charts) chart.flow = flow;
+  if (whole) zoom(0, flow.frames - 1);
+  else zoom(state.from - dropped, state.to - dropped);
+  if (following) go(flow.frames - 1);
+  about();
+}
+
+async function follow() {
+  $("live").hidden = false;
+  for (let failed = 0; failed < 3;) {
+    const answer = await fetch("flow.json", { cache: "no-store" }).catch(() => null);
+    failed = answer && answer.ok ? 0 : failed + 1;
+    if (!failed) {
+      const given = await answer.json();
+      if (given.observations !== flow.observations) take(given);
+    }
+    $("live").textContent = failed < 3 ? "● live" : "the stream has ended; this is what was seen last";
+    await new Promise((done) => setTimeout(done, 700));
+  }
+}
+
+// --- beginning -------------------------------------------------------------------------------------------------------
+function about() {
+  const thinned = flow.stretch === 1 ? "" : `, shown by the extremes of every ${flow.stretch}`;
+  const held = flow.ticks === flow.observations ? "" : `, ${flow.ticks.toLocaleString("en")} of them here`;
+  $("about").textContent = `${flow.nodes.length} nodes, ${flow.schedule}, ${flow.observations.toLocaleString("en")} observations${held}${thinned} · pcnet ${flow.version}`;
+}
+
+function begin() {
+  setTheme(window.matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
+  $("title").textContent = flow.title;
+  $("loud").textContent = `${flow.loud}+`;
+  about();
+  SPEEDS.forEach((speed, i) => $("speed").append(element("option", { value: i, text: `${speed}/s` })));
+  setSpeed(1);
+  listFilters();
+  listenToMap();
+  drawMap(); // its height decides how much room there is for the graph
+  network = new Network(flow, $("graph"), { onSelect: choose, onHover: tip });
+  $("slider").addEventListener("input", (event) => go(Number(event.target.value)));
+  $("play").addEventListener("click", () => play(!state.playing));
+  $("speed").addEventListener("change", (event) => setSpeed(Number(event.target.value)));
+  $("whole").addEventListener("click", () => zoom(0, flow.frames - 1));
+  $("peak").addEventListener("click", peak);
+  $("theme").addEventListener("click", turnOver);
+  $("keys").addEventListener("click", () => help($("help").hidden));
+  document.addEventListener("keydown", onKey);
+  let settling = null;
+  window.addEventListener("resize", () => {
+    clearTimeout(settling);
+    settling = setTimeout(() => { network.place(); zoom(state.from, state.to); }, 100);
+  });
+  choose(null);
+  zoom(0, flow.frames - 1);
+  if (flow.live) follow();
+}
+
+begin();
