@@ -215,7 +215,7 @@ def central_differences(evidence, point: np.ndarray, step: float) -> np.ndarray:
 
 @pytest.mark.parametrize("node", ["theta", "gain"])
 def test_what_parameters_hear_is_the_slope_of_the_log_evidence(node):
-    """Against differences of whole runs, of a flow and a mapping that are bent, with so little noise that only they count.
+    """Against differences of whole runs, of a bent flow and a bent mapping, with so little noise that only they count.
 
     What is left out is how Jacobians, and so the gain, change with parameters: here some per cent.
     """

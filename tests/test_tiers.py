@@ -1,0 +1,264 @@
+"""Stacks of carried beliefs: what is above predicts the parameters below, against filters of everything at once."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from contract import NodeContract
+from test_filter import DT, STILL, Kalman
+
+import pcnet as pc
+from pcnet.errors import GraphError, SettingError
+from pcnet.functions import Linear
+from pcnet.graphs import Tier, hierarchy
+from pcnet.kernels import SquaredExponential, White
+from pcnet.movers import Newton, RobbinsMonro
+from pcnet.nodes import CategoricalNode, FilterNode, ParameterNode, PrecisionNode, SensoryNode
+from pcnet.schedule import Level, tracking
+
+DATA = Path(__file__).parent / "data"
+CRUISE = pc.Derived(lambda x, theta: theta + 0.0 * x)
+"""x' = θ."""
+OBSERVATIONS = np.cumsum(np.random.default_rng(11).standard_normal((40, 1)), 0) * 0.1
+
+
+def velocity_stack(*above: Tier, every: int = 5) -> pc.graph.Model:
+    """A position whose velocity the tiers above predict, with all noises known."""
+    lowest = Tier(CRUISE, 1, mean=[0.0], sd=1e-7, expected_precision=4.0, initial_mean=[0.0], initial_sd=0.5)
+    return hierarchy(lowest, *above, dt=DT, expected_precision_y=math.e, noise_y="given", every=every)
+
+
+def filter_of_both(transition: np.ndarray, noise: np.ndarray, first: np.ndarray, every: int = 5):
+    """Mean and covariance of position and velocity (and what moves it), which change at the end of each window."""
+    n = len(transition)
+    f = np.eye(1 + n)
+    f[0, 1] = DT
+    q, g = np.zeros((1 + n, 1 + n)), np.eye(1, 1 + n)
+    q[0, 0] = 0.25 * DT**2
+    mean, covariance = np.zeros(1 + n), np.zeros((1 + n, 1 + n))
+    covariance[0, 0], covariance[1:, 1:] = 0.25, first
+    oracle = Kalman(f, q, g, np.array([[math.exp(-1.0)]]), mean, covariance)
+    window = np.eye(1 + n)
+    window[1:, 1:] = transition
+    for t, y in enumerate(OBSERVATIONS):
+        oracle.step(y)
+        if (t + 1) % every == 0:
+            oracle.mean, oracle.covariance = window @ oracle.mean, window @ oracle.covariance @ window.T
+            oracle.covariance[1:, 1:] += noise
+        yield oracle.mean.copy(), oracle.covariance.copy()
+
+
+def test_a_random_walk_above_is_the_filter_of_both():
+    """Every message of a window, up and down, and the digits of one filter that knows everything."""
+    walk = Tier(Linear([[0.0]]), 1, expected_precision=1 / 0.09, initial_mean=[0.0], initial_sd=2.0)
+    result = velocity_stack(walk).graph.run(OBSERVATIONS, velocity_stack(walk).schedule, record=["mean", "sd"])
+    step = 0.09 * (5 * DT) ** 2
+    oracle = list(filter_of_both(np.eye(1), np.array([[step]]), np.array([[4.0]])))
+    for t in range(4, len(OBSERVATIONS), 5):
+        mean, covariance = oracle[t]
+        np.testing.assert_allclose(result.mean("theta1")[t], mean[1:], rtol=1e-6, atol=1e-8)
+        np.testing.assert_allclose(result.sd("theta1")[t] ** 2, covariance[1:, 1], rtol=1e-6)
+        np.testing.assert_allclose(result.mean("x1")[t, 0], mean[:1], rtol=1e-6, atol=1e-8)
+        np.testing.assert_allclose(result.sd("x1")[t, 0] ** 2, covariance[:1, 0], rtol=1e-6)
+
+
+def test_an_oscillator_above_is_nearly_the_filter_of_everything():
+    """Exactly so in the first window. Then what a position owes to the part of the oscillator that does not show in the
+    velocity is not passed on, which costs some certainty.
+    """
+    turn = np.array([[0.0, 1.3], [-1.3, 0.0]])
+    above = Tier(
+        Linear(turn),
+        2,
+        mapping=Linear([[1.0, 0.0]]),
+        expected_precision=[25.0, 50.0],
+        initial_mean=[0.0, 0.0],
+        initial_sd=[0.7, 1.1],
+    )
+    model = velocity_stack(above)
+    result = model.graph.run(OBSERVATIONS, model.schedule, record=["mean", "sd"])
+    transition, noise = np.eye(2) + 5 * DT * turn, np.diag([1 / 25, 1 / 50]) * (5 * DT) ** 2
+    oracle = list(filter_of_both(transition, noise, np.diag([0.49, 1.21])))
+    for t in range(4, len(OBSERVATIONS), 5):
+        mean, covariance = oracle[t]
+        sd = np.sqrt(np.diag(covariance))
+        found, believed = (np.r_[of("x1")[t, 0], of("x2")[t, 0]] for of in (result.mean, result.sd))
+        if t == 4:
+            np.testing.assert_allclose(found, mean, rtol=1e-5)
+            np.testing.assert_allclose(believed, sd, rtol=1e-5)
+        assert (np.abs(found - mean) < 0.6 * sd).all()
+        assert (believed > 0.85 * sd).all()
+        assert (believed < 1.8 * sd).all()
+
+
+def test_three_tiers_run_on_three_clocks():
+    """The velocity's own drift is predicted from above it: clocks of 1, 4 and 16 observations."""
+    middle = Tier(CRUISE, 1, mean=[0.0], sd=0.1, expected_precision=100.0, initial_mean=[0.0])
+    top = Tier(Linear([[-0.1]]), 1, expected_precision=100.0, initial_mean=[0.0])
+    model = velocity_stack(middle, top, every=4)
+    assert set(model.graph.nodes) == {
+        "x1",
+        "x2",
+        "x3",
+        "y",
+        "theta1",
+        "theta2",
+        "noise1",
+        "noise2",
+        "noise3",
+        "noise_y",
+    }
+    result = model.graph.run(OBSERVATIONS, model.schedule, record=["mean"])
+    moved = {name: np.flatnonzero(np.diff(result.mean(name).reshape(40, -1)[:, 0])) + 2 for name in ("x1", "x2", "x3")}
+    assert (moved["x2"] % 4 == 0).all()
+    assert (moved["x3"] % 16 == 0).all()
+    assert len(moved["x1"]) == 39
+    assert len(moved["x2"]) == 10
+    assert len(moved["x3"]) == 2
+
+
+def test_a_stack_without_parameters_below_is_refused():
+    with pytest.raises(SettingError, match="tier 1 has no parameters that tier 2 could predict"):
+        hierarchy(Tier(Linear([[0.0]]), 1), Tier(Linear([[0.0]]), 1), dt=0.1)
+    with pytest.raises(SettingError, match="at least one Tier"):
+        hierarchy(dt=0.1)
+    with pytest.raises(SettingError, match="both mean and sd"):
+        Tier(CRUISE, 1, mean=[0.0])
+
+
+def test_parameters_below_a_filter_learn_from_curvatures():
+    x, y = FilterNode("x", dim=1, flow=CRUISE), SensoryNode("y", dim=1, orders=1, dt=0.1)
+    a = ParameterNode("a", mean=[0.0], sd=1.0, mover=RobbinsMonro())
+    above = FilterNode("above", dim=1, flow=Linear([[0.0]]))
+    graph = pc.Graph()
+    graph.predicts(x, y)
+    graph.parametrises(a, x)
+    graph.predicts(above, a)
+    for node in (x, y, above):
+        graph.weighs(PrecisionNode(f"noise of {node.name}", expected=1.0, sd=1.0, kernel=White()), node)
+    with pytest.raises(GraphError, match=r"use the mover Newton\(\)"):
+        graph.run(OBSERVATIONS)
+
+
+# --- categories ------------------------------------------------------------------------------------------------------
+VALUES, STAY = [[-0.2], [0.0], [0.15]], 0.85
+
+
+def switching(every: int, freedom: float = 1e-6) -> tuple[pc.Graph, pc.Schedule]:
+    x = FilterNode("x", dim=1, flow=CRUISE, initial_mean=[[0.0]], initial_sd=0.5, noise="given")
+    y = SensoryNode("y", dim=1, orders=1, dt=DT)
+    a = ParameterNode("a", mean=[0.0], sd=freedom, mover=Newton())
+    graph = pc.Graph()
+    graph.predicts(x, y)
+    graph.parametrises(a, x)
+    graph.predicts(CategoricalNode("which", values=VALUES, stay=STAY), a)
+    graph.weighs(PrecisionNode("noise_x", mean=math.log(4.0), sd=1.0, kernel=White()), x)
+    graph.weighs(PrecisionNode("noise_y", mean=1.0, sd=1.0, kernel=White()), y)
+    return graph, tracking(every, levels=(Level(("x",), (), ("a",)), Level(("which",), (), ())))
+
+
+def evidence(value: float, data: np.ndarray) -> float:
+    """The log-probability of the data under one velocity, by a Kalman filter of the position."""
+    q, r = np.array([[0.25 * DT**2]]), np.array([[math.exp(-1.0)]])
+    oracle = Kalman(np.eye(1), q, np.eye(1), r, np.zeros(1), np.array([[0.25]]))
+    for t, y in enumerate(data):
+        oracle.step(y - value * DT * (t + 1))
+    return oracle.log_evidence
+
+
+def test_categories_are_weighed_by_bayes_and_then_pass_on():
+    """After one window, the evidence of each value; then it may have become another."""
+    graph, schedule = switching(every=40)
+    result = graph.run(OBSERVATIONS, schedule, record=["probability", "mean", "sd"])
+    log = np.array([evidence(value, OBSERVATIONS) for (value,) in VALUES])
+    posterior = np.exp(log - log.max()) / np.exp(log - log.max()).sum()
+    assert posterior.max() < 0.999  # so that there is something to tell
+    passed = posterior * STAY + (1 - posterior) * (1 - STAY) / 2
+    np.testing.assert_allclose(result.get("which", "probability")[-1], passed, rtol=1e-4)
+    values = np.array(VALUES)[:, 0]
+    mean = passed @ values
+    np.testing.assert_allclose(result.mean("a")[-1], [mean], rtol=1e-4)
+    np.testing.assert_allclose(result.sd("a")[-1] ** 2, [passed @ (values - mean) ** 2], rtol=1e-3)
+
+
+def test_freedom_blurs_the_categories():
+    """With values free by as much as they are apart, the same data say less."""
+    sharp, blurred = (
+        switching(40, freedom)[0].run(OBSERVATIONS, switching(40, freedom)[1], record=["probability"])
+        for freedom in (1e-6, 1.0)
+    )
+    assert blurred.get("which", "probability")[-1].max() < sharp.get("which", "probability")[-1].max()
+
+
+class TestCategoricalNode(NodeContract):
+    name = "which"
+    schedule = switching(3)[1]
+
+    def build(self, scale):
+        graph = switching(3)[0]
+        nodes = {**graph.nodes, "which": CategoricalNode("which", values=VALUES, stay=0.5 + 0.2 * scale)}
+        return graph.with_nodes(nodes)
+
+    def observations(self):
+        return {"y": torch.from_numpy(OBSERVATIONS)}
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: CategoricalNode("c", values=[[0.1]], stay=0.9), "two categories or more"),
+        (lambda: CategoricalNode("c", values=[[0.1], [0.2]], stay=1.0), "below 1"),
+        (
+            lambda: pc.Graph().predicts(
+                CategoricalNode("c", values=[[0.1], [0.2]], stay=0.9), SensoryNode("y", dim=1, orders=1)
+            ),
+            "predicts parameters",
+        ),
+        (
+            lambda: pc.Graph().predicts(
+                CategoricalNode("c", values=[[0.1], [0.2]], stay=0.9), ParameterNode("a", mean=[0.0, 1.0], sd=1.0)
+            ),
+            "values of 1 parameters",
+        ),
+    ],
+)
+def test_categories_that_make_no_sense_are_refused(make, words):
+    with pytest.raises((GraphError, SettingError), match=words):
+        make()
+
+
+# --- a cause, causally -----------------------------------------------------------------------------------------------
+def test_a_convolution_is_inverted_causally():
+    """SPM's data without its look-ahead: each estimate from what was seen by then.
+
+    The cause is part of the state, a process of variance 0.3 that lasts for about three bins; figures beside SPM's,
+    which looks ahead: states 0.1448, cause 0.1613.
+    """
+    d = np.load(DATA / "spm_convolution.npz")
+    lasts, variance, substeps, width = 3.0, 0.3, 16, 0.5 * math.sqrt(2)
+    flow = np.zeros((3, 3))
+    flow[:2, :2], flow[:2, 2:], flow[2, 2] = d["M1_pE_f"], d["M1_pE_h"], -1 / lasts
+    gain = np.concatenate([d["M1_pE_g"], np.zeros((4, 1))], 1)
+    x = FilterNode(
+        "x",
+        dim=3,
+        flow=Linear(flow),
+        initial_mean=np.zeros((1, 3)),
+        initial_sd=[0.01, 0.01, 0.1],
+        noise="given",
+        substeps=substeps,
+    )
+    y = SensoryNode("y", dim=4, orders=1, dt=1.0)
+    graph = pc.Graph()
+    graph.predicts(x, y, via=Linear(gain))
+    # noise that is another at each substep, as strong as SPM's and as what the cause asks for
+    strength = SquaredExponential(width).duration.item() / d["M1_W"][0, 0]
+    variances = substeps * np.array([strength, strength, 2 * variance / lasts])
+    graph.weighs(PrecisionNode("noise_x", mean=-np.log(variances), sd=1.0, kernel=White()), x)
+    graph.weighs(PrecisionNode("noise_y", mean=math.log(d["M1_V"][0, 0]), sd=1.0, smoothness=width), y)
+    result = graph.run(d["Y"].T, STILL, record=["mean"])
+    found = result.mean("x")[:, 0]
+    assert ((found[:, :2] - d["pU_x1"].T) ** 2).sum() <= 0.20
+    assert ((found[:, 2:] - d["pU_v2"].T) ** 2).sum() <= 0.35
