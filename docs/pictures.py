@@ -60,7 +60,7 @@ def tracked(samples: int = 2000) -> pc.Result:
     return graph.run(populations(samples).observations, schedule=schedule)
 
 
-# --- what predictive coding is ----------------------------------------------------------------------------------------
+# --- what predictive coding is ---------------------------------------------------------------------------------------
 @picture
 def loop() -> Figure:
     graph, _ = paper.odem("glv")
@@ -131,7 +131,7 @@ def energy() -> Figure:
     return figure
 
 
-# --- the first steps ---------------------------------------------------------------------------------------------------
+# --- the first steps -------------------------------------------------------------------------------------------------
 @picture
 def quickstart() -> Figure:
     return tracked().plot(truth=populations().states)
@@ -164,7 +164,7 @@ def drift() -> Figure:
         position += dt * velocity
     graph, schedule = hierarchy(
         Tier(swing, 2, mapping=pc.flows.linear([[1.0, 0.0]]), mean=[2.0], sd=[0.1], expected_precision=[1e4, 100.0]),
-        Tier(lambda x, theta: 0.0 * x, 1, initial_mean=[2.0], initial_sd=0.5, expected_precision=100.0),
+        Tier(lambda x, _: 0.0 * x, 1, initial_mean=[2.0], initial_sd=0.5, expected_precision=100.0),
         dt=dt,
         channels=1,
         expected_precision_y=10.0,
@@ -228,7 +228,7 @@ def learning() -> Figure:
     return figure
 
 
-# --- more ---------------------------------------------------------------------------------------------------------------
+# --- more ------------------------------------------------------------------------------------------------------------
 @picture
 def study() -> Figure:
     priors = {"lotka_volterra": {"mean": [0.3, -0.2, 0.3], "sd": 0.25}, "lorenz": {"mean": [30.0], "sd": 9.0}}
@@ -256,11 +256,12 @@ def forecast() -> Figure:
         initial=[2.0, 0.0],
         samples=700,
         dt=0.05,
-        state_sd=2.0,
+        state_sd=0.5,
         observation_sd=0.3,
+        width=0.3,
         seed=3,
     )
-    graph, plan = triple(turn, 2, 0.05, mapping=sight, channels=1, initial_sd=2.0)
+    graph, plan = triple(turn, 2, 0.05, mapping=sight, channels=1, initial_sd=2.0, smoothness=0.3 * 2**0.5)
     live = graph.start(plan)
     for k, y in enumerate(world.observations[:500]):
         live.step(None if 280 <= k < 350 else y)
