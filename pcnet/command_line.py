@@ -6,14 +6,18 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from threading import Event
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from pcnet.errors import DivergenceError, PcnetError, ResultError
+
+if TYPE_CHECKING:
+    from pcnet.runner import Live
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
@@ -129,12 +133,24 @@ def run(
     time: TimeColumn = None,
     functions: Functions = None,
     on_divergence: Policy = PolicyName.stop_run,
+    watch: Annotated[
+        bool,
+        typer.Option(
+            "--watch",
+            help="Serve the page of the error flow on 127.0.0.1 meanwhile, and say where on standard error. After a "
+            "file, which may be over before one looks, it stays until Ctrl-C; with standard input it ends with it.",
+        ),
+    ] = False,
+    port: Annotated[int, typer.Option(help="Of that page; any that is free unless given.")] = 0,
 ) -> None:
     """Run a graph over observations."""
     from pcnet.following import follow, start, summary, take_in
 
-    with _plain_errors():
+    with _plain_errors(), ExitStack() as stack:
         live = start(graph, functions or [], resume, on_divergence.value, recording=observations != "-" or bool(output))
+        if watch:
+            address = stack.enter_context(_page(live, port, f"Error flow of {graph.name}"))
+            typer.echo(f"watch at {address}", err=True)
         try:
             if observations == "-":
                 follow(live, sys.stdin, sys.stdout, checkpoint, checkpoint_every)
@@ -147,6 +163,8 @@ def run(
             live.result().save(output)
         if observations != "-":
             typer.echo(summary(live))
+            if watch:
+                _wait()
 
 
 @app.command()
@@ -221,6 +239,22 @@ def view(
     typer.echo(str(page))
     if open_:
         typer.launch(page.resolve().as_uri())
+
+
+@contextmanager
+def _page(live: Live, port: int, title: str) -> Iterator[str]:
+    """The address of a page that follows the run."""
+    from pcnet.watching import watch
+
+    with watch(live, port, title=title) as page:
+        yield page.address
+
+
+def _wait() -> None:
+    """Until Ctrl-C, which is how one is meant to leave."""
+    typer.echo("the page stays until Ctrl-C", err=True)
+    with suppress(KeyboardInterrupt):
+        Event().wait()
 
 
 @contextmanager

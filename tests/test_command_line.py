@@ -3,8 +3,14 @@
 import io
 import json
 import os
+import re
+import signal
+import socket
 import subprocess
 import sys
+import urllib.error
+import urllib.request
+from contextlib import contextmanager
 
 import numpy as np
 import pandas as pd
@@ -250,3 +256,55 @@ def test_a_reader_that_leaves(folder):
     process.stdin.close()
     assert process.wait(60) == 0
     assert process.stderr.read() == ""
+
+
+def fetch(address, path):
+    with urllib.request.urlopen(address + path, timeout=20) as answer:
+        return answer.read().decode()
+
+
+@contextmanager
+def started(folder, *arguments):
+    """The command in a process of its own, and the address that it says."""
+    command = [sys.executable, "-c", "from pcnet.command_line import app; app()", *arguments]
+    ends = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, cwd=folder, text=True, **ends) as process:
+        try:
+            yield process, re.fullmatch(r"watch at (http://127\.0\.0\.1:\d+/)\n", process.stderr.readline())[1]
+        finally:
+            process.kill()
+
+
+def test_a_stream_is_watched_while_it_runs(folder):
+    with started(folder, "run", "graph.yaml", "--observations", "-", "--watch") as (process, address):
+        assert "Waiting" in fetch(address, "")
+        for count in (1, 2, 3):
+            process.stdin.write("1 1 1\n")
+            process.stdin.flush()
+            assert json.loads(process.stdout.readline())["observation"] == count - 1
+            assert json.loads(fetch(address, "flow.json"))["observations"] == count
+        assert "Error flow of graph.yaml" in fetch(address, "")
+        process.stdin.close()
+        assert process.wait(timeout=20) == 0  # the page ends with the stream
+        with pytest.raises(urllib.error.URLError):
+            fetch(address, "")
+
+
+def test_a_file_can_be_looked_at_until_ctrl_c(folder):
+    arguments = ("run", "graph.yaml", "--observations", "data.csv", "--output", "result.nc", "--watch")
+    with started(folder, *arguments) as (process, address):
+        assert "until Ctrl-C" in process.stderr.readline()
+        assert json.loads(fetch(address, "flow.json"))["observations"] == 30
+        same(reference(), pc.Result.load(folder / "result.nc"))
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=20) == 0
+
+
+def test_a_port_that_is_taken_is_an_error_in_words(folder):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        done = pcnet("run", "graph.yaml", "--observations", "data.csv", "--watch", "--port", port)
+    assert done.exit_code == 2
+    assert f"port {port} cannot be used" in done.stderr

@@ -48,6 +48,7 @@ def test_contents(built):
     with tarfile.open(sdist) as archive:
         members = {name.partition("/")[2] for name in archive.getnames()}
     assert {"LICENSE", "README.md", "pyproject.toml", "pcnet/graph.py", "tests/test_package.py"} <= members
+    assert {"mkdocs.yml", "docs/index.md", "docs/pictures/loop.png", "examples/notebooks/fusion.ipynb"} <= members
 
 
 def test_the_wheel_runs_by_itself(built, tmp_path):
