@@ -20,7 +20,7 @@ from torch.func import jvp, vmap
 
 from pcnet.errors import DivergenceError, GraphError, ResultError, SettingError
 from pcnet.functions import Function
-from pcnet.kernels import Kernel
+from pcnet.kernels import Kernel, White
 from pcnet.linalg import Precision
 from pcnet.node import Link, Local, Node
 from pcnet.nodes import CauseNode, InputNode, ParameterNode, PrecisionNode, StateNode
@@ -192,6 +192,7 @@ class System:
         self.copies = copies
         self.locals: dict[str, Local] = {name: live.local(name) for name in self.graph.nodes}
         self._lay_out = live.laid_out
+        self.interval = live.intervals.repeat(copies)
         self.states: dict[str, slice] = {}
         self.parameters: dict[str, slice] = {}
         self.sensors = [node for node in self.graph.nodes.values() if self._is_predicted_sensor(node)]
@@ -313,8 +314,14 @@ def _slope(function: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:
 
 
 # --- moments ---------------------------------------------------------------------------------------------------------
-def _cells(kernel: Kernel, step: float, most: int, like: Tensor) -> Tensor:
-    """Covariances ∫∫κ of a noise of variance 1 integrated over cells of time that are j apart; (cells, B or 1)."""
+def _cells(kernel: Kernel, step: float, most: int, interval: Tensor) -> Tensor:
+    """Covariances ∫∫κ of a noise of variance 1 integrated over cells of time that are j apart; (cells, B or 1).
+
+    White noise stays for a sampling `interval` (B,), and is as strong as that in between.
+    """
+    like = interval
+    if isinstance(kernel, White):
+        return (step * interval)[None]
     nodes, weights = np.polynomial.legendre.leggauss(24)
     half = like.new_tensor((nodes + 1) / 2 * step)  # (h − u) κ(jh ± u) over u in (0, h), smooth on either side
     weigh = like.new_tensor(weights / 2 * step) * (step - half)
@@ -333,7 +340,7 @@ def _propagate(system: System, every: float, count: int, substeps: int) -> tuple
     step = every / substeps
     z, covariance = system.mean, system.covariance
     nothing = z.new_zeros(z.shape[0], system.noises)
-    lags = [_cells(source.kernel, step, count * substeps, z) for source in system.sources]
+    lags = [_cells(source.kernel, step, count * substeps, system.interval) for source in system.sources]
     # how past noise has come through, the newest first: (cells, B, n, m)
     carried = [z.new_zeros(0, *z.shape, source.covariance.shape[-1]) for source in system.sources]
     own = {sensor.name: system.noise(sensor.name)[0] for sensor in system.sensors}
@@ -394,7 +401,7 @@ def _simulate(system: System, every: float, count: int, substeps: int, generator
     z = system.mean + (start @ _normal(system.mean[..., None], generator))[..., 0]
     noise = z.new_zeros(steps, z.shape[0], system.noises)
     for source in system.sources:
-        weights = _cells(source.kernel, step, steps, z) / step**2
+        weights = _cells(source.kernel, step, steps, system.interval) / step**2
         noise[..., source.place] = _coloured(weights, steps, source.covariance, generator)
     found: dict[str, list[Tensor]] = {name: [] for name in [*system.states, *(s.name for s in system.sensors)]}
     for k in range(steps):

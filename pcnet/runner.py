@@ -260,6 +260,12 @@ class Live:
         self._need_begun()
         return tuple(self._start.batch_shape)
 
+    @property
+    def intervals(self) -> Tensor:
+        """The sampling interval of each batch element, (B,)."""
+        self._need_begun()
+        return self._interval
+
     def laid_out(self, part: P) -> P:
         """A copy of a part (a kernel, a mover) with its settings as this run has them; see `Start.lay_out`."""
         self._need_begun()

@@ -18,6 +18,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
         ("pendulum.py", ["--seconds", "9", "--seeds", "1"], 1, ["true flow", "better than persistence", "of 1 seeds"]),
         ("blob.py", ["--frames", "60", "--output", "pictures"], 1, ["tracked:", "centre of mass:", "true 0.7"]),
         ("fusion.py", ["--samples", "60", "--seeds", "1"], 1, ["both: error", "slow and exact alone"]),
+        ("stack.py", ["--samples", "400", "--seeds", "1"], 1, ["drift: mean squared error", "switch: mean"]),
         ("lynx_hare.py", ["--years", "3"], 1, ["as last year: 0.486", "of 40 forecasts"]),
         ("benchmark_size.py", ["--channels", "40", "--states", "3", "--passes", "1"], 0, ["Kalman", "Lorenz-96", "MB"]),
         ("benchmark_live.py", ["--observations", "60"], 0, ["median", "99th percentile", "overhead"]),

@@ -505,6 +505,33 @@ def test_a_saved_run_goes_on_to_the_same_digits(tmp_path):
         assert torch.equal(whole.sd(name), again.sd(name))
 
 
+def test_forecasts_grow_less_sure_as_the_kalman_filter_does():
+    """White noise that stays for a sampling interval, along the exact transition of the flow."""
+    from scipy.linalg import expm
+
+    live = linear_graph().start(STILL, record=()).run(OBSERVATIONS)
+    forecast = live.forecast(40 * DT)
+    oracle = kalman()
+    for y in OBSERVATIONS:
+        oracle.step(y)
+    f, density, covariance = expm(FLOW * DT), STATE_VARIANCE * DT, oracle.covariance
+    fine = [expm(FLOW * DT * (k + 0.5) / 50) for k in range(50)]
+    grown = sum(g @ g.T for g in fine) * density * DT / 50
+    for k in range(40):
+        covariance = f @ covariance @ f.T + grown
+        np.testing.assert_allclose(forecast.sd("x")[k], np.sqrt(np.diag(covariance)), rtol=0.01)
+
+
+def test_the_error_flow_of_a_filter_is_what_corrected_it():
+    result = linear_graph().run(OBSERVATIONS, STILL, record=pc.Record.flow())
+    assert result.error_flow().surprise("x").shape == (25,)
+    oracle = kalman()
+    for t, y in enumerate(OBSERVATIONS):
+        before = oracle.f @ oracle.mean
+        oracle.step(y)
+        np.testing.assert_allclose(result.get("x", "error")[t, 0], oracle.mean - before, rtol=1e-9, atol=1e-12)
+
+
 # --- what it refuses -------------------------------------------------------------------------------------------------
 def test_what_makes_no_sense_is_refused_in_words():
     x = FilterNode("x", dim=2, flow=Linear(FLOW))

@@ -27,7 +27,8 @@ class FilterBelief(NamedTuple):
 
     Of all nodes below together, of d channels: what was expected before they were heard (see `Expected`), and its
     covariance with what had been expected of them before (B, d, d). What their errors said of the parameters (B, p)
-    and of the log-variances of the own noise (B, o), each with its information.
+    and of the log-variances of the own noise (B, o), each with its information. By how much they
+    corrected the state, and how hard they pulled at it, Σ Cᵀξ (B, dim).
     """
 
     mean: Tensor
@@ -43,6 +44,8 @@ class FilterBelief(NamedTuple):
     information_of_parameters: Tensor
     of_noise: Tensor
     information_of_noise: Tensor
+    correction: Tensor
+    pull: Tensor
 
     @property
     def carried(self) -> Carried:
@@ -179,7 +182,7 @@ class FilterNode(StateNode):
         value, sd = start.fill(mean, 2)[:, 0], listed(self.initial_sd)
         local.rule = FilterRule(start.fill(sd.expand(*sd.shape[:-1], self.dim), 1) ** 2)
         room = [(1, self.dim, self.dim), (self.dim, 0), (self.dim, 0), (0,), (0, 0), (0, 0), (0, 0, 0), (0, 0)]
-        room += [(0,), (0, 0), (0,), (0, 0)]
+        room += [(0,), (0, 0), (0,), (0, 0), (self.dim,), (self.dim,)]
         local.belief = FilterBelief(value, *(value.new_zeros(start.batch, *shape) for shape in room))
         local.memory = FilterMemory(*(value.new_zeros(start.batch, *shape) for shape in ((0,), (0,), (), (0,), (0,))))
 
@@ -199,6 +202,7 @@ class FilterNode(StateNode):
             return
         batch, value = belief.mean.shape[0], belief.mean
         room = [(1 + s, n, n), (n, p), (n, s), (d,), (d, d), (d, s), (s, d, d), (d, d), (p,), (p, p), (o,), (o, o)]
+        room += [(self.dim,), (self.dim,)]
         mask, local.mask = local.mask, None
         mean = torch.constant_pad_nd(value, (0, n - self.dim))
         local.belief = FilterBelief(mean, *(value.new_zeros(batch, *shape) for shape in room))
@@ -273,7 +277,7 @@ class FilterNode(StateNode):
         for _ in range(self.substeps):
             carried, phase = self._advance(local, layout, carried, phase, elapsed)
         local.memory = local.memory._replace(time=local.time, phase=phase)
-        new = {name: torch.zeros_like(getattr(belief, name)) for name in belief._fields[-4:]}  # nothing heard yet
+        new = {name: torch.zeros_like(getattr(belief, name)) for name in belief._fields[-6:]}  # nothing heard yet
         new |= carried._replace(by_parameters=carried.by_parameters[..., :p])._asdict()
         local.belief = belief._replace(**new)
         if told:
@@ -372,7 +376,7 @@ class FilterNode(StateNode):
                     noise[:, 0] = source.colour.rest(local.elapsed)[:, None] * variance
                 else:
                     noise = layout.by_source(source, variance) * source.colour.strength(local.elapsed)[:, None, None]
-            carried, said = belief.carried, {}
+            carried, said = belief.carried, dict[str, Tensor]()
             if layout.width:
                 of_parameters = carrying.of_parameters(slope, carried.by_parameters, direct, weighted, precision)
                 said["of_parameters"] = belief.of_parameters + of_parameters.gradient
@@ -390,6 +394,8 @@ class FilterNode(StateNode):
                 said["of_noise"] = belief.of_noise + of_noise.gradient
                 said["information_of_noise"] = belief.information_of_noise + of_noise.information
             carried = carrying.absorb(carried, slope, direct, weighted, precision, noise)
+            said["correction"] = belief.correction + (carried.mean - belief.mean)[:, : self.dim]
+            said["pull"] = belief.pull + torch.bmm(weighted[:, None], slope[..., : self.dim])[:, 0]
             local.belief = belief._replace(**carried._asdict(), **said)
 
     def settle(self, local: Local) -> None:
@@ -428,6 +434,8 @@ class FilterNode(StateNode):
             "mean": Quantity(("order", "dimension"), lambda local: local.belief.mean[:, None, : self.dim]),
             "sd": Quantity(("order", "dimension"), self._deviation),
             "covariance": Quantity(("element", "element_"), self.covariance),
+            "error": Quantity(("error_order", "dimension"), lambda local: local.belief.correction[:, None]),
+            "weighted_error": Quantity(("error_order", "dimension"), lambda local: local.belief.pull[:, None]),
         }
 
     def fallbacks(self, local: Local) -> None:  # type: ignore[override]

@@ -1,0 +1,168 @@
+"""Two tiers: an interaction that drifts, or switches, is tracked by a state above it that knows how it moves.
+
+Run it:  python examples/stack.py
+Three species compete; how strongly the second acts on the first, a₁₂, swings slowly or jumps between three values. An
+oscillator whose period is 10 % off, or a set of categories, predicts it from above. Beside them one tier alone, which
+learns a₁₂ as a parameter and forgets as fast as serves it best. Prints mean squared errors of a₁₂ over several seeds
+and writes stack.png. Where the first species has all but died out nothing can be known of a₁₂.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import pcnet as pc
+from pcnet.functions import Linear
+from pcnet.graphs import Tier, hierarchy
+from pcnet.graphs.triple import kernel_of, leveller
+from pcnet.movers import Newton
+from pcnet.nodes import CategoricalNode, FilterNode, ParameterNode, PrecisionNode, SensoryNode
+from pcnet.schedule import Level, tracking
+
+DT, EVERY, PERIOD = 0.01, 64, 50.0
+VALUES = (0.2, 0.35, 0.05)
+FORGETTING = torch.tensor([0.0, 0.1, 0.3, 0.4, 0.5, 0.6, 0.7, 0.9], dtype=torch.float64)
+
+
+def competition(x: Tensor, a12: Tensor) -> Tensor:
+    """The paper's flow, of which a₁₃ and a₂₃ are known."""
+    rest = torch.ones_like(a12)
+    return pc.flows.lotka_volterra(x, torch.cat([a12, -0.4 * rest, 0.1 * rest], -1))
+
+
+FLOW = pc.Derived(competition)
+
+
+def interaction(kind: str, samples: int) -> Tensor:
+    """a₁₂ at each time, (samples,)."""
+    t = DT * torch.arange(samples, dtype=torch.float64)
+    if kind == "drift":
+        return 0.2 + 0.15 * torch.sin(2 * math.pi * t / PERIOD)
+    return torch.tensor(VALUES, dtype=torch.float64)[(t / 25).long() % 3]
+
+
+def world(a12: Tensor, width: float, seeds: list[int]) -> Tensor:
+    """Observations (seeds, samples, 3) with noise that is white, or smooth with a kernel of this width."""
+    rngs = [np.random.default_rng(seed).spawn(2) for seed in seeds]
+    z, w = (
+        torch.stack([pc.simulate.smooth_noise(len(a12), 3, sd=sd, width=width, dt=DT, seed=rng[i]) for rng in rngs])
+        for i, sd in enumerate((0.05, 0.1))
+    )
+    x, states = torch.tensor(pc.simulate.GLV_INITIAL, dtype=torch.float64).expand(len(seeds), 3), []
+    for t, value in enumerate(a12):
+        states.append(x)
+        x = (x + DT * (competition(x, value.expand(len(seeds), 1)) + z[:, t])).clamp(0, 5)
+    return torch.stack(states, 1) + w
+
+
+def one_tier(smoothness: float | None) -> pc.graph.Model:
+    """a₁₂ as a parameter, under a batch of rates of forgetting."""
+    learned = Newton(forgetting=FORGETTING[:, None])
+    return _lowest(ParameterNode("a12", mean=[0.2], sd=0.2, mover=learned), smoothness)
+
+
+def categories(smoothness: float | None) -> pc.graph.Model:
+    """One of three values at a time."""
+    a12 = ParameterNode("a12", mean=[0.2], sd=0.01, mover=Newton())
+    graph, _ = _lowest(a12, smoothness)
+    graph.predicts(CategoricalNode("which", values=[[value] for value in VALUES], stay=0.93), a12)
+    return pc.graph.Model(graph, tracking(EVERY, levels=(Level(("x1",)), Level(("which",), (), ()))))
+
+
+def _lowest(a12: ParameterNode, smoothness: float | None) -> pc.graph.Model:
+    x, y = FilterNode("x1", dim=3, flow=FLOW), SensoryNode("y", dim=3, orders=1, dt=DT)
+    graph = pc.Graph()
+    graph.predicts(x, y)
+    graph.parametrises(a12, x)
+    for name, node, expected in (("noise1", x, 400.0), ("noise_y", y, 100.0)):
+        graph.weighs(
+            PrecisionNode(
+                name,
+                mean=math.log(expected),
+                sd=2.0,
+                kernel=kernel_of(smoothness),
+                channels="shared",
+                mover=leveller(),
+            ),
+            node,
+        )
+    return pc.graph.Model(graph, tracking(EVERY))
+
+
+def oscillator(smoothness: float | None, period: float) -> pc.graph.Model:
+    """A constant and a swing above, both unknown, and a period that is only nearly known."""
+    omega = 2 * math.pi / period
+    return hierarchy(
+        Tier(FLOW, 3, mean=[0.2], sd=0.003, expected_precision=400.0, noise="learned", smoothness=smoothness),
+        Tier(
+            Linear([[0.0, 0.0, 0.0], [0.0, 0.0, -omega], [0.0, omega, 0.0]]),
+            3,
+            mapping=Linear([[1.0, 1.0, 0.0]]),
+            expected_precision=[1e10, 2500.0, 2500.0],
+            initial_mean=[0.2, 0.0, 0.0],
+            initial_sd=[0.05, 0.15, 0.15],
+            substeps=8,
+        ),
+        dt=DT,
+        expected_precision_y=100.0,
+        smoothness_y=smoothness,
+        every=EVERY,
+    )
+
+
+def main() -> None:
+    from matplotlib.figure import Figure
+
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--samples", type=int, default=7_500)
+    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--width", type=float, default=0.0, help="of the noise's kernel; 0.05 is five samples")
+    options = parser.parse_args()
+    seeds, samples = list(range(options.seeds)), options.samples
+    smoothness = math.sqrt(2) * options.width if options.width else None
+    figure = Figure(figsize=(9, 5.5), layout="constrained")
+    for axes, kind in zip(figure.subplots(2, 1, sharex=True), ("drift", "switch"), strict=True):
+        truth = interaction(kind, samples)
+        data = world(truth, options.width, seeds)
+        above = oscillator(smoothness, 1.1 * PERIOD) if kind == "drift" else categories(smoothness)
+        called = "theta1" if kind == "drift" else "a12"
+        found = {}
+        for name, (graph, schedule), node in (
+            ("one tier", one_tier(smoothness), "a12"),
+            ("two tiers", above, called),
+        ):
+            result = graph.run(data, schedule, record=("mean", "sd"))
+            found[name] = result.mean(node)[..., 0], result.sd(node)[..., 0]
+        errors = {
+            name: ((mean - truth.numpy())[..., samples // 4 :] ** 2).mean(-1) for name, (mean, _) in found.items()
+        }
+        alone, best = errors["one tier"].mean(-1), int(errors["one tier"].mean(-1).argmin())
+        both = errors["two tiers"].mean()
+        print(
+            f"{kind}: mean squared error of a12, one tier that never forgets {alone[0]:.5f}, one that forgets as is "
+            f"best ({FORGETTING[best]:g} a window) {alone[best]:.5f}, two tiers {both:.5f}: "
+            f"{both / alone[0]:.3f} and {both / alone[best]:.3f} of these"
+        )
+        t = DT * np.arange(samples)
+        axes.plot(t, truth, color="black", lw=1.5, label="truth")
+        axes.plot(t, found["one tier"][0][best, 0], color="#D55E00", lw=1, label="one tier, forgetting")
+        mean, sd = (part[0] for part in found["two tiers"])
+        axes.plot(t, mean, color="#0072B2", lw=1, label="two tiers")
+        axes.fill_between(t, mean - 2 * sd, mean + 2 * sd, color="#0072B2", alpha=0.2, lw=0, label="±2 sd")
+        axes.set(
+            ylabel="a₁₂", ylim=(-0.25, 0.65), title="an oscillator above" if kind == "drift" else "categories above"
+        )
+        axes.legend(loc="upper left", ncols=4, frameon=False, fontsize=8)
+    axes.set_xlabel("time")
+    figure.savefig(Path("stack.png"), dpi=130)
+    print("stack.png")
+
+
+if __name__ == "__main__":
+    main()
