@@ -22,6 +22,8 @@ from pcnet.files import whole
 from pcnet.reproduction.figures import DPI, Drawing, Picture
 
 WIDTH = 9.0
+SHOWN = (5e-3, 2e2)
+"""Learned precisions over the true ones that are beyond these are drawn at the edge."""
 TINTS = dict(
     zip(NAMES, (*COLOURS[:3], COLOURS[3], COLOURS[2], COLOURS[5], COLOURS[2], COLOURS[4], COLOURS[4]), strict=True)
 )
@@ -97,14 +99,15 @@ def precisions(findings: Findings) -> Drawing | None:
         return None
 
     def panel(ax: Axes, cells: Sequence[Cell]) -> None:
-        ax.axvspan(1 / NEAR_X, NEAR_X, color="0.92")
-        ax.axvspan(1 / NEAR_Y, NEAR_Y, color="0.8")
+        ax.axvspan(*NEAR_X, color="0.92")
+        ax.axvspan(*NEAR_Y, color="0.8")
         for place, cell in enumerate(cells):
             rows = findings.rows(cell)
             for name, colour, shift in (("precision_y", COLOURS[0], -0.17), ("precision_x", COLOURS[1], 0.17)):
-                _dots(ax, place + shift, rows[name].dropna().to_numpy(dtype=float), colour, height=0.12)
+                values = rows[name].dropna().to_numpy(dtype=float).clip(*SHOWN)
+                _dots(ax, place + shift, values, colour, height=0.12)
         ax.set_xscale("log")
-        ax.set_xlim(5e-3, 2e2)
+        ax.set_xlim(SHOWN[0] / 1.2, SHOWN[1] * 1.2)
 
     figure = _rows_of_cells(findings, panel, "precision at the end ÷ true precision", cases, GUESSING)
     handles = [
@@ -117,7 +120,7 @@ def precisions(findings: Findings) -> Drawing | None:
     _legend(figure, handles)
     caption = (
         "Precisions at the end, in units of the true ones: a dot a seed. Of several channels the one that is furthest "
-        "off."
+        "off; what is beyond the axis is drawn at its end."
     )
     return Drawing("precisions", "Precisions", caption, figure)
 
@@ -196,7 +199,7 @@ def _rows_of_cells(
 def cell_name(cell: Cell) -> str:
     """A method, with the prior it began from."""
     short = NAMES[cell.method].replace("extended Kalman filter", "EKF").replace("unscented Kalman filter", "UKF")
-    return f"{short}, {cell.prior}" if cell.prior else short
+    return f"{short}, prior {cell.prior}" if cell.prior else short
 
 
 def _dots(ax: Axes, place: float, values: np.ndarray, colour: str, height: float = 0.28) -> None:

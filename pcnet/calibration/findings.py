@@ -12,8 +12,8 @@ from pcnet.calibration.design import CASES, PRIORS
 from pcnet.calibration.measures import Share, wilson
 from pcnet.calibration.trials import Outcome
 
-NEAR_Y, NEAR_X = 1.2, 2.0
-"""By which factors a learned precision may be off: of observations 20 %, of states a factor of 2."""
+NEAR_Y, NEAR_X = (0.8, 1.2), (0.5, 2.0)
+"""Between these a learned precision should be, over the true one: that of observations and that of states."""
 NEAR_JUMP = 0.02
 """How close parameters should be to the truth again after a jump."""
 
@@ -95,11 +95,11 @@ def summarise(rows: pd.DataFrame) -> Summary:
     def column(name: str) -> pd.Series[float]:
         return rows[name] if name in rows else pd.Series(np.nan, rows.index)
 
-    def near(name: str, factor: float) -> Share:
+    def near(name: str, limits: tuple[float, float]) -> Share:
         known = column(name)
         if not known.notna().any():
             return wilson(np.nan, 0)
-        return wilson(float((np.abs(np.log(known)) <= np.log(factor)).mean()), count)
+        return wilson(float(known.between(*limits).mean()), count)
 
     later = column("error_later")
     followed = wilson(float((later <= NEAR_JUMP).mean()), count) if later.notna().any() else wilson(np.nan, 0)

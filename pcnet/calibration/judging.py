@@ -90,9 +90,9 @@ def _beside(case: str, prior: str, ours: Summary, theirs: Summary) -> Iterator[J
 def _precisions(findings: Findings, case: str) -> Iterator[Judgement]:
     for prior in CASES[case].priors:
         ours = findings.summary(Cell(case, "pcnet", prior.name))
-        target = f"prior {prior.name}: precision of y within {100 * (NEAR_Y - 1):.0f} % in {_percent(MOST)} of seeds"
+        target = f"prior {prior.name}: precision of y within {100 * (NEAR_Y[1] - 1):.0f} % in {_percent(MOST)} of seeds"
         yield at_least(case, target, ours.near_y, f"; median {ours.precision_y:.3g} × the truth")
-        target = f"prior {prior.name}: precision of x within a factor of {NEAR_X:g} in {_percent(MOST)} of seeds"
+        target = f"prior {prior.name}: precision of x within a factor of {NEAR_X[1]:g} in {_percent(MOST)} of seeds"
         yield at_least(case, target, ours.near_x, f"; median {ours.precision_x:.3g} × the truth")
 
 

@@ -122,6 +122,7 @@ def _how_to_read() -> str:
         "MSE is that of the states in the second half of the time, error the largest of a parameter at the end; both "
         "are means over seeds. Coverage is the share of truths within two standard deviations, "
         f"{100 * EXACT:.1f} % if all is right, with Wilson's interval for as many trials as there are seeds. "
+        "Priors are named by what they take the variances of the noises for: of states (x) and observations (y). "
         "Precisions are medians in units of the true ones, with the share of seeds that are near enough (y 20 %, x a "
         "factor of 2)."
     )
