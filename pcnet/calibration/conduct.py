@@ -16,8 +16,8 @@ from pcnet.calibration.findings import Cell, Findings
 from pcnet.calibration.judging import VERDICTS, Judgement, judge
 from pcnet.calibration.report import Report
 from pcnet.calibration.trials import Outcome, Trial, conduct, trials
-from pcnet.errors import SettingError
-from pcnet.workers import cores
+from pcnet.errors import SettingError, StudyError
+from pcnet.workers import cores, follow_parent
 
 LEAST = 200
 """Fewer observations leave too little to measure."""
@@ -80,18 +80,23 @@ def _conducted(planned: Sequence[Trial], samples: int, seeds: Sequence[int], pro
         yield from (conduct(trial, samples, seeds) for trial in planned)
         return
     from loky import ProcessPoolExecutor, as_completed
-
-    from pcnet.workers import follow_parent
+    from loky.process_executor import TerminatedWorkerError
 
     one_thread = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
     executor = ProcessPoolExecutor(
         max_workers=min(processes, len(planned)), env=one_thread, initializer=follow_parent, initargs=(os.getpid(),)
     )
+    finished = False
     try:
         for future in as_completed([executor.submit(conduct, trial, samples, seeds) for trial in planned]):
             yield future.result()
+        finished = True
+    except TerminatedWorkerError as error:
+        raise StudyError(
+            "a worker process was killed, most likely because memory ran out; start again with fewer processes or seeds"
+        ) from error
     finally:
-        executor.shutdown(wait=True, kill_workers=True)
+        executor.shutdown(wait=True, kill_workers=not finished)
 
 
 def conclude(done: Calibration) -> str:
