@@ -184,7 +184,8 @@ def _how(findings: Findings) -> str:
         ("Noise as states", "each smooth noise is a Markov process of order 4 in the filter's state"),
         (
             "Parameters that walk",
-            f"sd {RANDOM_WALK:g} an observation, matched noise; between the best for white and for smooth noise on development seeds",
+            f"sd {RANDOM_WALK:g} an observation, matched noise; between the best for white and for smooth noise "
+            "on development seeds",
         ),
         (
             "The paper's rules",
