@@ -5,7 +5,16 @@ from pcnet.checkpoint import resume
 from pcnet.derived import Derived
 from pcnet.graph import Graph
 from pcnet.networks import Network
-from pcnet.nodes import CauseNode, FilterNode, InputNode, ParameterNode, PrecisionNode, SensoryNode, StateNode
+from pcnet.nodes import (
+    CategoricalNode,
+    CauseNode,
+    FilterNode,
+    InputNode,
+    ParameterNode,
+    PrecisionNode,
+    SensoryNode,
+    StateNode,
+)
 from pcnet.observations import Sample
 from pcnet.record import Record
 from pcnet.registry import register
@@ -17,6 +26,7 @@ from pcnet.sweeps import sweep
 
 __all__ = [
     "Act",
+    "CategoricalNode",
     "CauseNode",
     "Clock",
     "Derived",

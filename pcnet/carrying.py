@@ -1,6 +1,7 @@
 """A Gaussian belief that is carried through time with all that it depends on, as pure functions of tensors.
 
-A variable s (n numbers) is believed to be N(m, P) at parameters θ and log-variances l of its noises. What other values of
+A variable s (n numbers) is believed to be N(m, P) at parameters θ and log-variances l of its noises. What other
+values of
 these would have made of the belief is carried along: W = ∂m/∂θ, ∂m/∂l, and P in shares P = Σ_k P_k, the part that each
 noise has brought in. Since a gain minimises P, ∂P/∂l_k is that share and nothing else.
 """
@@ -43,7 +44,7 @@ class Expected(NamedTuple):
 
 
 class Evidence(NamedTuple):
-    """What an observation says: gradient of its log-likelihood in θ or in l (B, n), and the information of it (B, n, n)."""
+    """What an observation says of θ or l: the gradient of its log-likelihood (B, n), and its information (B, n, n)."""
 
     gradient: Tensor
     information: Tensor
@@ -113,9 +114,9 @@ def absorb(
 ) -> Carried:
     """The belief once an error e = y − g(s) was heard as ξ = Ωe (B, d), with Ω (B, d, d) the precision expected of it.
 
-    direct: ∂g/∂θ (B, d, p), if there are parameters of g. With C = ∂g/∂s (B, d, n) and K = PCᵀΩ: m ← m + Ke, P_k ← (I − KC)P_k(I − KC)ᵀ + KR_kKᵀ, ∂m/∂θ ← ∂m/∂θ − K dg/dθ and
-    ∂m/∂l_k ← (I − KC)(∂m/∂l_k + P_kCᵀξ) − KR_kξ. noise: the diagonals of R_k (B, 1 + s, d); None if R is Ω⁻¹ − CPCᵀ,
-    of no source that is known, and then Ω may be singular.
+    direct: ∂g/∂θ (B, d, p), if there are parameters of g. With C = ∂g/∂s (B, d, n) and K = PCᵀΩ: m ← m + Ke, P_k ← (I
+    − KC)P_k(I − KC)ᵀ + KR_kKᵀ, ∂m/∂θ ← ∂m/∂θ − K dg/dθ and ∂m/∂l_k ← (I − KC)(∂m/∂l_k + P_kCᵀξ) − KR_kξ. noise: the
+    diagonals of R_k (B, 1 + s, d); None if R is Ω⁻¹ − CPCᵀ, of no source that is known, and then Ω may be singular.
     """
     mean, shares, theta, log_variance = carried
     seen = slope[:, None] @ shares  # CP_k
@@ -161,7 +162,8 @@ def of_noise(expected: Expected, error: Tensor, weighted: Tensor, precision: Ten
     """What an error e (B, d) says of l: ½(ξᵀS_kξ − tr ΩS_k) + (∂y/∂l_k)ᵀξ with S_k = ∂Ω⁻¹/∂l_k, ξ = Ωe.
 
     Its information is ½tr(ΩS_jΩS_k) + (∂y/∂l_j)ᵀΩ∂y/∂l_k. The second part grows with the square of errors that were
-    larger than expected, as they are until l is right; it is scaled down by as much, or it would keep l from getting there.
+    larger than expected, as they are until l is right; it is scaled down by as much, or it would keep l from getting
+    there.
     """
     share = torch.einsum("bde,bkef->bkdf", precision, expected.covariance_by_noise)
     fit = torch.einsum("bd,bkde,be->bk", weighted, expected.covariance_by_noise, weighted)

@@ -14,11 +14,13 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Handover(NamedTuple):
-    """How a belief about parameters θ passed into the next: from N(mean, …) (B, p), as one about θ⁺.
+    """How a belief about parameters θ passed into one about θ⁺, the number-th time (B,); its mean (B, p) was this.
 
-    Given θ⁺, θ is mean + kept (θ⁺ − η⁺) with covariance `lost`; (B, p, p) each. For parameters that stand still θ⁺ is θ.
+    Given θ⁺, θ is mean + kept (θ⁺ − η⁺) with covariance `lost`; (B, p, p) each. For parameters that stand still θ⁺ is
+    θ.
     """
 
+    number: Tensor
     mean: Tensor
     kept: Tensor
     lost: Tensor
@@ -27,7 +29,8 @@ class Handover(NamedTuple):
 class Prediction(Generic[T_co]):
     """What a node expects of the node below it: a tensor, or the expected `Precision` of its error.
 
-    How sure the sender is of it, if it says so: the covariance (B, n, n) of the value, or of log-precisions. For neighbours
+    How sure the sender is of it, if it says so: the covariance (B, n, n) of the value, or of log-precisions. For
+    neighbours
     that carry beliefs through time also: all that is `expected` of an observation, and the covariance `between` it and
     what had been expected of the one before; how a belief was handed over; or which noise a precision is that of.
     """

@@ -135,8 +135,8 @@ NONE = torch.zeros(1, 0, 0)
 class Gathered(NamedTuple):
     """What a slow node has gathered: gradient (B, n), of how many observations (B,), and how many steps it took (B,).
 
-    mended: how often its posterior was mended (B,). For a rule that needs curvatures (B, n, n): that of the gradient, all
-    that is known with what came before, and the prior's in the beginning; and what the last few windows brought.
+    mended: how often its posterior was mended (B,). For a rule that needs curvatures (B, n, n): that of the gradient,
+    all that is known with what came before, and the prior's in the beginning; and what the last few windows brought.
     """
 
     gradient: Tensor
@@ -246,7 +246,7 @@ class RobbinsMonro(ParameterMover):
 
 @settings
 class Newton(ParameterMover):
-    """μ ← μ − L⁻¹g, and when it is carried on L ← (1 − φ)L + φP: every observation since the beginning counts, and the older ones less.
+    """μ ← μ − L⁻¹g, and when carried on L ← (1 − φ)L + φP: every observation counts, and the older ones less.
 
     g sums the gradients of the errors since the last step; L is the prior's precision P plus the curvatures of the
     errors of all observations, as far as they are not forgotten, and so the precision of the belief. With the
@@ -256,9 +256,10 @@ class Newton(ParameterMover):
 
     forgetting: φ, the share of all knowledge that is given up after a step; a `fading` one besides, which is less with
     every step: fading/(j + 10) at the j-th.
-    reopening: give up knowledge that the last few windows contradict. If their gradient is larger than one in a thousand
-    should be, χ² = gᵀ(C + CL⁻¹C)⁻¹g with C their curvature, knowledge counts for that much less before the step is taken.
-    So parameters that jump are found again, and so are those whose first observations were taken for too exact.
+    reopening: give up knowledge that the last few windows contradict. If their gradient is larger than one in a
+    thousand should be, χ² = gᵀ(C + CL⁻¹C)⁻¹g with C their curvature, knowledge counts for that much less before the
+    step is taken. So parameters that jump are found again, and so are those whose first observations were taken for
+    too exact.
     largest: no component moves by more than this in a step.
     """
 

@@ -11,9 +11,9 @@ from torch import Tensor
 from pcnet.kernels import Kernel, SquaredExponential
 
 SPACING = 1.2
-"""The time between two shocks, in widths of the bell: what is lost by not having more of them is 0.2 % of the variance."""
+"""The time between two shocks, in widths of the bell: by not having more of them 0.2 % of the variance is lost."""
 REST = 1e-3
-"""The share of the variance that is left to what a handful of shocks cannot say, in the mean over a distance of shocks."""
+"""The share of the variance left to what a handful of shocks cannot say, in the mean over their distance."""
 
 
 class Noise(NamedTuple):
@@ -37,7 +37,7 @@ class Colour(NamedTuple):
     spacing: Tensor | None
 
     def strength(self, elapsed: Tensor) -> Tensor:
-        """How much more than its own is the variance of white noise, one value in each `elapsed` (B,), that is as strong."""
+        """How many times its variance has white noise that is as strong, with one value in each `elapsed` (B,)."""
         return (self.duration / elapsed).clamp_min(1.0)
 
     def rest(self, elapsed: Tensor) -> Tensor:
@@ -53,7 +53,7 @@ class Colour(NamedTuple):
 
 
 def colour_of(kernel: Kernel, elapsed: Tensor, shocks: int) -> Colour:
-    """The colour of noise of this kernel, whose settings are laid out for the batch, if it is seen every `elapsed` (B,).
+    """The colour of noise of this kernel, with settings laid out for the batch, if it is seen every `elapsed` (B,).
 
     Only squared exponentials are smooth noise with a bell for a shock; and only where shocks are no closer than
     observations they are worth having.

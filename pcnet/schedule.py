@@ -142,8 +142,8 @@ class Level(NamedTuple):
 def tracking(every: Any = 64, *, levels: Sequence[Level] = (Level(),)) -> Schedule:
     """For states that carry their beliefs (`FilterNode`): expect, sense, take the errors in; the context at every N-th.
 
-    levels: those of a stack, from the lowest up. A level above acts when the context of the one below it steps: it takes
-    in what the parameters there have found, and says what to expect of them next.
+    levels: those of a stack, from the lowest up. A level above acts when the context of the one below it steps: it
+    takes in what the parameters there have found, and says what to expect of them next.
     """
     periods = [torch.as_tensor(every) ** i for i in range(len(levels) + 1)]
 

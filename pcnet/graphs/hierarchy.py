@@ -23,8 +23,8 @@ class Tier:
 
     flow, dim: of its state. mapping: from the state to the observations or to the parameters of the tier below; the
     identity unless given.
-    mean, sd: the parameters of its flow, if it has any. At the top they are learned from this prior. Else the tier above
-    predicts them, and sd is how far a window's parameters may be from what is predicted.
+    mean, sd: the parameters of its flow, if it has any. At the top they are learned from this prior. Else the tier
+    above predicts them, and sd is how far a window's parameters may be from what is predicted.
     expected_precision: of the noise of its flow, 1/variance; noise="learned" takes it for a first guess.
     smoothness: the width in time units of the autocorrelation of that noise, or a `Kernel`; white without it.
     """
@@ -66,8 +66,9 @@ def hierarchy(
         raise SettingError("hierarchy: give at least one Tier, the lowest first")
     for i, tier in enumerate(tiers[:-1], 1):
         if tier.mean is None:
-            raise SettingError(f"hierarchy: tier {i} has no parameters that tier {i + 1} could predict: give mean and sd")
-
+            raise SettingError(
+                f"hierarchy: tier {i} has no parameters that tier {i + 1} could predict: give mean and sd"
+            )
 
     def precision(name: str, expected: Any, width: Any) -> PrecisionNode:
         log = to_tensor(expected).log()

@@ -18,7 +18,7 @@ from pcnet.settings import listed, number, to_tensor
 
 
 def learner() -> Newton:
-    """How parameters are learned: all windows count, the first ones less, and what recent ones contradict is reopened."""
+    """How parameters are learned: all windows count, the first less, and what recent ones contradict is reopened."""
     return Newton(fading=number(0.5), reopening=True)
 
 
@@ -47,13 +47,13 @@ def triple(
     every: Any = 64,
     substeps: int = 1,
 ) -> Model:
-    """A graph of the nodes x, y, theta, noise_x and noise_y with the schedule `tracking`, for ẋ = f(x, θ) + z, y = g(x) + w.
+    """A graph of x, y, theta, noise_x and noise_y with the schedule `tracking`, for ẋ = f(x, θ) + z, y = g(x) + w.
 
-    mean, sd: the prior of the parameters; without them there are none. mapping: g, the identity unless given, to so many
-    channels. expected_precision_x and _y: a first guess of 1/variance of z and w, which may be wrong by far.
-    smoothness: the width, in time units, of the squared-exponential autocorrelation of z and w, or a `Kernel`; without it
-    both are white. smoothness_y: that of w, where it is another. by_channel: a precision for each channel, or one for all.
-    Numbers may be tensors with leading batch dimensions; then every result has them too.
+    mean, sd: the prior of the parameters; without them there are none. mapping: g, the identity unless given, to so
+    many channels. expected_precision_x and _y: a first guess of 1/variance of z and w, which may be wrong by far.
+    smoothness: the width, in time units, of the squared-exponential autocorrelation of z and w, or a `Kernel`;
+    without it both are white. smoothness_y: that of w, where it is another. by_channel: a precision for each channel,
+    or one for all. Numbers may be tensors with leading batch dimensions; then every result has them too.
     """
     if (mean is None) != (sd is None):
         raise SettingError("triple: give both mean and sd of the parameters, or neither")
@@ -65,7 +65,9 @@ def triple(
 
     def precision(name: str, expected: Any, width: Any) -> PrecisionNode:
         log = listed(to_tensor(expected)).log()
-        return PrecisionNode(name, mean=log, sd=sd_lambda, kernel=kernel_of(width), channels=by_channel, mover=leveller())
+        return PrecisionNode(
+            name, mean=log, sd=sd_lambda, kernel=kernel_of(width), channels=by_channel, mover=leveller()
+        )
 
     graph = Graph()
     graph.predicts(x, y, via=mapping)

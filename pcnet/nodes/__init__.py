@@ -1,5 +1,6 @@
 """The node kinds that come along, one a file."""
 
+from pcnet.nodes.categorical import CategoricalNode
 from pcnet.nodes.cause import CauseNode
 from pcnet.nodes.filter import FilterNode
 from pcnet.nodes.input import InputNode
@@ -8,4 +9,13 @@ from pcnet.nodes.precision import PrecisionNode
 from pcnet.nodes.sensory import SensoryNode
 from pcnet.nodes.state import StateNode
 
-__all__ = ["CauseNode", "FilterNode", "InputNode", "ParameterNode", "PrecisionNode", "SensoryNode", "StateNode"]
+__all__ = [
+    "CategoricalNode",
+    "CauseNode",
+    "FilterNode",
+    "InputNode",
+    "ParameterNode",
+    "PrecisionNode",
+    "SensoryNode",
+    "StateNode",
+]

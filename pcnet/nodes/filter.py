@@ -15,7 +15,7 @@ from pcnet.carrying import Carried, Expected
 from pcnet.errors import GraphError, SettingError
 from pcnet.functions import Function
 from pcnet.linearisation import Linearisation
-from pcnet.messages import Error, Prediction
+from pcnet.messages import Error, Handover, Prediction
 from pcnet.node import Energy, Link, Local, Node, Quantity, Start
 from pcnet.nodes.state import StateNode
 from pcnet.noises import Colour, Noise, colour_of
@@ -26,8 +26,8 @@ class FilterBelief(NamedTuple):
     """What is carried (see `Carried`) of n numbers: the state, and after it the shocks of smooth noises.
 
     Of all nodes below together, of d channels: what was expected before they were heard (see `Expected`), and its
-    covariance with what had been expected of them before (B, d, d). What their errors said of the parameters (B, p) and of
-    the log-variances of the own noise (B, o), each with its information.
+    covariance with what had been expected of them before (B, d, d). What their errors said of the parameters (B, p)
+    and of the log-variances of the own noise (B, o), each with its information.
     """
 
     mean: Tensor
@@ -53,12 +53,14 @@ class FilterMemory(NamedTuple):
     """At which parameters (B, p) and variances of the noises it runs (B, own channels and d), and until when (B,).
 
     phase: how far time is past the middle one of the shocks of a smooth noise, in distances between two; (B, noises).
+    handed: how often the beliefs about the parameters had been handed over by then, (B, p).
     """
 
     parameters: Tensor
     variance: Tensor
     time: Tensor
     phase: Tensor
+    handed: Tensor
 
 
 class Source(NamedTuple):
@@ -100,18 +102,30 @@ class Layout(NamedTuple):
         return variance[:, None] * torch.cat([nobody[None], known])
 
 
+class FilterRule:
+    """The variance of the first state (B, dim), and, once it was found, where everything is."""
+
+    __slots__ = ("first", "layout", "looking")
+
+    def __init__(self, first: Tensor) -> None:
+        self.first = first
+        self.layout: Layout | None = None
+        self.looking = False
+
+
 @settings
 class FilterNode(StateNode):
     """A hidden state (..., dim) that carries mean, covariance and sensitivities from one observation to the next.
 
-    Asked to `carry`, it takes its belief along the flow to the present: x ← x + dt f(x, θ), P ← FPFᵀ + Q. Asked to `move`,
-    it takes in the errors of the nodes below, one node after the other. Asked to `settle`, it follows parameters and
-    precisions that have changed. For linear flows, mappings and white noise this is the Kalman filter; for others the
-    extended one. What parameters and precisions hear of the errors accounts for all that the belief owes to them.
+    Asked to `carry`, it takes its belief along the flow to the present: x ← x + dt f(x, θ), P ← FPFᵀ + Q. Asked to
+    `move`, it takes in the errors of the nodes below, one node after the other. Asked to `settle`, it follows
+    parameters and precisions that have changed. For linear flows, mappings and white noise this is the Kalman filter;
+    for others the extended one. What parameters and precisions hear of the errors accounts for all that the belief
+    owes to them.
 
-    Noise with a kernel `White` is another at each observation and stays until the next. Noise with a squared-exponential
-    kernel is a sum of shocks, each of which acts in the form of a bell, and they are part of what is believed. Other
-    kernels, and all with shocks=0, are taken for white noise that is as strong at low frequencies.
+    Noise with a kernel `White` is another at each observation and stays until the next. Noise with a
+    squared-exponential kernel is a sum of shocks, each of which acts in the form of a bell, and they are part of what
+    is believed. Other kernels, and all with shocks=0, are taken for white noise that is as strong at low frequencies.
 
     initial_sd: how uncertain the first state is, one number or (..., dim).
     noise: "learned" lets precision nodes hear of the errors; "given" takes what they say as it is, which costs less.
@@ -163,11 +177,11 @@ class FilterNode(StateNode):
     def begin(self, local: Local, start: Start) -> None:
         mean = torch.zeros(1, self.dim) if self.initial_mean is None else self.initial_mean
         value, sd = start.fill(mean, 2)[:, 0], listed(self.initial_sd)
-        local.rule = start.fill(sd.expand(*sd.shape[:-1], self.dim), 1) ** 2
+        local.rule = FilterRule(start.fill(sd.expand(*sd.shape[:-1], self.dim), 1) ** 2)
         room = [(1, self.dim, self.dim), (self.dim, 0), (self.dim, 0), (0,), (0, 0), (0, 0), (0, 0, 0), (0, 0)]
         room += [(0,), (0, 0), (0,), (0, 0)]
         local.belief = FilterBelief(value, *(value.new_zeros(start.batch, *shape) for shape in room))
-        local.memory = FilterMemory(*(value.new_zeros(start.batch, *shape) for shape in ((0,), (0,), (), (0,))))
+        local.memory = FilterMemory(*(value.new_zeros(start.batch, *shape) for shape in ((0,), (0,), (), (0,), (0,))))
 
     def orient(self, local: Local) -> None:
         """Find the first value from the first observation, and be as uncertain of it as `initial_sd` says."""
@@ -193,6 +207,7 @@ class FilterNode(StateNode):
             self._variances(local),
             local.time - local.elapsed,
             value.new_zeros(batch, len(layout.sources)),
+            value.new_zeros(batch, p),
         )
         local.mask = mask
 
@@ -202,7 +217,7 @@ class FilterNode(StateNode):
         variances = self._variances(local)
         shares = torch.zeros_like(belief.shares)
         if moving:
-            shares[:, 0, : self.dim, : self.dim] = local.rule.diag_embed()
+            shares[:, 0, : self.dim, : self.dim] = local.rule.first.diag_embed()
             for source in layout.sources:
                 if source.smooth:
                     each = layout.by_source(source, variances[:, source.channels]).repeat(1, 1, self.shocks)
@@ -212,6 +227,7 @@ class FilterNode(StateNode):
             variances,
             local.time - local.elapsed,
             torch.zeros_like(local.memory.phase),
+            self._handovers(local, layout).number,
         )
         cleared = {name: torch.zeros_like(getattr(belief, name)) for name in belief._fields[2:]}
         mean = torch.constant_pad_nd(value, (0, layout.size - self.dim))
@@ -222,7 +238,7 @@ class FilterNode(StateNode):
     # --- messages ----------------------------------------------------------------------------------------------
     def predict(self, local: Local, link: Link) -> Prediction[Tensor]:
         belief = local.belief
-        if not belief.expected.shape[1]:  # it has not been asked to find its bearings yet
+        if not belief.expected.shape[1] or local.rule.looking:  # it has not found its bearings yet
             return Prediction(self._linearised(local, link).value)
         source = self._layout(local).below[link]
         here = _shifted(source.channels, -self.dim)
@@ -302,7 +318,7 @@ class FilterNode(StateNode):
     def _renew(
         self, local: Local, layout: Layout, source: Source, carried: Carried, phase: Tensor
     ) -> tuple[Carried, Tensor]:
-        """Drop the oldest shocks of a noise for new ones, wherever time is nearer to the next one than to the middle."""
+        """Drop the oldest shocks of a noise for new ones, where time is nearer to the next one than to the middle."""
         channels = source.channels.stop - source.channels.start
         forward = torch.arange(layout.size)
         forward[source.shocks] = forward[source.shocks].roll(-channels)
@@ -382,21 +398,23 @@ class FilterNode(StateNode):
         layout, belief, memory = self._layout(local), local.belief, local.memory
         mean, shares, by_parameters, by_noise = belief.carried
         theta, variance = self._all_parameters(local), self._variances(local)
+        handed = memory.handed
         if layout.width:
-            kept, lost, reached = self._handovers(local, layout, theta)
-            changed = (theta != memory.parameters).any(-1)[:, None, None]
-            moved = torch.where(changed[..., 0], reached - memory.parameters, 0.0)
-            mean = mean + torch.bmm(by_parameters, moved[..., None])[..., 0]
-            if lost is not None and kept is not None:
-                lost = torch.where(changed, by_parameters @ lost @ by_parameters.mT, 0.0)
-                shares = torch.cat([shares[:, :1] + lost[:, None], shares[:, 1:]], 1)
-                by_parameters = torch.where(changed, by_parameters @ kept, by_parameters)
+            number, reached, kept, lost = self._handovers(local, layout)
+            # what was handed over since then goes by where it had got to before, the rest by where it is now
+            target = torch.where(number != handed, reached, theta)
+            mean = mean + torch.bmm(by_parameters, (target - memory.parameters)[..., None])[..., 0]
+            new = (number != handed)[:, None]
+            lost = torch.where(new & new.mT, lost, 0.0)
+            shares = torch.cat([shares[:, :1] + (by_parameters @ lost @ by_parameters.mT)[:, None], shares[:, 1:]], 1)
+            by_parameters = torch.where(new, by_parameters @ kept, by_parameters)
+            handed = number
         if len(layout.of_level):
             ratio = (variance / memory.variance).log()  # the same for all channels of a level
             change = ratio @ layout.of_level.mT / layout.of_level.sum(1)
             mean = mean + torch.bmm(by_noise, change[..., None])[..., 0]
             shares = torch.cat([shares[:, :1], shares[:, 1:] * change.exp()[..., None, None]], 1)
-        local.memory = memory._replace(parameters=theta, variance=variance)
+        local.memory = memory._replace(parameters=theta, variance=variance, handed=handed)
         local.belief = belief._replace(mean=mean, shares=shares, by_parameters=by_parameters)
 
     def energy(self, local: Local) -> Energy:
@@ -414,7 +432,7 @@ class FilterNode(StateNode):
 
     def fallbacks(self, local: Local) -> None:  # type: ignore[override]
         """None: where a covariance is lost, the run is told so."""
-        return None
+        return
 
     def gradient(self, local: Local) -> None:  # type: ignore[override]
         """None: it does not go downhill, it goes to where the gradient is zero."""
@@ -444,7 +462,13 @@ class FilterNode(StateNode):
 
     # --- what the rules share ----------------------------------------------------------------------------------------
     def _layout(self, local: Local) -> Layout:
-        return local.once("layout", lambda: self._lay_out(local))
+        rule: FilterRule = local.rule
+        if rule.layout is None:
+            rule.looking = True  # what the neighbours say of their noises does not depend on what they hear meanwhile
+            rule.layout = self._lay_out(local)
+            rule.looking = False
+            local.belief = local.belief  # let them forget what that was
+        return rule.layout
 
     def _lay_out(self, local: Local) -> Layout:
         """Found from the links and the noises of the neighbours, which do not change in a run."""
@@ -495,19 +519,17 @@ class FilterNode(StateNode):
         mean: Tensor = local.belief.mean
         return torch.cat([local.prediction(link) for link in links], -1) if links else mean.new_zeros(len(mean), 0)
 
-    def _handovers(self, local: Local, layout: Layout, theta: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor]:
-        """How beliefs about the parameters passed into the present ones: kept and lost (B, p, p), and the mean (B, p)."""
-        messages = {link: local.message(link).handover for link in layout.parameters}
-        if not any(messages.values()):
-            return None, None, theta
-        kept = torch.eye(layout.width).to(theta).repeat(len(theta), 1, 1)
-        lost, reached = torch.zeros_like(kept), theta.clone()
+    def _handovers(self, local: Local, layout: Layout) -> Handover:
+        """How beliefs about the parameters passed into the present ones, those of all nodes together."""
+        reached = self._all_parameters(local).clone()
+        number, kept = torch.zeros_like(reached), torch.eye(layout.width).to(reached).repeat(len(reached), 1, 1)
+        lost = torch.zeros_like(kept)
         for link, part in layout.parameters.items():
-            handover = messages[link]
+            handover = local.message(link).handover
             if handover is not None:
+                number[:, part], reached[:, part] = handover.number[:, None], handover.mean
                 kept[:, part, part], lost[:, part, part] = handover.kept, handover.lost
-                reached[:, part] = handover.mean
-        return kept, lost, reached
+        return Handover(number, reached, kept, lost)
 
     def _argument(self, local: Local, function: Function) -> Tensor:
         value: Tensor = local.belief.mean

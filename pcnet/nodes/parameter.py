@@ -23,7 +23,8 @@ from pcnet.settings import PositiveVector, Vector, broadcast, listed, settings
 class ParameterBelief(NamedTuple):
     """Mean (B, p), posterior precision (B, p, p) with log|Σ| (B,), and the same of the prior.
 
-    How the belief before passed into this one, with what was forgotten, or by what a state above expects: see `Handover`.
+    How the belief before passed into this one, with what was forgotten, or by what a state above expects: see
+    `Handover`.
     """
 
     mean: Tensor
@@ -32,6 +33,7 @@ class ParameterBelief(NamedTuple):
     prior_mean: Tensor
     prior_precision: Tensor
     prior_log_det_covariance: Tensor
+    handed: Tensor
     handed_mean: Tensor
     handed_kept: Tensor
     handed_lost: Tensor
@@ -105,8 +107,8 @@ class ParameterNode(Node):
         sure = [state for state in states if state.sure]
         if sure and len(states) > 1:
             raise GraphError(
-                f"{self.title} is predicted by {states[0].name!r} and {states[1].name!r}, of which one carries its whole "
-                "belief: make them one state"
+                f"{self.title} is predicted by {states[0].name!r} and {states[1].name!r}, of which one carries its "
+                "whole belief: make them one state"
             )
         if self.mover.needs_curvature and states and not sure:
             raise GraphError(
@@ -125,13 +127,13 @@ class ParameterNode(Node):
         local.rule = ParameterRule(start.lay_out(self.mover), deviation)
         precision, log_det = (deviation**-2).diag_embed(), 2 * deviation.log().sum(-1)
         kept = torch.eye(self.width).to(mean).repeat(start.batch, 1, 1)
-        handed = (mean, kept, torch.zeros_like(kept))
+        handed = (torch.zeros_like(log_det), mean, kept, torch.zeros_like(kept))
         local.belief = ParameterBelief(mean, precision, log_det, mean, precision, log_det, *handed)
         local.memory = local.rule.mover.begin(mean, precision)
 
     def predict(self, local: Local, link: Link) -> Prediction[Tensor]:
         belief: ParameterBelief = local.belief
-        handed = Handover(*belief[-3:]) if local.rule.mover.needs_curvature else None
+        handed = Handover(*belief[-4:]) if local.rule.mover.needs_curvature else None
         return Prediction(belief.mean, covariance=partial(self._covariance, local), handover=handed)
 
     def err(self, local: Local, link: Link) -> Error[Dense]:
@@ -158,11 +160,7 @@ class ParameterNode(Node):
 
     def move(self, local: Local) -> None:
         change, local.memory = local.rule.mover.step(local.memory)
-        belief, mean = local.belief, local.belief.mean + change
-        same = torch.eye(self.width).to(mean).expand_as(belief.handed_kept)
-        local.belief = belief._replace(
-            mean=mean, handed_mean=mean, handed_kept=same, handed_lost=torch.zeros_like(same)
-        )
+        local.belief = local.belief._replace(mean=local.belief.mean + change)
 
     def gather(self, local: Local) -> None:
         if local.rule.mover.needs_curvature:
@@ -227,6 +225,7 @@ class ParameterNode(Node):
             belief.mean,
             left.precision,
             left.log_det_covariance,
+            belief.handed + 1,
             belief.mean,
             kept,
             before - kept @ before,
@@ -235,7 +234,8 @@ class ParameterNode(Node):
     def _hand_over(self, local: Local) -> None:
         """Take what the state above expects for belief and prior, and remember what that owes to the belief before.
 
-        With v₀ the covariance so far, v₁ the expected one, and c the one between: kept = c v₁⁻¹, lost = v₀ − kept v₁ keptᵀ.
+        With v₀ the covariance so far, v₁ the expected one and c the one between: kept = c v₁⁻¹, lost = v₀ − kept v₁
+        keptᵀ.
         """
         (link,) = local.links_above("predicts")
         message, belief = local.message(link), local.belief
@@ -243,9 +243,12 @@ class ParameterNode(Node):
         v0, v1 = covariance_of(belief.precision), message.expected.covariance
         found = posterior(covariance_of(v1))
         kept = message.between @ found.precision
-        lost = v0 - kept @ v1 @ kept.mT
+        explained = kept @ v1 @ kept.mT
+        # where those above are no normal distribution, what they say may explain more than there was
+        most = torch.linalg.eigvals(belief.precision @ explained).real.amax(-1).clamp_min(1.0)[:, None, None]
+        kept, lost = kept / most.sqrt(), v0 - explained / most
         fresh = (message.expected.mean, found.precision, found.log_det_covariance)
-        local.belief = ParameterBelief(*fresh, *fresh, belief.mean, kept, lost)
+        local.belief = ParameterBelief(*fresh, *fresh, belief.handed + 1, belief.mean, kept, lost)
         local.memory = local.memory._replace(known=found.precision, prior=found.precision)
 
     def orient(self, local: Local) -> None:

@@ -26,8 +26,8 @@ from pcnet.settings import Positive, PositiveVector, Vector, broadcast, listed, 
 class PrecisionBelief(NamedTuple):
     """Mean (B, n), posterior precision with log|Σ| (B,), and the same of the prior.
 
-    Log-precisions alone do not interact: their precision is a diagonal, (B, n). With couplings, or a mover that learns from
-    curvatures, it is (B, n, n).
+    Log-precisions alone do not interact: their precision is a diagonal, (B, n). With couplings, or a mover that
+    learns from curvatures, it is (B, n, n).
     """
 
     mean: Tensor

@@ -161,8 +161,8 @@ class SensoryNode(Node):
         states = [link.parent for link in above if link.kind == "predicts"]
         if len(states) > 1 and any(state.sure for state in states):
             raise GraphError(
-                f"{self.title} is predicted by {states[0].name!r} and {states[1].name!r}, of which one carries its whole "
-                "belief: make them one state"
+                f"{self.title} is predicted by {states[0].name!r} and {states[1].name!r}, of which one carries its "
+                "whole belief: make them one state"
             )
 
     def begin(self, local: Local, start: Start) -> None:

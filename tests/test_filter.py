@@ -1,0 +1,580 @@
+"""States that carry their beliefs, against the Kalman filter, brute-force Gaussians and numerical derivatives."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from contract import NodeContract
+
+import pcnet as pc
+from pcnet.errors import GraphError, SettingError
+from pcnet.functions import Linear
+from pcnet.graphs import triple
+from pcnet.kernels import SquaredExponential, White
+from pcnet.movers import Newton
+from pcnet.nodes import FilterNode, ParameterNode, PrecisionNode, SensoryNode, StateNode
+from pcnet.schedule import Level, Schedule, act, tracking
+
+DT, FLOW = 0.1, np.array([[-0.4, 1.0], [-1.2, -0.1]])
+GAIN = np.array([[1.0, 0.0], [0.5, -0.3], [0.0, 2.0]])
+STATE_VARIANCE, NOISE_VARIANCE, FIRST = 0.7, np.array([0.2, 0.5, 0.1]), np.array([0.3, -0.2])
+OBSERVATIONS = np.random.default_rng(7).standard_normal((25, 3))
+STILL = tracking(levels=(Level(precisions=(), parameters=()),))
+"""States alone: nothing is learned."""
+
+
+def linear_graph(noise: str = "given", **options) -> pc.Graph:
+    x = FilterNode("x", dim=2, flow=Linear(FLOW), initial_mean=FIRST[None], initial_sd=0.9, noise=noise, **options)
+    y = SensoryNode("y", dim=3, orders=1, dt=DT)
+    graph = pc.Graph()
+    graph.predicts(x, y, via=Linear(GAIN))
+    level = Newton()
+    graph.weighs(
+        PrecisionNode(
+            "noise_x", mean=-math.log(STATE_VARIANCE), sd=1.0, kernel=White(), channels="shared", mover=level
+        ),
+        x,
+    )
+    graph.weighs(PrecisionNode("noise_y", mean=-np.log(NOISE_VARIANCE), sd=1.0, kernel=White(), mover=level), y)
+    return graph
+
+
+class Kalman:
+    """The textbook's filter of x ← Fx + noise (Q), y = Gx + noise (R), in numpy."""
+
+    def __init__(self, f, q, g, r, mean, covariance) -> None:
+        self.f, self.q, self.g, self.r, self.mean, self.covariance = f, q, g, r, mean, covariance
+        self.log_evidence = 0.0
+
+    def step(self, y: np.ndarray) -> None:
+        self.mean = self.f @ self.mean
+        self.covariance = self.f @ self.covariance @ self.f.T + self.q
+        seen = np.isfinite(y)
+        g, r, y = self.g[seen], self.r[np.ix_(seen, seen)], y[seen]
+        if not len(y):
+            return
+        s, e = g @ self.covariance @ g.T + r, y - g @ self.mean
+        gain = self.covariance @ g.T @ np.linalg.inv(s)
+        self.log_evidence += -0.5 * (e @ np.linalg.solve(s, e) + np.linalg.slogdet(2 * np.pi * s)[1])
+        self.mean = self.mean + gain @ e
+        self.covariance = self.covariance - gain @ s @ gain.T
+
+
+def kalman(dt: float = DT) -> Kalman:
+    q = STATE_VARIANCE * dt**2 * np.eye(2)
+    return Kalman(np.eye(2) + dt * FLOW, q, GAIN, np.diag(NOISE_VARIANCE), FIRST, 0.81 * np.eye(2))
+
+
+@pytest.mark.parametrize("noise", ["given", "learned"])
+def test_it_is_the_kalman_filter(noise):
+    """Mean, covariance and evidence to machine precision, whether or not sensitivities are carried."""
+    oracle, result = kalman(), linear_graph(noise).run(OBSERVATIONS, STILL, record=["mean", "covariance", "energy"])
+    if noise == "learned":
+        live = linear_graph(noise).start(STILL).run(OBSERVATIONS)
+        result_shares = live.local("x").belief.carried.covariance[0].numpy()
+    for t, y in enumerate(OBSERVATIONS):
+        oracle.step(y)
+        np.testing.assert_allclose(result.mean("x")[t, 0], oracle.mean, rtol=1e-11, atol=1e-13)
+        if noise == "given":
+            np.testing.assert_allclose(result.covariance("x")[t], oracle.covariance, rtol=1e-11, atol=1e-14)
+    if noise == "learned":
+        np.testing.assert_allclose(result_shares, oracle.covariance, rtol=1e-11, atol=1e-14)
+    assert result.accuracy.sum() == pytest.approx(oracle.log_evidence, rel=1e-11)
+
+
+def test_what_is_missing_is_not_there():
+    holes = OBSERVATIONS.copy()
+    holes[3, 1] = holes[8] = holes[9, :2] = np.nan
+    oracle, result = kalman(), linear_graph().run(holes, STILL, record=["mean", "sd", "energy"])
+    for t, y in enumerate(holes):
+        oracle.step(y)
+        np.testing.assert_allclose(result.mean("x")[t, 0], oracle.mean, rtol=1e-11, atol=1e-13)
+        np.testing.assert_allclose(result.sd("x")[t, 0], np.sqrt(np.diag(oracle.covariance)), rtol=1e-11)
+    assert result.accuracy.sum() == pytest.approx(oracle.log_evidence, rel=1e-11)
+    assert (result.sd("x")[8] > result.sd("x")[7]).all()  # a pause makes less sure
+
+
+def test_it_is_the_joint_gaussian_of_everything():
+    """No recursion at all: x(0), all noises and all observations as one normal distribution, conditioned once."""
+    steps = 6
+    f, q = np.eye(2) + DT * FLOW, STATE_VARIANCE * DT**2
+    # x_t = F^(t+1) x_0 + Σ F^(t−s) z_s
+    power = [np.linalg.matrix_power(f, k) for k in range(steps + 1)]
+    of_states = np.zeros((2 * steps, 2 + 2 * steps))
+    for t in range(steps):
+        of_states[2 * t : 2 * t + 2, :2] = power[t + 1]
+        for s in range(t + 1):
+            of_states[2 * t : 2 * t + 2, 2 + 2 * s : 4 + 2 * s] = power[t - s]
+    source = np.diag(np.r_[0.81, 0.81, np.full(2 * steps, q)])
+    mean = of_states @ np.r_[FIRST, np.zeros(2 * steps)]
+    covariance = of_states @ source @ of_states.T
+    gain = np.kron(np.eye(steps), GAIN)
+    s = gain @ covariance @ gain.T + np.kron(np.eye(steps), np.diag(NOISE_VARIANCE))
+    k = covariance @ gain.T @ np.linalg.inv(s)
+    posterior = mean + k @ (OBSERVATIONS[:steps].ravel() - gain @ mean)
+    left = covariance - k @ gain @ covariance
+    result = linear_graph().run(OBSERVATIONS[:steps], STILL, record=["mean", "covariance"])
+    np.testing.assert_allclose(result.mean("x")[-1, 0], posterior[-2:], rtol=1e-10)
+    np.testing.assert_allclose(result.covariance("x")[-1], left[-2:, -2:], rtol=1e-9)
+
+
+def test_many_small_steps_are_the_exact_discrete_filter():
+    """With more and more substeps: the error against the exact transition falls with their number."""
+    from scipy.linalg import expm
+
+    exact = expm(FLOW * DT)
+
+    def error(substeps: int) -> float:
+        graph = linear_graph(substeps=substeps)
+        oracle = kalman()
+        oracle.f = exact
+        # noise that stays for DT/substeps each: its covariance over DT as a sum of those of the parts
+        part = np.eye(2) + DT / substeps * FLOW
+        power = [np.linalg.matrix_power(part, k) for k in range(substeps)]
+        oracle.q = sum(STATE_VARIANCE * (DT / substeps) ** 2 * p @ p.T for p in power)
+        result = graph.run(OBSERVATIONS, STILL, record=["mean"])
+        for y in OBSERVATIONS:
+            oracle.step(y)
+        return float(np.abs(result.mean("x")[-1, 0] - oracle.mean).max())
+
+    coarse, fine = error(8), error(64)
+    assert fine < coarse / 3
+
+
+def test_times_between_observations_may_differ():
+    times = np.cumsum([0.1, 0.1, 0.3, 0.05, 0.2])
+    oracle = kalman()
+    live = linear_graph().start(STILL, record=())
+    for t, (time, y) in enumerate(zip(times, OBSERVATIONS, strict=False)):
+        gap = DT if t == 0 else time - times[t - 1]
+        oracle.f, oracle.q = np.eye(2) + gap * FLOW, STATE_VARIANCE * gap**2 * np.eye(2)
+        oracle.step(y)
+        live.step(y, t=time)
+        np.testing.assert_allclose(live.mean("x")[0], oracle.mean, rtol=1e-10)
+
+
+def test_two_sensors_are_as_one():
+    """One node after the other is taken in, and it makes no difference."""
+    x = FilterNode("x", dim=2, flow=Linear(FLOW), initial_mean=FIRST[None], initial_sd=0.9, noise="given")
+    a, b = SensoryNode("a", dim=1, orders=1, dt=DT), SensoryNode("b", dim=2, orders=1, dt=DT)
+    graph = pc.Graph()
+    graph.predicts(x, a, via=Linear(GAIN[:1]))
+    graph.predicts(x, b, via=Linear(GAIN[1:]))
+    graph.weighs(PrecisionNode("noise_x", mean=-math.log(STATE_VARIANCE), sd=1.0, kernel=White(), channels="shared"), x)
+    graph.weighs(PrecisionNode("noise_a", mean=-np.log(NOISE_VARIANCE[:1]), sd=1.0, kernel=White()), a)
+    graph.weighs(PrecisionNode("noise_b", mean=-np.log(NOISE_VARIANCE[1:]), sd=1.0, kernel=White()), b)
+    both = graph.run({"a": OBSERVATIONS[:, :1], "b": OBSERVATIONS[:, 1:]}, STILL, record=["mean", "sd", "energy"])
+    one = linear_graph().run(OBSERVATIONS, STILL, record=["mean", "sd", "energy"])
+    np.testing.assert_allclose(both.mean("x"), one.mean("x"), rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(both.sd("x"), one.sd("x"), rtol=1e-10)
+    np.testing.assert_allclose(both.accuracy, one.accuracy, rtol=1e-9)
+
+
+# --- what parameters and precisions hear -----------------------------------------------------------------------------
+def bent_flow(x, theta):
+    return torch.sin(x.flip(-1) * theta[..., :1]) - theta[..., 1:] * x
+
+
+def bent_mapping(x, theta):
+    return torch.cat([x + 0.2 * x**2, x[..., :1] * x[..., 1:]], -1) * theta
+
+
+BENT_FLOW, BENT_MAPPING = pc.Derived(bent_flow), pc.Derived(bent_mapping)
+
+
+def bent_graph(theta, gain, log_x, log_y, initial_sd=0.5) -> pc.Graph:
+    x = FilterNode("x", dim=2, flow=BENT_FLOW, initial_mean=[[0.4, -0.6]], initial_sd=initial_sd)
+    y = SensoryNode("y", dim=3, orders=1, dt=DT)
+    graph = pc.Graph()
+    graph.predicts(x, y, via=BENT_MAPPING)
+    graph.parametrises(ParameterNode("theta", mean=theta, sd=1.0, mover=Newton()), x)
+    graph.parametrises(ParameterNode("gain", mean=gain, sd=1.0, mover=Newton()), x, of=y)
+    for name, log, child in (("noise_x", log_x, x), ("noise_y", log_y, y)):
+        graph.weighs(PrecisionNode(name, mean=log, sd=1.0, kernel=White(), mover=Newton()), child)
+    return graph
+
+
+GATHER = Schedule(
+    opening=STILL.opening,
+    acts=(*STILL.acts, act("gather", "parameter", "precision")),
+    name="tracking without learning",
+)
+POINT = {
+    "theta": [0.8, 0.3],
+    "gain": [1.1],
+    "log_x": [-1.0, -0.5],
+    "log_y": [0.7, 1.2, 0.3],
+}
+
+
+def central_differences(evidence, point: np.ndarray, step: float) -> np.ndarray:
+    sides = [[evidence(point + sign * step * e) for sign in (1, -1)] for e in np.eye(len(point))]
+    return np.array([(plus - minus) / (2 * step) for plus, minus in sides])
+
+
+@pytest.mark.parametrize("node", ["theta", "gain"])
+def test_what_parameters_hear_is_the_slope_of_the_log_evidence(node):
+    """Against differences of whole runs, of a flow and a mapping that are bent, with so little noise that only they count.
+
+    What is left out is how Jacobians, and so the gain, change with parameters: here some per cent.
+    """
+    truth = pc.simulate.simulate(
+        BENT_FLOW,
+        parameters=POINT["theta"],
+        initial=[0.4, -0.6],
+        samples=25,
+        dt=DT,
+        state_sd=1e-3,
+        observation_sd=1e-4,
+        mapping=BENT_MAPPING,
+        mapping_parameters=POINT["gain"],
+        seed=3,
+    ).observations
+    still = {**POINT, "log_x": [2 * math.log(1e3)] * 2, "log_y": [2 * math.log(1e4)] * 3}
+    still[node] = [value + 1e-4 for value in POINT[node]]
+    live = bent_graph(**still, initial_sd=1e-4).start(GATHER, record=()).run(truth)
+    found = -live.local(node).memory.gradient[0].numpy()
+
+    def evidence(value):
+        run = bent_graph(**{**still, node: value}, initial_sd=1e-4).run(truth, GATHER, record=["energy"])
+        return run.accuracy.sum()
+
+    expected = central_differences(evidence, np.array(still[node]), 1e-7)
+    np.testing.assert_allclose(found, expected, rtol=0.1)
+
+
+def test_what_a_smooth_noise_hears_is_the_slope_of_the_log_evidence():
+    """Its shocks are carried, and for a linear model nothing is left out."""
+
+    def graph(log) -> pc.Graph:
+        x = FilterNode("x", dim=2, flow=Linear(FLOW), initial_mean=FIRST[None], initial_sd=0.9)
+        y = SensoryNode("y", dim=3, orders=1, dt=DT)
+        made = pc.Graph()
+        made.predicts(x, y, via=Linear(GAIN))
+        made.weighs(PrecisionNode("noise_x", mean=log, sd=1.0, smoothness=0.5, mover=Newton()), x)
+        made.weighs(PrecisionNode("noise_y", mean=-np.log(NOISE_VARIANCE), sd=1.0, kernel=White(), mover=Newton()), y)
+        return made
+
+    point = np.array([0.3, -0.2])
+    live = graph(point).start(GATHER, record=()).run(OBSERVATIONS)
+    assert live.local("x").belief.mean.shape[1] == 2 + 2 * 5
+    expected = central_differences(
+        lambda log: graph(log).run(OBSERVATIONS, GATHER, record=["energy"]).accuracy.sum(), point, 1e-5
+    )
+    np.testing.assert_allclose(-live.local("noise_x").memory.gradient[0].numpy(), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("node", ["noise_x", "noise_y"])
+def test_for_a_linear_model_the_slope_is_exact(node):
+    """Then there is nothing to leave out: the gradient in log-precisions is that of the log-evidence."""
+    live = linear_graph("learned").start(GATHER, record=()).run(OBSERVATIONS)
+    found = -live.local(node).memory.gradient[0].numpy()
+
+    def evidence(log_x: float, log_y: np.ndarray) -> float:
+        oracle = kalman()
+        oracle.q, oracle.r = math.exp(-log_x) * DT**2 * np.eye(2), np.diag(np.exp(-log_y))
+        for y in OBSERVATIONS:
+            oracle.step(y)
+        return oracle.log_evidence
+
+    log_x, log_y = np.array([-math.log(STATE_VARIANCE)]), -np.log(NOISE_VARIANCE)
+    if node == "noise_x":
+        expected = central_differences(lambda log: evidence(log[0], log_y), log_x, 1e-5)
+    else:
+        expected = central_differences(lambda log: evidence(log_x[0], log), log_y, 1e-5)
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-8)
+
+
+def test_parameters_of_a_linear_mapping_are_learned_as_by_least_squares():
+    """A state known for sure that stands still, y = θx + noise: the posterior of θ is that of regression."""
+    x = FilterNode(
+        "x", dim=2, flow=Linear([[0.0, 0.0], [0.0, 0.0]]), initial_mean=[[2.0, -1.0]], initial_sd=1e-9, noise="given"
+    )
+    y = SensoryNode("y", dim=1, orders=1, dt=DT)
+    graph = pc.Graph()
+    graph.predicts(x, y, via=pc.Derived(lambda x, theta: (x * theta).sum(-1, keepdim=True)))
+    graph.parametrises(ParameterNode("theta", mean=[0.1, 0.2], sd=[1.0, 0.5], mover=Newton()), x, of=y)
+    graph.weighs(PrecisionNode("noise_x", mean=40.0, sd=1.0, kernel=White()), x)
+    graph.weighs(PrecisionNode("noise_y", mean=math.log(4.0), sd=1.0, kernel=White()), y)
+    data = 1.0 + 0.5 * np.random.default_rng(1).standard_normal((30, 1))
+    level = Level(precisions=())
+    result = graph.run(data, tracking(10, levels=(level,)), record=["mean", "covariance"])
+    prior, row = np.diag([1.0, 4.0]), np.array([2.0, -1.0])
+    precision = prior + 30 * 4.0 * np.outer(row, row)
+    mean = np.linalg.solve(precision, prior @ [0.1, 0.2] + 4.0 * row * data.sum())
+    np.testing.assert_allclose(result.mean("theta")[-1], mean, rtol=1e-6)
+    np.testing.assert_allclose(result.covariance("theta")[-1], np.linalg.inv(precision), rtol=1e-6, atol=1e-9)
+
+
+def test_states_and_parameters_are_estimated_as_by_a_filter_of_both():
+    """x' = θ with θ unknown: linear in both, so that one Kalman filter of (x, θ) is exact; here in messages."""
+    x = FilterNode(
+        "x",
+        dim=1,
+        flow=pc.Derived(lambda x, theta: theta + 0.0 * x),
+        initial_mean=[[0.0]],
+        initial_sd=0.5,
+        noise="given",
+    )
+    y = SensoryNode("y", dim=1, orders=1, dt=DT)
+    graph = pc.Graph()
+    graph.predicts(x, y)
+    graph.parametrises(ParameterNode("theta", mean=[0.0], sd=2.0, mover=Newton()), x)
+    graph.weighs(PrecisionNode("noise_x", mean=0.0, sd=1.0, kernel=White()), x)
+    graph.weighs(PrecisionNode("noise_y", mean=1.0, sd=1.0, kernel=White()), y)
+    data = 0.7 * DT * np.arange(40)[:, None] + 0.3 * np.random.default_rng(2).standard_normal((40, 1))
+    oracle = Kalman(
+        np.array([[1.0, DT], [0.0, 1.0]]),
+        np.diag([DT**2, 0.0]),
+        np.array([[1.0, 0.0]]),
+        np.array([[math.exp(-1.0)]]),
+        np.zeros(2),
+        np.diag([0.25, 4.0]),
+    )
+    result = graph.run(data, tracking(1, levels=(Level(precisions=()),)), record=["mean", "sd"])
+    for t, value in enumerate(data):
+        oracle.step(value)
+        np.testing.assert_allclose(result.mean("theta")[t], oracle.mean[1:], rtol=1e-9, atol=1e-11)
+        np.testing.assert_allclose(result.mean("x")[t, 0], oracle.mean[:1], rtol=1e-9, atol=1e-11)
+        np.testing.assert_allclose(result.sd("theta")[t], np.sqrt(oracle.covariance[1:, 1]), rtol=1e-9)
+        np.testing.assert_allclose(result.sd("x")[t, 0], np.sqrt(oracle.covariance[:1, 0]), rtol=1e-9)
+
+
+def test_forgetting_is_a_random_walk_of_the_parameters():
+    """(1 − φ) of what is known stays: as if θ took a step whose variance is φ/(1 − φ) of its own."""
+    share = 0.2
+    x = FilterNode(
+        "x",
+        dim=1,
+        flow=pc.Derived(lambda x, theta: theta + 0.0 * x),
+        initial_mean=[[0.0]],
+        initial_sd=0.5,
+        noise="given",
+    )
+    y = SensoryNode("y", dim=1, orders=1, dt=DT)
+    graph = pc.Graph()
+    graph.predicts(x, y)
+    graph.parametrises(ParameterNode("theta", mean=[0.0], sd=1e4, mover=Newton(forgetting=share)), x)
+    graph.weighs(PrecisionNode("noise_x", mean=0.0, sd=1.0, kernel=White()), x)
+    graph.weighs(PrecisionNode("noise_y", mean=1.0, sd=1.0, kernel=White()), y)
+    data = np.sin(0.3 * np.arange(30))[:, None]
+    oracle = Kalman(
+        np.array([[1.0, DT], [0.0, 1.0]]),
+        np.diag([DT**2, 0.0]),
+        np.array([[1.0, 0.0]]),
+        np.array([[math.exp(-1.0)]]),
+        np.zeros(2),
+        np.diag([0.25, 1e8]),
+    )
+    result = graph.run(data, tracking(1, levels=(Level(precisions=()),)), record=["mean"])
+    for t, value in enumerate(data):
+        oracle.step(value)
+        np.testing.assert_allclose(result.mean("x")[t, 0], oracle.mean[:1], rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(result.mean("theta")[t], oracle.mean[1:], rtol=1e-5, atol=1e-6)
+        oracle.covariance[1, 1] /= 1 - share
+
+
+# --- smooth noise ----------------------------------------------------------------------------------------------------
+def test_shocks_make_a_noise_of_the_right_autocorrelation():
+    """Σ_j b_j(t) b_j(t + h) of bells on a grid is close to exp(−h²/2w²), whatever the phase."""
+    from pcnet.noises import SPACING, Colour, colour_of
+
+    width, dt = 0.7, 1e-5
+    colour = colour_of(SquaredExponential(width), torch.tensor([dt], dtype=torch.float64), 99)
+    assert isinstance(colour, Colour)
+    assert colour.spacing.item() == pytest.approx(SPACING * width / math.sqrt(2))
+    tiny = torch.tensor([dt], dtype=torch.float64)
+    for phase in (-0.5, -0.2, 0.1, 0.4):
+        for lag in (0.0, 0.3, 0.9, 1.8):
+            now = colour.bells(torch.tensor([phase], dtype=torch.float64), 99, tiny)
+            then = colour.bells(torch.tensor([phase + lag / colour.spacing.item()], dtype=torch.float64), 99, tiny)
+            missing = colour.rest(tiny).item()
+            expected = (1 - missing) * math.exp(-(lag**2) / (2 * width**2))
+            assert (now * then).sum().item() == pytest.approx(expected, abs=0.003)
+
+
+def test_smooth_noise_is_filtered_as_its_covariance_says():
+    """A state that stands still under smooth observation noise: the posterior is that of the whole Gaussian process.
+
+    Over six kernel widths of noise with exp(−h²/2w²), the mean of a constant is found with the variance
+    1/(1ᵀS⁻¹1 + prior); five shocks, and what is left to them, come near it. Taken for white noise of its own variance
+    it would be found with an eighth of that.
+    """
+    width, steps, sd = 0.5, 60, 0.3
+    x = FilterNode("x", dim=1, flow=Linear([[0.0]]), initial_mean=[[0.0]], initial_sd=2.0, noise="given")
+    y = SensoryNode("y", dim=1, orders=1, dt=0.05)
+    graph = pc.Graph()
+    graph.predicts(x, y)
+    graph.weighs(PrecisionNode("noise_x", mean=40.0, sd=1.0, kernel=White()), x)
+    graph.weighs(PrecisionNode("noise_y", mean=-2 * math.log(sd), sd=1.0, smoothness=width), y)
+    noise = pc.simulate.smooth_noise(steps, 1, sd=sd, width=width / math.sqrt(2), dt=0.05, seed=4)
+    result = graph.run(1.0 + noise, STILL, record=["mean", "sd"])
+    times = 0.05 * np.arange(steps)
+    s = sd**2 * (np.exp(-((times[:, None] - times) ** 2) / (2 * width**2)) + 0.01 * np.eye(steps))
+    weights = np.linalg.solve(s, np.ones(steps))
+    precision = weights.sum() + 0.25
+    assert result.sd("x")[-1, 0, 0] == pytest.approx(precision**-0.5, rel=0.1)
+    assert result.mean("x")[-1, 0, 0] == pytest.approx(weights @ (1.0 + noise.numpy()[:, 0]) / precision, abs=0.04)
+    assert sd / math.sqrt(steps) < 0.4 * precision**-0.5
+
+
+def test_without_shocks_smooth_noise_is_white_noise_of_its_strength():
+    """Its variance times ∫κ/dt: the Kalman filter that is told so."""
+    width = 0.3
+    result = {}
+    for shocks in (0, 5):
+        x = FilterNode(
+            "x", dim=2, flow=Linear(FLOW), initial_mean=FIRST[None], initial_sd=0.9, noise="given", shocks=shocks
+        )
+        y = SensoryNode("y", dim=3, orders=1, dt=DT)
+        graph = pc.Graph()
+        graph.predicts(x, y, via=Linear(GAIN))
+        graph.weighs(PrecisionNode("a", mean=-math.log(STATE_VARIANCE), sd=1.0, smoothness=width, channels="shared"), x)
+        graph.weighs(PrecisionNode("b", mean=-np.log(NOISE_VARIANCE), sd=1.0, smoothness=width), y)
+        result[shocks] = graph.run(OBSERVATIONS, STILL, record=["mean", "sd"])
+    oracle = kalman()
+    more = math.sqrt(2 * math.pi) * width / DT
+    oracle.q, oracle.r = oracle.q * more, oracle.r * more
+    for t, y in enumerate(OBSERVATIONS):
+        oracle.step(y)
+        np.testing.assert_allclose(result[0].mean("x")[t, 0], oracle.mean, rtol=1e-10, atol=1e-12)
+        np.testing.assert_allclose(result[0].sd("x")[t, 0], np.sqrt(np.diag(oracle.covariance)), rtol=1e-10)
+    assert not np.allclose(result[0].mean("x"), result[5].mean("x"))
+
+
+@pytest.mark.parametrize(
+    ("kernel", "expected"),
+    [
+        (SquaredExponential(0.7), 0.7 * math.sqrt(2 * math.pi)),
+        (pc.kernels.Matern(0.7, 0.5), 1.4),  # exp(−|h|/w)
+        (pc.kernels.Matern(0.7, 1.5), 4 * 0.7 / math.sqrt(3)),  # (1 + z)e^−z, z = √3|h|/w
+        (pc.kernels.Autocorrelation(lambda h: 1 / (1 + h**2) ** 2, 0.7), 0.7 * math.pi / 2),
+        (White(), 0.0),
+    ],
+)
+def test_how_long_noise_lasts(kernel, expected):
+    assert kernel.duration.item() == pytest.approx(expected, rel=1e-6, abs=1e-12)
+
+
+# --- the contract, batches, files ------------------------------------------------------------------------------------
+class Tracked(NodeContract):
+    schedule = tracking(3)
+
+    def build(self, scale):
+        x = FilterNode("x", dim=2, flow=BENT_FLOW, initial_mean=torch.from_numpy(FIRST) * scale[..., None, None])
+        y = SensoryNode("y", dim=3, orders=1, dt=DT)
+        graph = pc.Graph()
+        graph.predicts(x, y, via=BENT_MAPPING)
+        fast = Newton(fading=0.5, reopening=True)
+        graph.parametrises(ParameterNode("theta", mean=[0.8, 0.3], sd=scale[..., None], mover=fast), x)
+        graph.parametrises(ParameterNode("gain", mean=[1.1], sd=0.3, mover=fast), x, of=y)
+        level = Newton(fading=0.5, reopening=True, largest=1.0)
+        graph.weighs(PrecisionNode("noise_x", mean=scale[..., None], sd=1.0, smoothness=0.4 * scale, mover=level), x)
+        graph.weighs(PrecisionNode("noise_y", mean=[0.7, 1.2, 0.3], sd=1.0, smoothness=0.4, mover=level), y)
+        return graph
+
+    def observations(self):
+        times = 0.3 * torch.arange(25, dtype=torch.float64)
+        return {"y": torch.stack([times.sin(), (0.7 * times).cos(), 0.3 + 0.1 * times.sin()], -1)}
+
+
+class TestFilterNode(Tracked):
+    name = "x"
+
+
+class TestParameterNodeOfAFilter(Tracked):
+    name = "theta"
+    test_gradient_is_the_slope_of_the_free_energy = None  # it is that of the whole past: see above
+
+
+class TestPrecisionNodeOfAFilter(Tracked):
+    name = "noise_y"
+    test_gradient_is_the_slope_of_the_free_energy = None
+
+
+def test_a_saved_run_goes_on_to_the_same_digits(tmp_path):
+    contract = Tracked()
+    data = contract.observations()["y"]
+    whole = contract.build(contract.scales).start(contract.schedule, record=()).run(data)
+    half = contract.build(contract.scales).start(contract.schedule, record=()).run(data[:11])
+    path = half.save(tmp_path / "half.pcnet")
+    again = pc.resume(path, contract.build(contract.scales), contract.schedule).run(data[11:])
+    for name in ("x", "theta", "noise_x", "noise_y"):
+        assert torch.equal(whole.mean(name), again.mean(name))
+        assert torch.equal(whole.sd(name), again.sd(name))
+
+
+# --- what it refuses -------------------------------------------------------------------------------------------------
+def test_what_makes_no_sense_is_refused_in_words():
+    x = FilterNode("x", dim=2, flow=Linear(FLOW))
+    graph = pc.Graph()
+    with pytest.raises(GraphError, match="give 'y' one order, orders=1"):
+        graph.predicts(x, SensoryNode("y", dim=2, orders=2, dt=0.1))
+    with pytest.raises(GraphError, match="carries its own belief"):
+        graph.drives(pc.CauseNode("v", dim=1, orders=1), x)
+    with pytest.raises(SettingError, match="3 shocks or more"):
+        FilterNode("x", dim=2, flow=Linear(FLOW), shocks=2)
+    with pytest.raises(SettingError, match="orders"):
+        FilterNode("x", dim=2, flow=Linear(FLOW), orders=3)
+    with pytest.raises(SettingError, match="initial_sd must be one number or end in 2"):
+        FilterNode("x", dim=2, flow=Linear(FLOW), initial_sd=[1.0, 2.0, 3.0])
+    y, other = SensoryNode("y", dim=2, orders=1, dt=0.1), StateNode("other", dim=2, orders=1, flow=Linear(FLOW))
+    graph = pc.Graph()
+    graph.predicts(x, y)
+    graph.predicts(other, y)
+    for node in (x, other, y):
+        graph.weighs(PrecisionNode(f"noise_{node.name}", expected=1.0, sd=1.0, kernel=White()), node)
+    with pytest.raises(GraphError, match="make them one state"):
+        graph.run(OBSERVATIONS[:, :2], STILL)
+
+
+def test_coupled_precisions_cannot_be_carried():
+    x, y = FilterNode("x", dim=2, flow=Linear(FLOW)), SensoryNode("y", dim=2, orders=1, dt=0.1)
+    graph = pc.Graph()
+    graph.predicts(x, y)
+    graph.weighs(PrecisionNode("noise_x", expected=1.0, sd=1.0, kernel=White()), x)
+    graph.weighs(PrecisionNode("noise_y", expected=1.0, sd=1.0, kernel=White(), channels="full"), y)
+    with pytest.raises(GraphError, match="'y' couples channels"):
+        graph.run(OBSERVATIONS[:, :2], STILL)
+
+
+def test_triple_finds_levels_of_noise_that_it_was_told_wrong():
+    """An oscillator of unknown stiffness with white noise, from precisions wrong by 50 either way, seven seeds."""
+    truth, dt, samples, seeds = 1.7, 0.05, 3000, list(range(7))
+
+    def oscillator(x, theta):
+        return torch.stack([x[..., 1], -theta[..., 0] * x[..., 0] - 0.2 * x[..., 1]], -1)
+
+    flow = pc.Derived(oscillator)
+    data = pc.simulate.simulate(
+        flow,
+        parameters=[truth],
+        initial=[1.0, 0.0],
+        samples=samples,
+        dt=dt,
+        state_sd=1.0,
+        observation_sd=0.2,
+        seed=seeds,
+    )
+    wrong = torch.tensor([1 / 50, 50.0])[:, None]
+    model = triple(
+        flow,
+        2,
+        dt,
+        mean=[1.0],
+        sd=0.5,
+        every=20,
+        expected_precision_x=(1.0 * wrong)[..., None],
+        expected_precision_y=(25 * wrong)[..., None],
+    )
+    result = model.graph.run(data.observations, model.schedule, record=["mean", "sd"])
+    assert np.abs(result.mean("noise_y")[..., -1, 0] - math.log(25.0)).max() < math.log(1.2)
+    assert np.abs(result.mean("noise_x")[..., -1, 0]).max() < math.log(2)
+    found, sd = result.mean("theta")[..., -1, 0], result.sd("theta")[..., -1, 0]
+    assert np.abs(found - truth).max() < 4 * sd.max()
+    inside = (
+        np.abs(result.mean("x")[..., 1500:, 0, :] - data.states.numpy()[:, 1500:])
+        < 2 * result.sd("x")[..., 1500:, 0, :]
+    )
+    assert 0.90 < inside.mean() < 0.99
