@@ -58,7 +58,7 @@ def errors(findings: Findings) -> Drawing:
     figure = _rows_of_cells(findings, panel, "MSE of the states in the second half of the time")
     _legend(figure, [_median(), Line2D([], [], color="black", linestyle=":", label="raw observations")])
     caption = (
-        "Errors of the inferred states: a dot a seed, a bar the median. Pcnet and the paper's rules begin from the "
+        "Errors of the inferred states: a dot a seed, a bar the median. The graph and the paper's rules begin from the "
         "prior that is named; the filters are told the noise."
     )
     return Drawing("errors", "Errors of the states", caption, figure)

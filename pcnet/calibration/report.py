@@ -76,8 +76,8 @@ def compose(
 def _opening(findings: Findings) -> str:
     return (
         "Processes with a known truth are followed by pcnet's recommended graph (`pcnet.graphs.triple`), by the rules "
-        "of the paper, and by Kalman filters with the parameters in their state that are told the true noise. Pcnet is "
-        "told a prior of the noise's strength, which is right in some cells and wrong by a factor of 50 in others. "
+        "of the paper, and by Kalman filters with the parameters in their state told the true noise. The graph "
+        "is told a prior of the noise's strength, which is right in some cells and wrong by a factor of 50 in others. "
         f"{len(findings.seeds)} seeds a cell, {findings.samples:,} observations each."
     )
 
