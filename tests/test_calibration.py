@@ -205,7 +205,9 @@ def test_every_method_and_prior_is_tried():
 )
 def test_a_trial_has_a_row_a_seed(case, method):
     prior = design.PRIORS[1] if method in ("pcnet", "paper") else None
-    outcome = trials.conduct(trials.Trial(case, method, prior), 200, [1000, 1001, 1002])
+    seeds = [1000, 1001, 1002]
+    world = design.CASES[case].process.realise(200, seeds)
+    outcome = trials.conduct(trials.Trial(case, method, prior), world, seeds)
     assert [row["seed"] for row in outcome.rows] == [1000, 1001, 1002]
     assert outcome.theta.shape == (3, 20, 3)
     for row, theta in zip(outcome.rows, outcome.theta[:, -1], strict=True):
@@ -216,7 +218,8 @@ def test_a_trial_has_a_row_a_seed(case, method):
 
 def test_without_dynamax_its_filter_is_skipped_with_a_reason(monkeypatch):
     monkeypatch.setattr(trials, "missing", lambda: "it is not there")
-    assert trials.conduct(trials.Trial("white", "ukf", None), 200, [1000]).skipped == "it is not there"
+    world = design.CASES["white"].process.realise(200, [1000])
+    assert trials.conduct(trials.Trial("white", "ukf", None), world, [1000]).skipped == "it is not there"
 
 
 def test_a_tiny_study_has_a_report(tmp_path, monkeypatch):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +17,7 @@ from pcnet.calibration.judging import VERDICTS, Judgement, judge
 from pcnet.calibration.report import Report
 from pcnet.calibration.trials import Outcome, Trial, conduct, trials
 from pcnet.errors import SettingError, StudyError
+from pcnet.simulate import Simulation
 from pcnet.workers import cores, follow_parent
 
 LEAST = 200
@@ -56,7 +57,8 @@ def calibrate(
     chosen = tuple(range(first_seed, first_seed + seeds))
     planned = trials([name for name in CASES if name in cells or not cells])
     outcomes: dict[Cell, Outcome] = {}
-    for outcome in _conducted(planned, samples, chosen, processes or cores()):
+    worlds = {name: CASES[name].process.realise(samples, chosen) for name in {trial.case for trial in planned}}
+    for outcome in _conducted(planned, worlds, chosen, processes or cores()):
         cell = Cell(outcome.trial.case, outcome.trial.method, outcome.trial.prior.name if outcome.trial.prior else "")
         outcomes[cell] = outcome
         done = f"skipped, {outcome.skipped}" if outcome.skipped else f"{outcome.seconds:.0f} s"
@@ -74,10 +76,12 @@ def calibrate(
     return Calibration(findings, judgements, report.write(findings, judgements, pictures, folder))
 
 
-def _conducted(planned: Sequence[Trial], samples: int, seeds: Sequence[int], processes: int) -> Iterator[Outcome]:
+def _conducted(
+    planned: Sequence[Trial], worlds: Mapping[str, Simulation], seeds: Sequence[int], processes: int
+) -> Iterator[Outcome]:
     """Trials as they are done: here, or in several processes."""
     if processes == 1:
-        yield from (conduct(trial, samples, seeds) for trial in planned)
+        yield from (conduct(trial, worlds[trial.case], seeds) for trial in planned)
         return
     from loky import ProcessPoolExecutor, as_completed
     from loky.process_executor import TerminatedWorkerError
@@ -88,7 +92,8 @@ def _conducted(planned: Sequence[Trial], samples: int, seeds: Sequence[int], pro
     )
     finished = False
     try:
-        for future in as_completed([executor.submit(conduct, trial, samples, seeds) for trial in planned]):
+        futures = [executor.submit(conduct, trial, worlds[trial.case], seeds) for trial in planned]
+        for future in as_completed(futures):
             yield future.result()
         finished = True
     except TerminatedWorkerError as error:

@@ -51,14 +51,16 @@ def _weight(trial: Trial) -> float:
     return {"pcnet": 10.0 if smooth else 2.0, "ekf noise as states": 15.0}.get(trial.method, 1.0)
 
 
-def conduct(trial: Trial, samples: int, seeds: Sequence[int]) -> Outcome:
-    """Conduct a trial, on one thread."""
+def conduct(trial: Trial, world: Simulation, seeds: Sequence[int]) -> Outcome:
+    """Conduct a trial on a realisation for each seed, on one thread.
+
+    The world is given, not made here: of a chaotic process, rounding that differs between two programs makes two.
+    """
     reason = missing() if trial.method.startswith("ukf") else None
     if reason is not None:
         return Outcome(trial, [], skipped=reason)
     torch.set_num_threads(1)
     case = CASES[trial.case]
-    world = case.process.realise(samples, seeds)
     begun = time.perf_counter()
     beliefs = METHODS[trial.method](case, trial.prior or case.priors[0], world.observations)
     seconds = time.perf_counter() - begun
