@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo paper test test-slow lint docs bench soak build clean
+.PHONY: demo paper calibration test test-slow lint docs bench soak build clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -18,6 +18,10 @@ demo: $(STAMP)  ## track the paper's process with both of its models; figures go
 
 paper: $(STAMP)  ## the whole study of the paper: 2 x 1512 inversions of 10,000 observations, figures and a report in output/paper
 	$(BIN)/pcnet reproduce output/paper
+
+calibration: $(STAMP)  ## 100 held-out seeds a cell beside Kalman filters that are told the noise; a report in output/calibration
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -e ".[calibration]"
+	$(BIN)/pcnet calibrate output/calibration
 
 test: lint  ## lint, types and the quick tests
 	$(BIN)/python -m pytest -n 2

@@ -57,7 +57,7 @@ class Processes(Workers):
             executor = ProcessPoolExecutor(
                 max_workers=min(self.count, len(tasks)),
                 env=one_thread,
-                initializer=_follow,
+                initializer=follow_parent,
                 initargs=(os.getpid(),),
             )
             try:
@@ -92,7 +92,7 @@ class Board:
         self.ticks = np.memmap(path, dtype=np.int64, mode="w+", shape=(places,))
 
 
-def _follow(parent: int) -> None:
+def follow_parent(parent: int) -> None:
     """Have this process end when its parent does, however that ends, and leave Ctrl-C to it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 

@@ -289,7 +289,7 @@ def _diverged(findings: Findings) -> str:
 
 
 # --- HTML ------------------------------------------------------------------------------------------------------------
-def render(text: str, images: dict[str, Path]) -> str:
+def render(text: str, images: dict[str, Path], title: str = TITLE) -> str:
     """One HTML file that needs nothing else: images as data, style of its own, raw HTML shown as text."""
     markdown = MarkdownIt("commonmark", {"html": False}).enable("table")
     tokens = markdown.parse(text)
@@ -304,7 +304,7 @@ def render(text: str, images: dict[str, Path]) -> str:
     body = markdown.renderer.render(tokens, markdown.options, {})
     body = body.replace("<table", '<div class="scroll"><table').replace("</table>", "</table></div>")
     links = "".join(f'<a href="#{name}">{html.escape(words)}</a>' for name, words in contents)
-    return PAGE.format(title=html.escape(TITLE), style=STYLE, links=links, body=body)
+    return PAGE.format(title=html.escape(title), style=STYLE, links=links, body=body)
 
 
 def _name_headings(tokens: Sequence[Token]) -> list[tuple[str, str]]:
