@@ -4,7 +4,7 @@ Run it:  python examples/stack.py
 Three species compete; how strongly the second acts on the first, a₁₂, swings slowly or jumps between three values. An
 oscillator whose period is 10 % off, or a set of categories, predicts it from above. Beside them one tier alone, which
 learns a₁₂ as a parameter and forgets as fast as serves it best. Prints mean squared errors of a₁₂ over several seeds
-and writes stack.png. Where the first species has all but died out nothing can be known of a₁₂.
+and writes output/stack.png. Where the first species has all but died out nothing can be known of a₁₂.
 """
 
 from __future__ import annotations
@@ -160,8 +160,10 @@ def main() -> None:
         )
         axes.legend(loc="upper left", ncols=4, frameon=False, fontsize=8)
     axes.set_xlabel("time")
-    figure.savefig(Path("stack.png"), dpi=130)
-    print("stack.png")
+    path = Path("output") / "stack.png"
+    path.parent.mkdir(exist_ok=True)
+    figure.savefig(path, dpi=130)
+    print(path)
 
 
 if __name__ == "__main__":
