@@ -91,7 +91,7 @@ def _array(what: str, values: Any, gaps: bool = False) -> Array:
         array = array.astype(np.float64)
     except (TypeError, ValueError):
         raise StudyError(f"{what} must be real numbers in a rectangular array") from None
-    if not array.size or not (np.isfinite(array) | (gaps & np.isnan(array))).all():
+    if not np.isfinite(array).any() or not (np.isfinite(array) | (gaps & np.isnan(array))).all():
         missing = ", or NaN where they are missing" if gaps else ""
         raise StudyError(f"{what} must not be empty and must be finite{missing}")
     return array

@@ -260,7 +260,9 @@ class Newton(ParameterMover):
     thousand should be, χ² = gᵀ(C + CL⁻¹C)⁻¹g with C their curvature, knowledge counts for that much less before the
     step is taken. So parameters that jump are found again, and so are those whose first observations were taken for
     too exact.
-    largest: no component moves by more than this in a step.
+    largest: no component moves by more than this in the first step, and by less in later ones: largest · 10/(j + 10).
+    So levels of noise that were guessed wrong are soon found, but what parameters have to learn later is not taken
+    for noise.
     """
 
     forgetting: Fraction = number(0.0)
@@ -282,7 +284,7 @@ class Newton(ParameterMover):
         factor = torch.linalg.cholesky_ex(posterior(known).precision)[0]
         change = -torch.cholesky_solve(gathered.gradient[..., None], factor)[..., 0]
         if self.largest is not None:
-            largest = column(self.largest, 1)
+            largest = (self.largest * FADES_AFTER / (gathered.steps + FADES_AFTER))[:, None]
             change = torch.maximum(torch.minimum(change, largest), -largest)
         return change, gathered._replace(
             gradient=torch.zeros_like(change),
