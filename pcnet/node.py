@@ -243,6 +243,8 @@ class Node(ABC):
     """Whether a run has to bring observations."""
     sure: ClassVar[bool] = False
     """Whether its predictions say all that is `expected`, with how sure it is of it."""
+    needs: ClassVar[tuple[str, ...]] = ()
+    """What a schedule must ask it to do, or its belief would mean nothing."""
 
     def __post_init__(self) -> None:
         if not self.name or not self.name.isprintable() or "/" in self.name:

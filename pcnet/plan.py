@@ -32,7 +32,7 @@ class Line(NamedTuple):
 
 
 def check(schedule: Schedule, nodes: Mapping[str, Node]) -> None:
-    """Refuse a schedule that asks for nodes that are not there, or that leaves a sensory node deaf."""
+    """Refuse a schedule that asks for nodes that are not there, or that does not ask for what a node needs."""
     roles = {node.role for node in nodes.values()}
     for name in nodes:
         if name in roles:
@@ -45,10 +45,16 @@ def check(schedule: Schedule, nodes: Mapping[str, Node]) -> None:
                     f"{schedule.name}: there is no node or role {who!r}; nodes: {', '.join(nodes)}; "
                     f"roles: {', '.join(sorted(roles))}"
                 )
-    sensing = {name for act in schedule.acts if act.verb == "sense" for name in who_acts(act, nodes)}
+    asked = {(act.verb, name) for act in schedule.acts for name in who_acts(act, nodes)}
     for name, node in nodes.items():
-        if node.observes and name not in sensing:
+        if node.observes and ("sense", name) not in asked:
             raise ScheduleError(f"{schedule.name}: {name!r} never senses; add act('sense', {name!r})")
+        for verb in node.needs:
+            if (verb, name) not in asked:
+                raise ScheduleError(
+                    f"{schedule.name}: {node.title} is never asked to {verb}; use a schedule that does, such as "
+                    "schedule=pcnet.tracking()"
+                )
 
 
 def who_acts(act: Act, nodes: Mapping[str, Node]) -> list[str]:

@@ -8,7 +8,7 @@ import torch
 from contract import NodeContract
 
 import pcnet as pc
-from pcnet.errors import GraphError, SettingError
+from pcnet.errors import GraphError, ScheduleError, SettingError
 from pcnet.functions import Linear
 from pcnet.graphs import triple
 from pcnet.kernels import SquaredExponential, White
@@ -554,6 +554,12 @@ def test_what_makes_no_sense_is_refused_in_words():
         graph.weighs(PrecisionNode(f"noise_{node.name}", expected=1.0, sd=1.0, kernel=White()), node)
     with pytest.raises(GraphError, match="make them one state"):
         graph.run(OBSERVATIONS[:, :2], STILL)
+
+
+def test_a_schedule_that_never_carries_it_on_is_refused():
+    """The schedule of a run without one, above all: the belief would stand still in time."""
+    with pytest.raises(ScheduleError, match=r"FilterNode 'x' is never asked to carry; .*pcnet.tracking\(\)"):
+        linear_graph().run(OBSERVATIONS)
 
 
 def test_coupled_precisions_cannot_be_carried():

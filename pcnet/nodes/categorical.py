@@ -53,6 +53,7 @@ class CategoricalNode(Node):
     stay: Fraction
     role: ClassVar[str] = "state"
     sure: ClassVar[bool] = True
+    needs: ClassVar[tuple[str, ...]] = ("carry", "move")
 
     def __post_init__(self) -> None:
         Node.__post_init__(self)

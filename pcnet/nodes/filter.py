@@ -51,6 +51,15 @@ class FilterBelief(NamedTuple):
     def carried(self) -> Carried:
         return Carried(*self[:4])
 
+    def expected_of(self, channels: slice, levels: slice) -> Expected:
+        """What was expected of some of the channels, and what it owes to some of the log-variances."""
+        return Expected(
+            self.expected[:, channels],
+            self.expected_covariance[:, channels, channels],
+            self.expected_by_noise[:, channels, levels],
+            self.expected_covariance_by_noise[:, levels, channels, channels],
+        )
+
 
 class FilterMemory(NamedTuple):
     """At which parameters (B, p) and variances of the noises it runs (B, own channels and d), and until when (B,).
@@ -144,6 +153,7 @@ class FilterNode(StateNode):
     substeps: int = Field(default=1, ge=1)
     role: ClassVar[str] = "state"
     sure: ClassVar[bool] = True
+    needs: ClassVar[tuple[str, ...]] = ("carry", "move")
 
     def __post_init__(self) -> None:
         StateNode.__post_init__(self)
@@ -246,12 +256,7 @@ class FilterNode(StateNode):
             return Prediction(self._linearised(local, link).value)
         source = self._layout(local).below[link]
         here = _shifted(source.channels, -self.dim)
-        expected = Expected(
-            belief.expected[:, here],
-            belief.expected_covariance[:, here, here],
-            belief.expected_by_noise[:, here, source.levels],
-            belief.expected_covariance_by_noise[:, source.levels, here, here],
-        )
+        expected = belief.expected_of(here, source.levels)
         return Prediction(expected.mean[:, None], expected=expected, between=belief.between[:, here, here])
 
     def err(self, local: Local, link: Link) -> Error[Any]:
@@ -323,6 +328,8 @@ class FilterNode(StateNode):
         self, local: Local, layout: Layout, source: Source, carried: Carried, phase: Tensor
     ) -> tuple[Carried, Tensor]:
         """Drop the oldest shocks of a noise for new ones, where time is nearer to the next one than to the middle."""
+        if not bool((phase >= 0.5).any()):
+            return carried, phase
         channels = source.channels.stop - source.channels.start
         forward = torch.arange(layout.size)
         forward[source.shocks] = forward[source.shocks].roll(-channels)
@@ -340,22 +347,26 @@ class FilterNode(StateNode):
         """Keep what is expected of a node below, by the belief as it is now."""
         layout, belief = self._layout(local), local.belief
         source = layout.below[link]
-        variance = local.memory.variance[:, source.channels]
         mapping = self._linearised(local, link)
         mean = mapping.value[:, 0]
         slope = self._slope(local, layout, link, mapping)
         if source.smooth:
-            noise = variance.new_zeros(len(variance), belief.shares.shape[1], variance.shape[1])
-            noise[:, 0] = source.colour.rest(local.elapsed)[:, None] * variance
             mean = mean + torch.bmm(slope[..., source.shocks], belief.mean[:, source.shocks, None])[..., 0]
-        else:
-            noise = layout.by_source(source, variance) * source.colour.strength(local.elapsed)[:, None, None]
-        found = carrying.expect(belief.carried, mean, slope, noise)
+        found = carrying.expect(belief.carried, mean, slope, self._noise_of(local, layout, source))
         here = _shifted(source.channels, -self.dim)
         parts = [part.clone() for part in belief[4:8]]
         parts[0][:, here], parts[2][:, here] = found.mean, found.by_noise
         parts[1][:, here, here], parts[3][:, :, here, here] = found.covariance, found.covariance_by_noise
         local.belief = belief._replace(**dict(zip(belief._fields[4:8], parts, strict=True)))
+
+    def _noise_of(self, local: Local, layout: Layout, source: Source) -> Tensor:
+        """The variance of observing a node below by its source, without what its shocks say; (B, 1 + s, channels)."""
+        variance: Tensor = local.memory.variance[:, source.channels]
+        if not source.smooth:
+            return layout.by_source(source, variance) * source.colour.strength(local.elapsed)[:, None, None]
+        noise = variance.new_zeros(len(variance), 1 + len(layout.of_level), variance.shape[1])
+        noise[:, 0] = source.colour.rest(local.elapsed)[:, None] * variance
+        return noise
 
     def move(self, local: Local) -> None:
         """Take in the errors of the nodes below, one node after the other."""
@@ -368,27 +379,15 @@ class FilterNode(StateNode):
             weighted, precision = error.weighted[:, 0], error.precision.matrix
             mapping = self._linearised(local, link)
             slope, direct = self._slope(local, layout, link, mapping), self._direct(local, layout, link)
-            noise = None
-            if error.noise is not None and error.noise.levels:
-                variance = local.memory.variance[:, source.channels]
-                if source.smooth:
-                    noise = variance.new_zeros(len(variance), belief.shares.shape[1], variance.shape[1])
-                    noise[:, 0] = source.colour.rest(local.elapsed)[:, None] * variance
-                else:
-                    noise = layout.by_source(source, variance) * source.colour.strength(local.elapsed)[:, None, None]
+            known = error.noise is not None and error.noise.levels
+            noise = self._noise_of(local, layout, source) if known else None
             carried, said = belief.carried, dict[str, Tensor]()
             if layout.width:
                 of_parameters = carrying.of_parameters(slope, carried.by_parameters, direct, weighted, precision)
                 said["of_parameters"] = belief.of_parameters + of_parameters.gradient
                 said["information_of_parameters"] = belief.information_of_parameters + of_parameters.information
             if layout.own.levels.stop:
-                here = _shifted(source.channels, -self.dim)
-                expected = Expected(
-                    belief.expected[:, here],
-                    belief.expected_covariance[:, here, here],
-                    belief.expected_by_noise[:, here, layout.own.levels],
-                    belief.expected_covariance_by_noise[:, layout.own.levels, here, here],
-                )
+                expected = belief.expected_of(_shifted(source.channels, -self.dim), layout.own.levels)
                 raw = torch.bmm(expected.covariance, weighted[..., None])[..., 0]
                 of_noise = carrying.of_noise(expected, raw, weighted, precision)
                 said["of_noise"] = belief.of_noise + of_noise.gradient
@@ -545,8 +544,12 @@ class FilterNode(StateNode):
 
     def _linearised(self, local: Local, link: Link) -> Linearisation:
         assert link.function is not None
-        x = self._argument(local, link.function)
-        return link.function.linearise(x, self._parameters(local, link.child), 1)
+        function, mean, theta = link.function, local.belief.mean, self._parameters(local, link.child)
+
+        def compute() -> Linearisation:
+            return function.linearise(self._argument(local, function), theta, 1)
+
+        return local.once(f"mapping to {link.child.name}", compute, mean, theta)
 
     def _mappings(self, local: Local) -> Mapping[Link, Linearisation]:
         return {link: self._linearised(local, link) for link in local.below}
