@@ -3,6 +3,7 @@
 from pcnet import errors, flows, graphs, kernels, movers, nodes, simulate
 from pcnet.checkpoint import resume
 from pcnet.derived import Derived
+from pcnet.fitting import Fit
 from pcnet.graph import Graph
 from pcnet.networks import Network
 from pcnet.nodes import (
@@ -19,7 +20,7 @@ from pcnet.observations import Sample
 from pcnet.record import Record
 from pcnet.registry import register
 from pcnet.result import Result
-from pcnet.schedule import Act, Clock, Schedule, act, generalised_filtering, odem, states_only, tracking
+from pcnet.schedule import Act, Clock, Schedule, act, generalised_filtering, odem, offline, states_only, tracking
 from pcnet.specification import load_model, save_model
 from pcnet.study import Study
 from pcnet.sweeps import sweep
@@ -31,6 +32,7 @@ __all__ = [
     "Clock",
     "Derived",
     "FilterNode",
+    "Fit",
     "Graph",
     "InputNode",
     "Network",
@@ -53,6 +55,7 @@ __all__ = [
     "movers",
     "nodes",
     "odem",
+    "offline",
     "register",
     "resume",
     "save_model",

@@ -10,15 +10,17 @@ import networkx as nx
 import torch
 
 from pcnet.derived import as_function
-from pcnet.errors import GraphError, SettingError
+from pcnet.errors import GraphError, ScheduleError, SettingError
 from pcnet.functions import Function, Plain
 from pcnet.node import Kind, Link, Node
-from pcnet.schedule import Schedule, odem
+from pcnet.schedule import Schedule, odem, offline
 from pcnet.settings import broadcast
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+    from pcnet.fitting import Fit
+    from pcnet.movers import ParameterMover
     from pcnet.record import Record
     from pcnet.result import Result
     from pcnet.runner import Live
@@ -220,16 +222,16 @@ class Graph:
         """A run that takes one observation at a time: `live.step(y)`. The options are those of `run`."""
         from pcnet.runner import Live
 
-        try:
-            where = torch.device(device)
-        except (RuntimeError, TypeError):
-            raise SettingError(f"there is no device {device!r}; use 'cpu', 'cuda' or another of torch's") from None
+        if isinstance(schedule, Schedule) and schedule.closing:
+            raise ScheduleError(
+                f"{schedule.name} is a schedule of passes over recorded data: use graph.fit(observations, schedule)"
+            )
         return Live(
             self,
             schedule or odem(),
             record=record,
             dtype=dtype,
-            device=where,
+            device=_device(device),
             threads=threads,
             on_divergence=on_divergence,
         )
@@ -266,12 +268,60 @@ class Graph:
         live.run(observations, progress=progress, times=times)
         return live.result()
 
+    def fit(
+        self,
+        observations: Any,
+        schedule: Schedule | None = None,
+        *,
+        passes: int = 50,
+        tolerance: float = 1e-4,
+        mover: ParameterMover | None = None,
+        record: Record | Iterable[str] | None = None,
+        dtype: torch.dtype = torch.float64,
+        device: torch.device | str = "cpu",
+        threads: int | None = 1,
+        on_divergence: Literal["raise", "stop"] = "raise",
+        progress: bool | None = None,
+        times: Iterable[float] | None = None,
+    ) -> Fit:
+        """Run over recorded observations again and again, until the free action settles; see `pcnet.fitting`.
+
+        schedule: `offline()` unless given. passes: at most so many; the result is that of one more, with what was found.
+        tolerance: a free action that changes by less than this from one pass to the next has settled.
+        mover: how whatever steps after a pass does so, where that should not be its own mover.
+        record: what to keep of the last pass; nothing is kept of the others. The other options are those of `run`.
+        """
+        from pcnet.fitting import fit
+
+        return fit(
+            self,
+            observations,
+            schedule or offline(),
+            passes=passes,
+            tolerance=tolerance,
+            mover=mover,
+            record=record,
+            dtype=dtype,
+            device=_device(device),
+            threads=threads,
+            on_divergence=on_divergence,
+            progress=progress,
+            times=times,
+        )
+
 
 class Model(NamedTuple):
     """A graph and the schedule that goes with it."""
 
     graph: Graph
     schedule: Schedule
+
+
+def _device(name: torch.device | str) -> torch.device:
+    try:
+        return torch.device(name)
+    except (RuntimeError, TypeError):
+        raise SettingError(f"there is no device {name!r}; use 'cpu', 'cuda' or another of torch's") from None
 
 
 def _fits(parent: Node, child: Node, link: Link) -> bool:

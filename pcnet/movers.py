@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from pcnet.errors import SettingError
 from pcnet.linalg import exponential_step, log_abs_det, posterior
 from pcnet.settings import Fraction, NotNegative, Numbers, Positive, number, settings
 
@@ -221,6 +222,14 @@ class ParameterMover(ABC):
         """What is left of it when the posterior becomes a prior."""
         return gathered
 
+    def check_passes(self, whose: str) -> None:
+        """Refuse to step once after a whole pass over recorded data, if that is not what it is made for."""
+        if not self.needs_curvature:
+            raise SettingError(
+                f"{whose} steps by {type(self).__name__}, small steps that are made for online use; for recorded data "
+                "give it mover=pcnet.movers.Newton(), or all at once: graph.fit(…, mover=pcnet.movers.Newton())"
+            )
+
 
 @settings
 class RobbinsMonro(ParameterMover):
@@ -253,6 +262,9 @@ class Newton(ParameterMover):
     Gauss–Newton curvature of errors that are linear in the parameters this is recursive least squares, or a Kalman
     filter of parameters that stand still. The prior bounds L from below, however long nothing is learned. By the errors
     of a `StateNode` states are taken as given, and the belief is too sure of itself; a `FilterNode` accounts for them.
+
+    Over recorded data (`graph.fit`) each pass begins with L = P and g = P(μ − η), so that the step after it is that of
+    Gauss and Newton on prior and observations; `forgetting`, `fading` and `reopening` do nothing there.
 
     forgetting: φ, the share of all knowledge that is given up after a step; a `fading` one besides, which is less with
     every step: fading/(j + 10) at the j-th.

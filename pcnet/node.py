@@ -300,6 +300,10 @@ class Node(ABC):
         shape = self.error_shape
         return {} if shape is None else {"orders": shape.rows, "channels": shape.dim}
 
+    def check_passes(self, above: tuple[Link, ...]) -> None:
+        """Refuse to step after a whole pass over recorded data, in words that say why."""
+        raise GraphError(f"{self.title} cannot step after a pass; let it act at every observation")
+
     def describe(self) -> str:
         """A few words for the graph's summary."""
         return ""
@@ -308,6 +312,10 @@ class Node(ABC):
     @abstractmethod
     def begin(self, local: Local, start: Start) -> None:
         """Set the belief and memory that a run starts with."""
+
+    def begin_again(self, local: Local, belief: Any) -> None:
+        """Once begun: believe what another pass over the same observations has led to. The prior is as it was."""
+        local.belief = belief
 
     def predict(self, local: Local, link: Link) -> Prediction[Any]:
         """The prediction to send down a link, from the belief and what came from above."""

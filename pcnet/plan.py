@@ -38,7 +38,7 @@ def check(schedule: Schedule, nodes: Mapping[str, Node]) -> None:
         if name in roles:
             raise ScheduleError(f"a node is called {name!r}, as all nodes of that role are in schedules; rename it")
     known = {*nodes, *roles, *ROLES}
-    for act in (*schedule.opening, *schedule.acts):
+    for act in schedule.lines:
         for who in (*act.who, *act.but):
             if who not in known:
                 raise ScheduleError(

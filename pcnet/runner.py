@@ -106,6 +106,9 @@ class Live:
         self._timed = self._irregular = False
         self._unopened: Tensor | None = None  # the batch elements of which nothing was seen yet
         self._opening: tuple[Line, ...] = ()
+        self._closing: tuple[Line, ...] = ()
+        self._once = {name for act in schedule.closing for name in plan.who_acts(act, self._nodes)}
+        self._standing: Mapping[str, Any] = {}
         self._failing: dict[int, tuple[Node, str]] = {}
         self.incidents: deque[Incident] = deque(maxlen=1000)
         """The last batch elements that diverged, if the run goes on: when, at which node, and why."""
@@ -142,6 +145,22 @@ class Live:
         if self.tick == 0:
             raise ObservationError("there are no observations; give at least one")
         return self
+
+    def stand(self, beliefs: Mapping[str, Any]) -> None:
+        """Let nodes begin with these beliefs, which another pass over the same observations has led to."""
+        self._standing = beliefs
+
+    def close(self) -> None:
+        """Do what the schedule has for the end of a pass."""
+        self._need_begun()
+        with torch.inference_mode(), limited(self.threads):
+            try:
+                for line in self._closing:
+                    self._do(line, None)
+            except BreakdownError as broken:
+                self._break_down(broken)
+            if self._failing:
+                self._give_up()
 
     async def arun(self, observations: AsyncIterable[Any]) -> Live:
         """Take in observations (or `Sample`s) as they arrive, to the end of them."""
@@ -399,7 +418,10 @@ class Live:
             due = line.due(self.tick)
             if due is not False:
                 self._do(line, None if due is True else due)
-        self._energies = [node.energy(self._locals[name]) for name, node in self._nodes.items()]
+        counted = self._once if self.tick else ()  # what stands still for a pass counts once in it
+        self._energies = [
+            Energy() if name in counted else node.energy(self._locals[name]) for name, node in self._nodes.items()
+        ]
         self._accuracy = self._total([energy.accuracy for energy in self._energies])
         self._complexity = self._total([energy.complexity for energy in self._energies])
 
@@ -468,14 +490,7 @@ class Live:
                 f"{_elements(list(self._failing), len(lost))}: {why}; smaller steps (lower kappa or rate), lower "
                 "precisions, a longer smoothness or an initial_mean help"
             )
-        failed = torch.zeros_like(lost)
-        for i, (node, why) in self._failing.items():
-            failed[i] = True
-            self.incidents.append(Incident(self.tick, node.name, i, why))
-        if self.on_divergence == "stop":
-            self._stopped |= {i: (self.tick, node.name) for i, (node, _) in self._failing.items()}
-            self._going = ~failed if self._going is None else self._going & ~failed
-        self._failing.clear()
+        failed = self._give_up()
         for local, (belief, memory) in zip(self._locals.values(), before.beliefs, strict=True):
             local.belief = merge(~failed, local.belief, belief)
             local.memory = local.memory if memory is None else merge(~failed, local.memory, memory)
@@ -483,6 +498,18 @@ class Live:
             return None
         self._missed = self._missed + failed
         self._go_on_without(failed, before)
+        return failed
+
+    def _give_up(self) -> Tensor:
+        """Write down which batch elements fail, and let them stop if they are to; (B,)."""
+        failed = torch.zeros_like(self._nothing, dtype=torch.bool)
+        for i, (node, why) in self._failing.items():
+            failed[i] = True
+            self.incidents.append(Incident(self.tick, node.name, i, why))
+        if self.on_divergence == "stop":
+            self._stopped |= {i: (self.tick, node.name) for i, (node, _) in self._failing.items()}
+            self._going = ~failed if self._going is None else self._going & ~failed
+        self._failing.clear()
         return failed
 
     def _go_on_without(self, failed: Tensor, before: Before) -> None:
@@ -616,6 +643,9 @@ class Live:
             if name in observation:
                 self._locals[name].observation = self._start.fill(observation[name], 1)
             node.begin(self._locals[name], self._start)
+        for name, belief in self._standing.items():
+            self._nodes[name].begin_again(self._locals[name], belief)
+        self._closing = plan.lay_out(self.schedule.closing, self.graph.from_above, self._locals, self._start)
         self._opening = plan.lay_out(self.schedule.opening, self.graph.from_above, self._locals, self._start)
         self._acts = plan.lay_out(self.schedule.acts, self.graph.from_above, self._locals, self._start)
         self._begun = True

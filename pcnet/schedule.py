@@ -46,24 +46,35 @@ class Act:
 
 @settings
 class Schedule:
-    """What happens at one observation, line by line. `opening` is done once, before the first observation is sensed."""
+    """What happens at one observation, line by line. `opening` is done once, before the first observation is sensed.
+
+    `closing` is done once, after the last one: a schedule that has it is one of passes over recorded data, `graph.fit`.
+    """
 
     acts: tuple[Act, ...]
     opening: tuple[Act, ...] = ()
     name: str = "schedule"
+    closing: tuple[Act, ...] = ()
 
     def __post_init__(self) -> None:
-        if any(bool((act.clock.every != 1).any()) for act in self.opening):
-            raise ScheduleError(f"{self.name}: what is done in the opening is done once, so that it has no period")
-        if any(not act.who for act in self.acts + self.opening):
+        for what, acts in (("opening", self.opening), ("closing", self.closing)):
+            if any(bool((act.clock.every != 1).any()) for act in acts):
+                raise ScheduleError(f"{self.name}: what is done in the {what} is done once, so that it has no period")
+        if any(not act.who for act in self.lines):
             raise ScheduleError(f"{self.name}: an act needs nodes or roles to do it: act('move', 'state')")
 
     @property
+    def lines(self) -> tuple[Act, ...]:
+        """All acts, from the opening to the closing."""
+        return self.opening + self.acts + self.closing
+
+    @property
     def batch_shape(self) -> torch.Size:
-        return broadcast(*(act.clock.every.shape for act in self.acts + self.opening))
+        return broadcast(*(act.clock.every.shape for act in self.lines))
 
     def __str__(self) -> str:
         lines = [f"before the first: {act}" for act in self.opening] + [str(act) for act in self.acts]
+        lines += [f"after the last: {act}" for act in self.closing]
         return "\n".join([self.name, *(f"  {line}" for line in lines)])
 
 
@@ -128,6 +139,27 @@ def states_only() -> Schedule:
         name="states only",
         opening=(ORIENT,),
         acts=(act("sense", "sensory"), act("move", "state"), act("settle", "state")),
+    )
+
+
+def offline(who: str | Sequence[str] = SLOW) -> Schedule:
+    """For recorded data, as in DEM: states at every observation, precisions and parameters once after each pass.
+
+    who: roles or names of what steps after a pass; precisions and parameters unless given. What is left out stays at
+    its prior. States begin anew with each pass; `graph.fit` repeats passes until the free action settles.
+    """
+    slow = (who,) if isinstance(who, str) else tuple(who)
+    return Schedule(
+        name="offline",
+        opening=(ORIENT,),
+        acts=(
+            act("carry", "state"),
+            act("sense", "sensory"),
+            act("move", "state"),
+            act("gather", *slow),
+            act("settle", "state"),
+        ),
+        closing=(act("move", *slow), act("settle", *slow)),
     )
 
 

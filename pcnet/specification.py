@@ -38,7 +38,7 @@ from pcnet.functions import Identity
 from pcnet.graph import Graph, Model
 from pcnet.node import Node
 from pcnet.registry import near
-from pcnet.schedule import Act, Clock, Schedule, generalised_filtering, odem, states_only
+from pcnet.schedule import Act, Clock, Schedule, generalised_filtering, odem, offline, states_only
 from pcnet.settings import KINDS
 
 FORMAT = 1
@@ -48,6 +48,7 @@ SCHEDULES: dict[str, Callable[..., Schedule]] = {
     "odem": odem,
     "generalised_filtering": generalised_filtering,
     "states_only": states_only,
+    "offline": offline,
 }
 """Schedules that a file may call by name, with their arguments."""
 LARGEST = 16 * 2**20
@@ -71,6 +72,7 @@ def describe(graph: Graph, schedule: Schedule | None = None) -> dict[str, Any]:
         spec["links"].append(item)
     if schedule is not None:
         acts = {"acts": schedule.acts, "opening": schedule.opening}
+        acts |= {"closing": schedule.closing} if schedule.closing else {}
         spec["schedule"] = {"name": schedule.name} | {key: [_act(act) for act in part] for key, part in acts.items()}
     return spec
 
@@ -290,14 +292,15 @@ def _schedule(given: Any) -> Schedule:
         raise SpecError(
             f"there is no schedule {next(iter(given))!r}; {near(str(next(iter(given))), [*SCHEDULES, 'acts'])}"
         )
-    _check(given, "schedule", ("name", "acts", "opening"), ("acts",))
-    for part in ("acts", "opening"):
+    _check(given, "schedule", ("name", "acts", "opening", "closing"), ("acts",))
+    for part in ("acts", "opening", "closing"):
         if not isinstance(given.get(part, []), list):
             raise SpecError(f"schedule, {part}: give a list, such as [{{sense: [sensory]}}]")
     return Schedule(
         tuple(_read_act(act, f"schedule, act {i}") for i, act in enumerate(given["acts"])),
         tuple(_read_act(act, f"schedule, opening {i}") for i, act in enumerate(given.get("opening", []))),
         given.get("name", "schedule"),
+        tuple(_read_act(act, f"schedule, closing {i}") for i, act in enumerate(given.get("closing", []))),
     )
 
 
@@ -498,7 +501,7 @@ def _schedule_schema() -> dict[str, Any]:
     several = {"type": "array", "items": {"anyOf": acts}}
     whole_one = {
         "type": "object",
-        "properties": {"name": {"type": "string"}, "acts": several, "opening": several},
+        "properties": {"name": {"type": "string"}, "acts": several, "opening": several, "closing": several},
         "required": ["acts"],
         "additionalProperties": False,
     }

@@ -131,6 +131,9 @@ def _clocks(graph: Graph, schedule: Schedule | None) -> dict[str, str]:
             if act.verb == ("sense" if graph.nodes[name].observes else "move"):
                 every = act.clock.every
                 clocks[name] = "" if bool((every == 1).all()) else f"every {span(every)}"
+    for act in schedule.closing:
+        for name in who_acts(act, graph.nodes):
+            clocks[name] = "every pass"
     return clocks
 
 

@@ -120,6 +120,14 @@ class ParameterNode(Node):
                 f"{self.title} is predicted by {sure[0].name!r}, which asks how sure it is; use the mover Newton()"
             )
 
+    def check_passes(self, above: tuple[Link, ...]) -> None:
+        self.mover.check_passes(self.title)
+        if any(link.kind == "predicts" for link in above):
+            raise GraphError(
+                f"{self.title} is predicted from above, so that it moves within a pass and not after it; name those "
+                "that do: pcnet.offline(['noise_y', …])"
+            )
+
     def begin(self, local: Local, start: Start) -> None:
         mean = start.fill(self.mean, 1)
         sd = listed(self.sd)
@@ -130,6 +138,12 @@ class ParameterNode(Node):
         handed = (torch.zeros_like(log_det), mean, kept, torch.zeros_like(kept))
         local.belief = ParameterBelief(mean, precision, log_det, mean, precision, log_det, *handed)
         local.memory = local.rule.mover.begin(mean, precision)
+
+    def begin_again(self, local: Local, belief: ParameterBelief) -> None:
+        """Gather anew, beginning with the pull of the prior; what earlier passes have said of the same is not added."""
+        local.belief = belief
+        pull = torch.bmm(belief.prior_precision, (belief.mean - belief.prior_mean)[..., None])[..., 0]
+        local.memory = local.memory._replace(gradient=pull)
 
     def predict(self, local: Local, link: Link) -> Prediction[Tensor]:
         belief: ParameterBelief = local.belief

@@ -139,6 +139,9 @@ class PrecisionNode(Node):
             except SettingError as error:
                 raise GraphError(f"{self.title} weighs {shape.rows} orders of {name!r}, but {error}") from None
 
+    def check_passes(self, above: tuple[Link, ...]) -> None:
+        self.mover.check_passes(self.title)
+
     def begin(self, local: Local, start: Start) -> None:
         shape = local.below[0].child.error_shape
         assert shape is not None
@@ -164,6 +167,12 @@ class PrecisionNode(Node):
             temporal[rows] = matrix, torch.linalg.slogdet(matrix)[1]
         local.rule = PrecisionRule(start.lay_out(self.mover), temporal, start.lay_out(self.noise_kernel))
         local.memory = local.rule.mover.begin(mean, precision)
+
+    def begin_again(self, local: Local, belief: PrecisionBelief) -> None:
+        """Gather anew, beginning with the pull of the prior; what earlier passes have said of the same is not added."""
+        local.belief = belief
+        pull = _times(belief.prior_precision, belief.mean - belief.prior_mean)
+        local.memory = local.memory._replace(gradient=pull)
 
     def predict(self, local: Local, link: Link) -> Prediction[Precision]:
         shape = link.child.error_shape
