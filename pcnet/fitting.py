@@ -16,7 +16,7 @@ import dataclasses
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from statistics import NormalDist
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -24,17 +24,17 @@ from torch import Tensor
 from tqdm import tqdm
 
 from pcnet import plan
+from pcnet.descent import Descent, Stand
 from pcnet.errors import DivergenceError, ObservationError, ResultError, ScheduleError, SettingError
 from pcnet.graph import Graph
 from pcnet.movers import ParameterMover
-from pcnet.node import merge
 from pcnet.record import Record
 from pcnet.result import Array, Interval, Result
 from pcnet.runner import Live
 from pcnet.schedule import Schedule
 
-HALVINGS = 10
-"""A step that does not lower the free action is halved so many times before it is given up."""
+Slopes = Literal["exact", "messages"]
+"""Where the slopes of the free action are taken from: copies of a run that are varied a little, or messages."""
 
 
 class Fit(NamedTuple):
@@ -79,10 +79,8 @@ class Fit(NamedTuple):
 
     def __repr__(self) -> str:
         count, batch = int(self.settled.sum()), self.settled.shape
-        if batch:
-            settled = f"{count} of {self.settled.size} settled"
-        else:
-            settled = "settled" if count else "not settled"
+        one = "settled" if count else "not settled"
+        settled = f"{count} of {self.settled.size} settled" if batch else one
         lines = [f"Fit of {self.result.observations} observations in {self.free_actions.shape[-1]} passes, {settled}"]
         if not batch:
             lines.append(f"  free action {self.free_actions[0]:.6g} → {self.free_actions[-1]:.6g}")
@@ -91,97 +89,82 @@ class Fit(NamedTuple):
         return "\n".join(lines)
 
 
-class Stand(NamedTuple):
-    """Where a pass stood and what it led to: its free action (B,); by node the mean (B, n), the step from there (B, n)
-    and the belief after it. And which batch elements can take that step, (B,)."""
-
-    action: Tensor
-    means: dict[str, Tensor]
-    steps: dict[str, Tensor]
-    beliefs: dict[str, Any]
-    able: Tensor
-
-    def where(self, chosen: Tensor, other: Stand) -> Stand:
-        """This one for the chosen batch elements (B,), and the other for the rest."""
-        return Stand(
-            torch.where(chosen, self.action, other.action),
-            {name: torch.where(chosen[:, None], mean, other.means[name]) for name, mean in self.means.items()},
-            {name: torch.where(chosen[:, None], step, other.steps[name]) for name, step in self.steps.items()},
-            {name: merge(chosen, belief, other.beliefs[name]) for name, belief in self.beliefs.items()},
-            torch.where(chosen, self.able, other.able),
-        )
-
-
-class Search(NamedTuple):
-    """How far the search for a minimum has got: the best stand, and for each batch element (B,) which share of its step
-    is to be tried next, whether it goes on, whether it has settled, its passes, and how often a step was halved."""
-
-    best: Stand
-    share: Tensor
-    going: Tensor
-    settled: Tensor
-    passes: Tensor
-    halved: Tensor
-
-    @classmethod
-    def begin(cls, first: Stand) -> Search:
-        one, going = torch.ones_like(first.action), first.able & torch.isfinite(first.action)
-        return cls(first, one, going, torch.zeros_like(going), one, torch.zeros_like(one))
-
-    def next_means(self) -> dict[str, Tensor]:
-        share = torch.where(self.going, self.share, 0.0)[:, None]
-        return {name: mean + share * self.best.steps[name] for name, mean in self.best.means.items()}
-
-    def judge(self, tried: Stand, tolerance: float) -> Search:
-        """Take the step where it has lowered the free action, halve it where it has not, and stop where it is small."""
-        change = tried.action - self.best.action
-        better = self.going & (change < 0)  # what is not finite is no better
-        worse = self.going & ~better
-        settled = self.going & (change.abs() <= tolerance * self.share)
-        best = tried.where(better, self.best)
-        share = torch.where(better, (2 * self.share).clamp_max(1.0), self.share / 2)
-        given_up = worse & (share < 0.5**HALVINGS)
-        return Search(
-            best,
-            torch.where(self.going, share, self.share),
-            self.going & ~settled & ~given_up & best.able,
-            self.settled | settled,
-            self.passes + self.going,
-            self.halved + (worse & ~settled),
-        )
-
-
 class Passes:
-    """Runs over the same observations, as often as they are asked for."""
+    """Runs over the same observations, as often as they are asked for. What stands still is one vector (B, n)."""
 
     def __init__(
-        self, graph: Graph, schedule: Schedule, observations: Any, times: list[float] | None, **options: Any
+        self, graph: Graph, schedule: Schedule, observations: Any, times: list[float] | None, bar: Any, **options: Any
     ) -> None:
-        self.graph, self.schedule, self.observations, self.times = graph, schedule, observations, times
-        self.options = options
         self.names = _check(graph, schedule)
+        self.graph, self.schedule, self.observations, self.times, self.bar = graph, schedule, observations, times, bar
+        self.options = options
+        live = self._start(record=()).prepare(observations)
+        self.batch_shape = live.batch_shape
+        self.prior = {name: live.local(name).belief for name in self.names}
+        self.widths = [belief.mean.shape[1] for belief in self.prior.values()]
+        self.first = torch.cat([belief.mean for belief in self.prior.values()], 1)
 
-    def run(self, beliefs: Mapping[str, Any], bar: Any, **options: Any) -> Live:
+    def _start(self, **options: Any) -> Live:
+        return Live(self.graph, self.schedule, **self.options, **options)
+
+    def run(self, beliefs: Mapping[str, Any], copies: int | None = None, **options: Any) -> Live:
         """One pass that begins with these beliefs, up to its last observation."""
-        live = Live(self.graph, self.schedule, **self.options, **options)
-        live.stand(beliefs)
-        live.watchers.append(lambda *_: bar.update())
-        bar.reset(total=bar.total)
+        live = self._start(**options)
+        live.stand(beliefs, copies)
+        live.watchers.append(lambda *_: self.bar.update())
+        self.bar.reset(total=self.bar.total)
         live.run(self.observations, progress=False, times=self.times)
-        bar.total = live.tick
+        self.bar.total = live.tick
         return live
 
-    def stand(self, beliefs: Mapping[str, Any], bar: Any) -> tuple[Stand, Live, dict[str, Any]]:
-        """One pass with its closing: where it stood, the run, and the beliefs that it began with."""
-        live = self.run(beliefs, bar, record=(), on_divergence="stop")
-        action = live.free_action.reshape(-1)
-        before = {name: live.local(name).belief for name in self.names}
+    def stand(self, mean: Tensor, scales: Tensor | None) -> tuple[Stand, Live]:
+        """One pass with its closing: where it stood, and what it led to.
+
+        scales: the units (B, n) in which to vary what stands still, to find slopes by the free actions of copies of the
+        run; None for the slopes that messages tell.
+        """
+        batch, varied = len(mean), mean[None]
+        if scales is not None:
+            by = torch.finfo(mean.dtype).eps ** 0.2 * scales
+            each = by.diag_embed().movedim(1, 0)
+            varied = torch.cat([varied, mean + each, mean - each])
+        live = self.run(self._beliefs(varied), len(varied), record=(), on_divergence="stop")
+        actions = live.free_action.view(-1, batch)
+        if scales is not None:
+            up, down = actions[1:].chunk(2)
+            self._go_by(live, (up - down).mT / (2 * by))
+        slopes = torch.cat([live.local(name).memory.gradient[:batch] for name in self.names], 1)
         live.close()
-        after = {name: live.local(name).belief for name in self.names}
-        able = torch.as_tensor(live.diverged.at == -1, device=action.device).reshape(-1)
-        means = {name: belief.mean for name, belief in before.items()}
-        steps = {name: belief.mean - means[name] for name, belief in after.items()}
-        return Stand(action, means, steps, after, able), live, before
+        after = {name: _first(live.local(name).belief, batch) for name in self.names}
+        able = torch.as_tensor(live.diverged.at == -1, device=mean.device).view(-1, batch)[0]
+        step = torch.cat([belief.mean for belief in after.values()], 1) - mean
+        return Stand(actions[0], mean, step, -(slopes * step).sum(1), able, after), live
+
+    def _beliefs(self, means: Tensor) -> dict[str, Any]:
+        """Priors with other means (copies, B, n), by node."""
+        found = {}
+        for (name, prior), mean in zip(self.prior.items(), means.split(self.widths, -1), strict=True):
+            copied = type(prior)(*(part.repeat(len(means), *(1,) * (part.dim() - 1)) for part in prior))
+            found[name] = copied._replace(mean=mean.flatten(0, 1))
+        return found
+
+    def _go_by(self, live: Live, slopes: Tensor) -> None:
+        """Let nodes step by these slopes (B, n), where they are finite, instead of those that they have gathered."""
+        for name, slope in zip(self.names, slopes.split(self.widths, -1), strict=True):
+            local = live.local(name)
+            told = local.memory.gradient.clone()
+            told[: len(slope)] = torch.where(torch.isfinite(slope), slope, told[: len(slope)])
+            local.memory = local.memory._replace(gradient=told)
+
+
+def _first(belief: Any, batch: int) -> Any:
+    """A belief of the first of all copies."""
+    return type(belief)(*(part[:batch] for part in belief))
+
+
+def _scales(beliefs: Iterable[Any]) -> Tensor:
+    """How far each number may be off while the others stand still, (B, n)."""
+    return torch.cat([belief.precision.diagonal(dim1=-2, dim2=-1) ** -0.5 for belief in beliefs], 1)
 
 
 def fit(
@@ -192,6 +175,7 @@ def fit(
     passes: int,
     tolerance: float,
     mover: ParameterMover | None,
+    slopes: Slopes,
     record: Record | Iterable[str] | None,
     dtype: torch.dtype,
     device: torch.device,
@@ -207,6 +191,8 @@ def fit(
         raise SettingError(f"tolerance must be 0 or more, not {tolerance!r}")
     if on_divergence not in ("raise", "stop"):
         raise SettingError(f"on_divergence must be 'raise' or 'stop' for passes, not {on_divergence!r}")
+    if slopes not in get_args(Slopes):
+        raise SettingError(f"slopes must be 'exact' or 'messages', not {slopes!r}")
     if isinstance(observations, Iterator):
         raise ObservationError(
             f"observations are read once for each pass, and a {type(observations).__name__} can be read only once: "
@@ -216,37 +202,35 @@ def fit(
         raise ScheduleError(f"schedule must be a Schedule, such as pcnet.offline(), not {schedule!r}")
     if mover is not None:
         graph = _moved_by(graph, schedule, mover)
-    every = Passes(
-        graph,
-        schedule,
-        observations,
-        None if times is None else list(times),
-        dtype=dtype,
-        device=device,
-        threads=threads,
-    )
     hidden = not (sys.stderr.isatty() if progress is None else progress)
-    with torch.inference_mode(), tqdm(disable=hidden, unit="obs", desc="pass 1", leave=False) as bar:
-        first, live, prior = every.stand({}, bar)
-        if on_divergence == "raise" and live.incidents:
-            _raise(live)
-        search = Search.begin(first)
-        actions = [search.best.action]
-        while len(actions) < passes and bool(search.going.any()):
-            bar.set_description(f"pass {len(actions) + 1}, free action {float(search.best.action.nanmean()):.6g}")
-            stand = {name: prior[name]._replace(mean=mean) for name, mean in search.next_means().items()}
-            search = search.judge(every.stand(stand, bar)[0], tolerance)
-            actions.append(search.best.action)
+    options = {"dtype": dtype, "device": device, "threads": threads}
+    with torch.inference_mode(), tqdm(disable=hidden, unit="obs", leave=False) as bar:
+        every = Passes(graph, schedule, observations, None if times is None else list(times), bar, **options)
+        exact = slopes == "exact"
+        bar.set_description("pass 1")
+        first, live = every.stand(every.first, _scales(every.prior.values()) if exact else None)
+        if on_divergence == "raise" and not bool(first.able.all()):
+            _raise(live, first)
+        descent = Descent.begin(first)
+        actions = [descent.best.action]
+        while len(actions) < passes and bool(descent.going.any()):
+            bar.set_description(f"pass {len(actions) + 1}, free action {float(actions[-1].nanmean()):.6g}")
+            scales = _scales(descent.best.beliefs.values()) if exact else None
+            descent = descent.judge(every.stand(descent.next, scales)[0], tolerance)
+            actions.append(descent.best.action)
         bar.set_description("last pass")
+        means = descent.best.mean.split(every.widths, -1)
         found = {
-            name: belief._replace(mean=search.best.means[name]) for name, belief in search.best.beliefs.items()
+            name: belief._replace(mean=mean)
+            for (name, belief), mean in zip(descent.best.beliefs.items(), means, strict=True)
         }
-        live = every.run(found, bar, record=record, on_divergence=on_divergence)
+        live = every.run(found, record=record, on_divergence=on_divergence)
     shape = live.batch_shape
+    counts = (descent.settled, descent.passes.long(), descent.halved.long())
     return Fit(
         live.result(),
         torch.stack(actions, -1).reshape(*shape, -1).cpu().numpy(),
-        *(each.reshape(shape).cpu().numpy() for each in (search.settled, search.passes.long(), search.halved.long())),
+        *(count.reshape(shape).cpu().numpy() for count in counts),
         {name: live.mean(name).cpu().numpy() for name in every.names},
         {name: live.read(name, "covariance").cpu().numpy() for name in every.names},
     )
@@ -294,12 +278,15 @@ def _moved_by(graph: Graph, schedule: Schedule, mover: ParameterMover) -> Graph:
     )
 
 
-def _raise(live: Live) -> None:
-    incident = live.incidents[0]
-    of = f" (batch element {incident.element})" if live.batch_shape else ""
+def _raise(live: Live, first: Stand) -> None:
+    """Say what was wrong with the first pass where it diverged."""
+    batch = len(first.able)
+    incident = next(each for each in live.incidents if each.element < batch)
+    of = f" (batch element {incident.element})" if batch > 1 else ""
     raise DivergenceError(
-        f"{live.graph[incident.node].title} at observation {incident.observation} of the first pass{of}: {incident.why}; "
-        "a prior nearer to the truth or lower precisions help, or on_divergence='stop' for the others of a batch"
+        f"{live.graph[incident.node].title} at observation {incident.observation} of the first pass{of}: "
+        f"{incident.why}; a prior nearer to the truth, lower precisions, or log-precisions that move by "
+        "Newton(largest=1.0) help, and on_divergence='stop' lets the others of a batch go on"
     )
 
 

@@ -276,6 +276,7 @@ class Graph:
         passes: int = 50,
         tolerance: float = 1e-4,
         mover: ParameterMover | None = None,
+        slopes: Literal["exact", "messages"] = "exact",
         record: Record | Iterable[str] | None = None,
         dtype: torch.dtype = torch.float64,
         device: torch.device | str = "cpu",
@@ -286,9 +287,11 @@ class Graph:
     ) -> Fit:
         """Run over recorded observations again and again, until the free action settles; see `pcnet.fitting`.
 
-        schedule: `offline()` unless given. passes: at most so many; the result is that of one more, with what was found.
+        schedule: `offline()` unless given. passes: at most so many; the result is that of one more with what was found.
         tolerance: a free action that changes by less than this from one pass to the next has settled.
         mover: how whatever steps after a pass does so, where that should not be its own mover.
+        slopes: "exact" runs 2n + 1 copies side by side, for n numbers that step, and finds the minimum of the free
+        action; "messages" runs one, for large n, and finds where the messages agree, which may be beside it.
         record: what to keep of the last pass; nothing is kept of the others. The other options are those of `run`.
         """
         from pcnet.fitting import fit
@@ -300,6 +303,7 @@ class Graph:
             passes=passes,
             tolerance=tolerance,
             mover=mover,
+            slopes=slopes,
             record=record,
             dtype=dtype,
             device=_device(device),

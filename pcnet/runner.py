@@ -109,6 +109,7 @@ class Live:
         self._closing: tuple[Line, ...] = ()
         self._once = {name for act in schedule.closing for name in plan.who_acts(act, self._nodes)}
         self._standing: Mapping[str, Any] = {}
+        self._copies: int | None = None
         self._failing: dict[int, tuple[Node, str]] = {}
         self.incidents: deque[Incident] = deque(maxlen=1000)
         """The last batch elements that diverged, if the run goes on: when, at which node, and why."""
@@ -146,9 +147,21 @@ class Live:
             raise ObservationError("there are no observations; give at least one")
         return self
 
-    def stand(self, beliefs: Mapping[str, Any]) -> None:
-        """Let nodes begin with these beliefs, which another pass over the same observations has led to."""
-        self._standing = beliefs
+    def prepare(self, observations: Any) -> Live:
+        """Begin as observations ask for, without taking any in."""
+        first = next(self._intake.stream(observations)[0], None)
+        if first is None:
+            raise ObservationError("there are no observations; give at least one")
+        with torch.inference_mode():
+            self._begin(first.observation if isinstance(first, Sample) else first)
+        return self
+
+    def stand(self, beliefs: Mapping[str, Any], copies: int | None = None) -> None:
+        """Let nodes begin with these beliefs, which another pass over the same observations has led to.
+
+        copies: as a batch of so many copies of the run, which lead its batch dimensions.
+        """
+        self._standing, self._copies = beliefs, copies
 
     def close(self) -> None:
         """Do what the schedule has for the end of a pass."""
@@ -632,7 +645,7 @@ class Live:
                 f"the batch dimensions of the settings {tuple(self.graph.batch_shape)}, of the schedule "
                 f"{tuple(self.schedule.batch_shape)} and of the observations {tuple(brought)} do not fit together"
             ) from None
-        self._begin_with(shape, observation)
+        self._begin_with(shape if self._copies is None else torch.Size((self._copies, *shape)), observation)
 
     def _begin_with(self, shape: torch.Size, observation: Observation) -> None:
         self._start = Start(shape.numel(), self.dtype, self.device, shape)
