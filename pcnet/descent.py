@@ -10,43 +10,53 @@ from torch import Tensor
 
 from pcnet.node import merge
 
-GROWTH = 4.0
-"""How many times longer a step may be than the one before it, in units of what its mover proposes."""
 HALVINGS = 16
 """A step that does not lower the free action is halved so many times before it is given up."""
+MEMORY = 8
+"""How many of the last steps tell how slopes change."""
+NEAR = 0.5
+"""By how much the logarithm of a precision may differ where they tell it."""
 
 
 class Stand(NamedTuple):
     """Where a pass stood: its free action (B,), and what stood still, one after the other, (B, n).
 
-    What it led to: the step from there (B, n), how fast the free action should fall along it at first (B,), which batch
-    elements can take it (B,), and the beliefs by node.
+    What it led to: the step from there (B, n), which batch elements can take it (B,), and the beliefs by node. The
+    slopes there (B, n) and the precision of all beliefs (B, n, n), by which the step was found.
     """
 
     action: Tensor
     mean: Tensor
     step: Tensor
-    fall: Tensor
     able: Tensor
+    slope: Tensor
+    precision: Tensor
     beliefs: Mapping[str, Any]
 
     def where(self, chosen: Tensor, other: Stand) -> Stand:
         """This one for the chosen batch elements (B,), and the other for the rest."""
-        return Stand(
-            torch.where(chosen, self.action, other.action),
-            torch.where(chosen[:, None], self.mean, other.mean),
-            torch.where(chosen[:, None], self.step, other.step),
-            torch.where(chosen, self.fall, other.fall),
-            torch.where(chosen, self.able, other.able),
-            {name: merge(chosen, belief, other.beliefs[name]) for name, belief in self.beliefs.items()},
-        )
+        beliefs = {name: merge(chosen, belief, other.beliefs[name]) for name, belief in self.beliefs.items()}
+        shaped = (chosen.view(-1, *(1,) * (mine.dim() - 1)) for mine in self[:-1])
+        return Stand(*map(torch.where, shaped, self[:-1], other[:-1]), beliefs)
+
+
+class Pair(NamedTuple):
+    """A step that was taken, and by how much the slopes changed with it; (B, n) each, 0 where none was taken.
+
+    How precise beliefs were before it (B, n): where they are far more or less so now, it tells nothing of here.
+    """
+
+    step: Tensor
+    change: Tensor
+    precision: Tensor
 
 
 class Descent(NamedTuple):
     """How far a descent has got: the best stand, and for each batch element what is to come, (B,) each.
 
     share: of the step from there, to be tried next. going: whether there is a next. settled: whether the free action
-    is hardly changed by it. passes: how many there were. halved: how often a step was taken back.
+    is hardly changed by it. passes: how many there were. halved: how often a step was taken back. pairs: the last
+    steps, if they are to tell how slopes change (limited-memory BFGS, on top of what the beliefs say of that).
     """
 
     best: Stand
@@ -55,6 +65,7 @@ class Descent(NamedTuple):
     settled: Tensor
     passes: Tensor
     halved: Tensor
+    pairs: tuple[Pair, ...] = ()
 
     @classmethod
     def begin(cls, first: Stand) -> Descent:
@@ -64,24 +75,45 @@ class Descent(NamedTuple):
     @property
     def next(self) -> Tensor:
         """Where the next pass is to stand, (B, n)."""
-        return self.best.mean + torch.where(self.going, self.share, 0.0)[:, None] * self.best.step
+        return self.best.mean + torch.where(self.going, self.share, 0.0)[:, None] * self._step()
 
-    def judge(self, tried: Stand, tolerance: float) -> Descent:
+    def _step(self) -> Tensor:
+        """The step from the best stand, (B, n): that of the movers, corrected by what the last steps have shown."""
+        if not self.pairs:
+            return self.best.step
+        slope, shares, now = self.best.slope, [], self.best.precision.diagonal(dim1=-2, dim2=-1)
+        for step, change, precision in reversed(self.pairs):
+            curvature = (step * change).sum(1, keepdim=True)
+            near = (now / precision).log().abs().amax(1, keepdim=True) < NEAR
+            weight = torch.where(near & (curvature > 0), 1 / curvature, 0.0)
+            shares.append((weight, weight * (step * slope).sum(1, keepdim=True)))
+            slope = slope - shares[-1][1] * change
+        found = self._uncorrected(slope)
+        for (step, change, _), (weight, share) in zip(self.pairs, reversed(shares), strict=True):
+            found = found + step * (share - weight * (change * found).sum(1, keepdim=True))
+        return -found
+
+    def _uncorrected(self, slope: Tensor) -> Tensor:
+        """Λ⁻¹ slope with Λ the precision of the beliefs, as much less as movers have shortened their steps; (B, n)."""
+        whole = torch.linalg.solve(self.best.precision, self.best.slope)
+        less = torch.where(whole == 0, 1.0, (self.best.step / whole).abs()).clamp(0.0, 1.0).sqrt()
+        found: Tensor = less * torch.linalg.solve(self.best.precision, less * slope)
+        return found
+
+    def judge(self, tried: Stand, tolerance: float, *, remember: bool) -> Descent:
         """Keep the step where it has lowered the free action, take it back and halve it where it has not.
 
-        Where it was kept, the next one is as long as would have been best for this one, by the parabola through what
-        was expected and what was found, but for no more than four times its share. A small share changes little, which
-        does not mean that the free action has settled.
+        A small share changes little, which does not mean that the free action has settled.
         """
         change = tried.action - self.best.action
-        expected = self.share * self.best.fall
-        best_share = self.share * expected / (2 * (change + expected)).clamp_min(expected / GROWTH / 2)
         better = self.going & (change < 0)  # what is not finite is no better
         worse = self.going & ~better
-        settled = self.going & (change.abs() <= tolerance * self.share.clamp_max(1.0))
+        settled = self.going & (change.abs() <= tolerance * self.share)
         best = tried.where(better, self.best)
-        share = torch.where(better, torch.minimum(best_share, GROWTH * self.share), self.share / 2)
+        share = torch.where(better, (2 * self.share).clamp_max(1.0), self.share / 2)
         given_up = worse & (share < 0.5**HALVINGS)
+        precision = self.best.precision.diagonal(dim1=-2, dim2=-1)
+        pair = Pair(best.mean - self.best.mean, best.slope - self.best.slope, precision)
         return Descent(
             best,
             torch.where(self.going, share, self.share),
@@ -89,4 +121,5 @@ class Descent(NamedTuple):
             self.settled | settled,
             self.passes + self.going,
             self.halved + (worse & ~settled),
+            (*self.pairs, pair)[-MEMORY:] if remember else (),
         )

@@ -13,6 +13,7 @@ its length. In the last pass, and in its free action, the posterior has the cova
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from statistics import NormalDist
@@ -101,7 +102,8 @@ class Passes:
         live = self._start(record=()).prepare(observations)
         self.batch_shape = live.batch_shape
         self.prior = {name: live.local(name).belief for name in self.names}
-        self.widths = [belief.mean.shape[1] for belief in self.prior.values()]
+        ends = [0, *itertools.accumulate(belief.mean.shape[1] for belief in self.prior.values())]
+        self.parts = {name: slice(*ends[i : i + 2]) for i, name in enumerate(self.names)}
         self.first = torch.cat([belief.mean for belief in self.prior.values()], 1)
 
     def _start(self, **options: Any) -> Live:
@@ -138,20 +140,23 @@ class Passes:
         after = {name: _first(live.local(name).belief, batch) for name in self.names}
         able = torch.as_tensor(live.diverged.at == -1, device=mean.device).view(-1, batch)[0]
         step = torch.cat([belief.mean for belief in after.values()], 1) - mean
-        return Stand(actions[0], mean, step, -(slopes * step).sum(1), able, after), live
+        precision = torch.zeros_like(step).diag_embed()
+        for name, part in self.parts.items():
+            precision[:, part, part] = after[name].precision
+        return Stand(actions[0], mean, step, able, slopes, precision, after), live
 
     def _beliefs(self, means: Tensor) -> dict[str, Any]:
         """Priors with other means (copies, B, n), by node."""
         found = {}
-        for (name, prior), mean in zip(self.prior.items(), means.split(self.widths, -1), strict=True):
-            copied = type(prior)(*(part.repeat(len(means), *(1,) * (part.dim() - 1)) for part in prior))
-            found[name] = copied._replace(mean=mean.flatten(0, 1))
+        for name, prior in self.prior.items():
+            copied = type(prior)(*(each.repeat(len(means), *(1,) * (each.dim() - 1)) for each in prior))
+            found[name] = copied._replace(mean=means[..., self.parts[name]].flatten(0, 1))
         return found
 
     def _go_by(self, live: Live, slopes: Tensor) -> None:
         """Let nodes step by these slopes (B, n), where they are finite, instead of those that they have gathered."""
-        for name, slope in zip(self.names, slopes.split(self.widths, -1), strict=True):
-            local = live.local(name)
+        for name, part in self.parts.items():
+            local, slope = live.local(name), slopes[:, part]
             told = local.memory.gradient.clone()
             told[: len(slope)] = torch.where(torch.isfinite(slope), slope, told[: len(slope)])
             local.memory = local.memory._replace(gradient=told)
@@ -216,21 +221,21 @@ def fit(
         while len(actions) < passes and bool(descent.going.any()):
             bar.set_description(f"pass {len(actions) + 1}, free action {float(actions[-1].nanmean()):.6g}")
             scales = _scales(descent.best.beliefs.values()) if exact else None
-            descent = descent.judge(every.stand(descent.next, scales)[0], tolerance)
+            descent = descent.judge(every.stand(descent.next, scales)[0], tolerance, remember=exact)
             actions.append(descent.best.action)
         bar.set_description("last pass")
-        means = descent.best.mean.split(every.widths, -1)
         found = {
-            name: belief._replace(mean=mean)
-            for (name, belief), mean in zip(descent.best.beliefs.items(), means, strict=True)
+            name: belief._replace(mean=descent.best.mean[:, every.parts[name]])
+            for name, belief in descent.best.beliefs.items()
         }
         live = every.run(found, record=record, on_divergence=on_divergence)
     shape = live.batch_shape
-    counts = (descent.settled, descent.passes.long(), descent.halved.long())
     return Fit(
         live.result(),
         torch.stack(actions, -1).reshape(*shape, -1).cpu().numpy(),
-        *(count.reshape(shape).cpu().numpy() for count in counts),
+        descent.settled.reshape(shape).cpu().numpy(),
+        descent.passes.long().reshape(shape).cpu().numpy(),
+        descent.halved.long().reshape(shape).cpu().numpy(),
         {name: live.mean(name).cpu().numpy() for name in every.names},
         {name: live.read(name, "covariance").cpu().numpy() for name in every.names},
     )
@@ -272,10 +277,10 @@ def _moved_by(graph: Graph, schedule: Schedule, mover: ParameterMover) -> Graph:
     """The same graph, but that what steps after a pass does so by this mover."""
     if not isinstance(mover, ParameterMover):
         raise SettingError(f"mover must be one of parameters, such as pcnet.movers.Newton(), not {mover!r}")
-    who = _who(schedule.closing, "move", graph)
-    return graph.with_nodes(
-        {name: dataclasses.replace(node, mover=mover) if name in who else node for name, node in graph.nodes.items()}
-    )
+    nodes: dict[str, Any] = dict(graph.nodes)
+    for name in _who(schedule.closing, "move", graph):
+        nodes[name] = dataclasses.replace(nodes[name], mover=mover)
+    return graph.with_nodes(nodes)
 
 
 def _raise(live: Live, first: Stand) -> None:

@@ -1,0 +1,407 @@
+"""Passes over recorded data, against the maximum of an exact likelihood that knows nothing of messages."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import pcnet as pc
+from pcnet.errors import DivergenceError, GraphError, ObservationError, ResultError, ScheduleError, SettingError
+from pcnet.graphs import Tier, hierarchy, paper, triple
+from pcnet.kernels import White
+from pcnet.movers import Newton
+from pcnet.nodes import FilterNode, ParameterNode, PrecisionNode, SensoryNode, StateNode
+
+DT, SAMPLES = 0.1, 80
+FLOW = torch.tensor([[-0.4, 1.0], [-1.2, -0.1]], dtype=torch.float64)
+START, START_SD = torch.tensor([1.0, 0.0], dtype=torch.float64), 0.5
+PRIOR, PRIOR_SD = torch.tensor([0.0, 0.1], dtype=torch.float64), 1.0
+LEVELS, LEVEL_SD = torch.tensor([0.0, 3.0], dtype=torch.float64), 2.0
+"""What the log-precisions of states and observations are expected to be."""
+
+
+def pushed(x, theta):
+    """A constant push: the parameters change the mean of what is observed, and nothing else."""
+    return x @ FLOW.T.to(x) + theta
+
+
+def spring(x, theta):
+    """Stiffness and damping: the parameters change covariances too."""
+    return torch.stack([x[..., 1], -(1.3 + theta[..., 0]) * x[..., 0] - theta[..., 1] * x[..., 1]], -1)
+
+
+FLOWS = {"pushed": pushed, "spring": spring}
+
+
+def record(seed: int, holes: bool = False) -> np.ndarray:
+    rng, x, seen = np.random.default_rng(seed), START.numpy().copy(), []
+    for _ in range(SAMPLES):
+        drift = spring(torch.as_tensor(x), torch.tensor([0.3, 0.3])).numpy() + np.array([0.4, 0.0])
+        x = x + DT * (drift + 0.8 * rng.standard_normal(2))
+        seen.append(x[:1] + 0.2 * rng.standard_normal(1))
+    data = np.array(seen)
+    if holes:
+        data[[3, 7, 8, 9, 40]] = np.nan
+    return data
+
+
+def model(kind: str, **options) -> pc.Graph:
+    return triple(
+        FLOWS[kind],
+        2,
+        DT,
+        mean=PRIOR,
+        sd=PRIOR_SD,
+        mapping=pc.flows.linear([[1.0, 0.0]]),
+        channels=1,
+        expected_precision_x=math.exp(LEVELS[0]),
+        expected_precision_y=math.exp(LEVELS[1]),
+        sd_lambda=LEVEL_SD,
+        initial_mean=START,
+        initial_sd=START_SD,
+        **options,
+    ).graph
+
+
+def surprise(kind: str, data: np.ndarray):
+    """−log p(y, θ, λ) but for the constant of the prior, by the textbook's Kalman filter: a function of (θ, λ)."""
+
+    def compute(values: torch.Tensor) -> torch.Tensor:
+        theta, levels = values[:2], values[2:]
+        one = torch.eye(2, dtype=torch.float64)
+        at = [spring(one[i], theta) if kind == "spring" else one[i] @ FLOW.T for i in range(2)]
+        f, push = one + DT * torch.stack(at, 1), DT * theta if kind == "pushed" else torch.zeros(2).to(theta)
+        mean, covariance, total = START, START_SD**2 * one, torch.zeros((), dtype=torch.float64)
+        for (y,) in torch.as_tensor(data):
+            mean, covariance = f @ mean + push, f @ covariance @ f.T + DT**2 * (-levels[0]).exp() * one
+            if torch.isnan(y):
+                continue
+            s, e = covariance[0, 0] + (-levels[1]).exp(), y - mean[0]
+            total = total + 0.5 * (e**2 / s + (2 * math.pi * s).log())
+            gain = covariance[:, 0] / s
+            mean, covariance = mean + gain * e, covariance - torch.outer(gain, covariance[0])
+        prior = ((theta - PRIOR) / PRIOR_SD).square().sum() + ((levels - LEVELS) / LEVEL_SD).square().sum()
+        return total + 0.5 * prior
+
+    return compute
+
+
+def minimum(energy, free: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where an energy of four numbers has its minimum in some of them, by Newton's method, and its curvature there."""
+    values = torch.cat([PRIOR, LEVELS])
+    for _ in range(60):
+        slope = torch.autograd.functional.jacobian(energy, values)[free]
+        curvature = torch.autograd.functional.hessian(energy, values)[free][:, free]
+        size, axes = torch.linalg.eigh(curvature)
+        step = -(axes / size.abs().clamp_min(1e-3)) @ axes.T @ slope
+        values = values.index_add(0, torch.tensor(free), step.clamp(-0.5, 0.5))
+        if float(step.abs().max()) < 1e-9:
+            return values, curvature
+    raise AssertionError("the oracle found no minimum")
+
+
+@pytest.mark.parametrize("kind", ["pushed", "spring"])
+def test_parameters_and_noise_levels_are_those_of_the_exact_maximum(kind):
+    energy = surprise(kind, record(1))
+    found, _ = minimum(energy, [0, 1, 2, 3])
+    fit = model(kind).fit(record(1), tolerance=1e-9)
+    assert fit.settled
+    np.testing.assert_allclose(fit.mean("theta"), found[:2], atol=1e-6)
+    np.testing.assert_allclose([*fit.mean("noise_x"), *fit.mean("noise_y")], found[2:], atol=1e-6)
+    assert fit.free_actions[0] == pytest.approx(energy(torch.cat([PRIOR, LEVELS])).item(), abs=1e-9)
+    assert fit.free_actions[-1] == pytest.approx(energy(found).item(), abs=1e-9)
+
+
+def test_messages_alone_find_it_where_they_tell_the_slopes_exactly():
+    """Parameters that change means only, and noise levels; others come near, by less than a standard deviation."""
+    found, _ = minimum(surprise("pushed", record(1)), [0, 1, 2, 3])
+    fit = model("pushed").fit(record(1), tolerance=1e-10, slopes="messages")
+    np.testing.assert_allclose(fit.mean("theta"), found[:2], atol=1e-5)
+    np.testing.assert_allclose([*fit.mean("noise_x"), *fit.mean("noise_y")], found[2:], atol=1e-5)
+    found, curvature = minimum(surprise("spring", record(1)), [0, 1, 2, 3])
+    fit = model("spring").fit(record(1), slopes="messages")
+    sd = torch.linalg.inv(curvature).diagonal().sqrt()
+    assert (abs(torch.as_tensor(fit.mean("theta")) - found[:2]) < sd[:2]).all()
+
+
+def test_the_posterior_is_that_of_a_linear_model_exactly():
+    """With levels given, the surprise is quadratic in what pushes, and Σ is its inverse curvature."""
+    energy = surprise("pushed", record(2))
+    found, curvature = minimum(energy, [0, 1])
+    fit = model("pushed").fit(record(2), pc.offline("parameter"), tolerance=1e-9)
+    covariance = torch.linalg.inv(curvature)
+    np.testing.assert_allclose(fit.mean("theta"), found[:2], atol=1e-8)
+    np.testing.assert_allclose(fit.covariance("theta"), covariance, rtol=1e-7)
+    np.testing.assert_allclose(fit.sd("theta"), covariance.diagonal().sqrt(), rtol=1e-7)
+    upper = found[:2] + 1.959963984540054 * covariance.diagonal().sqrt()
+    np.testing.assert_allclose(fit.interval("theta").upper, upper, atol=1e-7)
+    # −log p(y) of a linear model: the minimum, with the volume of prior and posterior
+    evidence = energy(found) + 0.5 * (curvature.logdet() + 2 * math.log(PRIOR_SD**2))
+    assert float(fit.result.free_action) == pytest.approx(evidence.item(), abs=1e-8)
+    assert fit.result.free_energy.sum() == pytest.approx(float(fit.result.free_action), abs=1e-9)
+    assert fit.passes <= 4
+
+
+def test_the_last_pass_is_a_filter_with_what_was_found():
+    """The states are those of a Kalman filter at the maximum, and are less certain by what is not known of it."""
+    data = record(2)
+    fit = model("pushed").fit(data, pc.offline("parameter"), tolerance=1e-9, record=["mean", "sd"])
+    told = model("pushed").with_nodes(
+        model("pushed").nodes | {"theta": ParameterNode("theta", mean=fit.mean("theta"), sd=1e-9, mover=Newton())}
+    )
+    still = told.run(data, pc.tracking(every=10**6), record=["mean", "sd"])
+    np.testing.assert_allclose(fit.result.mean("x"), still.mean("x"), atol=1e-7)
+    assert (fit.result.sd("x") >= still.sd("x")).all()
+    np.testing.assert_allclose(fit.result.mean("theta"), np.tile(fit.mean("theta"), (SAMPLES, 1)))
+
+
+def test_what_is_missing_is_not_there():
+    found, _ = minimum(surprise("spring", record(3, holes=True)), [0, 1, 2, 3])
+    fit = model("spring").fit(record(3, holes=True), tolerance=1e-9)
+    np.testing.assert_allclose(fit.mean("theta"), found[:2], atol=1e-5)
+    np.testing.assert_allclose([*fit.mean("noise_x"), *fit.mean("noise_y")], found[2:], atol=1e-5)
+
+
+def test_a_batch_is_each_of_its_elements_alone():
+    data = np.stack([record(seed) for seed in (1, 2, 3)])
+    together = model("spring").fit(data, tolerance=1e-8)
+    assert together.settled.all()
+    assert (np.diff(together.free_actions) <= 0).all()
+    assert len(set(together.passes.tolist())) > 1  # each settles at its own time
+    for i, each in enumerate(data):
+        alone = model("spring").fit(each, tolerance=1e-8)
+        assert alone.passes == together.passes[i]
+        np.testing.assert_allclose(together.free_actions[i, : alone.passes], alone.free_actions, rtol=1e-7)
+        np.testing.assert_allclose(together.mean("theta")[i], alone.mean("theta"), atol=1e-5)
+        np.testing.assert_allclose(together.result.mean("x")[i], alone.result.mean("x"), atol=1e-5)
+
+
+def test_steps_that_make_it_worse_are_taken_back():
+    """Log-precisions that begin far too low make Newton's steps far too long; the free action does not rise by it."""
+    graph = model("spring", every=64)
+    far = {
+        "noise_x": PrecisionNode("noise_x", mean=[12.0], sd=20.0, kernel=White(), channels="shared", mover=Newton()),
+        "noise_y": PrecisionNode("noise_y", mean=[9.0], sd=20.0, kernel=White(), channels="shared", mover=Newton()),
+    }
+    fit = graph.with_nodes(graph.nodes | far).fit(record(1), passes=60)
+    assert fit.halved > 0
+    assert fit.settled
+    assert (np.diff(fit.free_actions) <= 0).all()
+    near = {
+        "noise_x": PrecisionNode(
+            "noise_x", mean=[12.0], sd=20.0, kernel=White(), channels="shared", mover=Newton(largest=1.0)
+        ),
+        "noise_y": PrecisionNode(
+            "noise_y", mean=[9.0], sd=20.0, kernel=White(), channels="shared", mover=Newton(largest=1.0)
+        ),
+    }
+    other = graph.with_nodes(graph.nodes | near).fit(record(1), passes=60)
+    assert fit.free_actions[-1] == pytest.approx(other.free_actions[-1], abs=1e-2)
+
+
+def test_states_in_generalised_coordinates():
+    """The free action is higher wherever else one looks, by runs that learn nothing."""
+    world = pc.simulate.simulate(
+        pc.flows.linear([[-0.5, 1.0], [-1.0, -0.2]]),
+        initial=[1.0, 0.0],
+        samples=80,
+        dt=DT,
+        state_sd=0.1,
+        observation_sd=0.1,
+        width=0.2,
+        seed=0,
+    )
+
+    def graph(theta, levels, sd) -> pc.Graph:
+        x = StateNode("x", dim=2, orders=3, flow=turning, mover=pc.movers.Implicit(time=DT))
+        y = SensoryNode("y", dim=2, orders=2, dt=DT)
+        made = pc.Graph()
+        made.predicts(x, y)
+        made.parametrises(ParameterNode("theta", mean=theta, sd=sd, mover=Newton()), x)
+        for node, level in zip((x, y), levels, strict=True):
+            name, rule = f"noise_{node.name}", Newton(largest=1.0)
+            made.weighs(PrecisionNode(name, mean=[level], sd=sd, smoothness=0.2, channels="shared", mover=rule), node)
+        return made
+
+    fit = graph([0.7], [3.0, 3.0], 1.0).fit(world.observations, tolerance=1e-8)
+    assert fit.settled
+    assert (np.diff(fit.free_actions) <= 0).all()
+    best = np.array([*fit.mean("theta"), *fit.mean("noise_x"), *fit.mean("noise_y")])
+
+    def total(theta, *levels) -> float:
+        run = graph([theta], levels, 1.0).run(world.observations, pc.states_only(), record=())
+        moved = np.array([theta - 0.7, levels[0] - 3.0, levels[1] - 3.0])
+        return float(run.free_action) + 0.5 * float(moved @ moved)
+
+    assert total(*best) == pytest.approx(fit.free_actions[-1], abs=1e-6)
+    for i in range(3):
+        for by in (-0.01, 0.01):
+            assert total(*(best + by * np.eye(3)[i])) > total(*best)
+
+
+def turning(x, theta):
+    return torch.stack([-0.5 * x[..., 0] + theta[..., 0] * x[..., 1], -x[..., 0] - 0.2 * x[..., 1]], -1)
+
+
+def test_recorded_data_tell_more_in_passes_than_once():
+    """Three species, 2,000 observations, four worlds: nearer to the truth than one pass online, and sure of it."""
+    world = pc.simulate.glv_process(2_000, noise="white", clamp_observations=False, seed=[1, 2, 3, 4])
+    graph, schedule = triple(
+        pc.flows.lotka_volterra,
+        3,
+        0.01,
+        mean=[0.3, -0.2, 0.3],
+        sd=0.25,
+        expected_precision_x=400,
+        expected_precision_y=50,
+    )
+    truth = np.array([0.2, -0.4, 0.1])
+    online = graph.start(schedule, record=()).run(world.observations, progress=False)
+    fit = graph.fit(world.observations, tolerance=0.05, record=())
+    assert fit.settled.all()
+
+    def error(mean) -> float:
+        return float(np.mean(((mean - truth) / fit.sd("theta")) ** 2))
+
+    assert error(fit.mean("theta")) < error(online.mean("theta").numpy())
+    assert error(fit.mean("theta")) < 2.1  # χ² of 12 numbers, one in a hundred is larger
+    assert fit.result.traces == {}
+
+
+# --- asking for the impossible ---------------------------------------------------------------------------------------
+def test_observations_are_read_more_than_once():
+    graph = model("pushed")
+    with pytest.raises(ObservationError, match=r"read only once.*list\(observations\)"):
+        graph.fit(iter(record(1)))
+    with pytest.raises(ObservationError, match="no observations"):
+        graph.fit(np.zeros((0, 1)))
+
+    class Lines:
+        def __iter__(self):
+            return iter(record(1))
+
+    again = graph.fit(Lines(), pc.offline("theta"), tolerance=1e-9)
+    whole = graph.fit(record(1), pc.offline("theta"), tolerance=1e-9, times=(DT * t for t in range(SAMPLES)))
+    np.testing.assert_allclose(again.mean("theta"), whole.mean("theta"), atol=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"passes": 0}, SettingError, "passes must be a whole number, 1 or more, not 0"),
+        ({"passes": 2.5}, SettingError, "passes must be a whole number"),
+        ({"tolerance": -1.0}, SettingError, "tolerance must be 0 or more"),
+        ({"tolerance": math.nan}, SettingError, "tolerance must be 0 or more"),
+        ({"slopes": "steep"}, SettingError, "'exact' or 'messages'"),
+        ({"on_divergence": "hold"}, SettingError, "'raise' or 'stop'"),
+        ({"mover": "Newton"}, SettingError, r"pcnet.movers.Newton\(\)"),
+        ({"mover": pc.movers.RobbinsMonro()}, SettingError, "'theta' steps by RobbinsMonro.*mover=pcnet.movers.Newton"),
+        ({"schedule": pc.tracking()}, ScheduleError, r"nothing steps after a pass.*pcnet.offline\(\)"),
+        ({"schedule": "offline"}, ScheduleError, r"pcnet.offline\(\)"),
+        ({"schedule": pc.offline("thetta")}, ScheduleError, "no node or role 'thetta'; nodes: x, y, theta"),
+        ({"schedule": pc.offline("state")}, ScheduleError, "'x' is to move within a pass and to step after it"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_by_name(options, error, words):
+    with pytest.raises(error, match=words):
+        model("pushed").fit(record(1), **options)
+
+
+def changed(acts=None, closing=None) -> pc.Schedule:
+    usual = pc.offline("theta")
+    return pc.Schedule(acts=acts or usual.acts, opening=usual.opening, closing=closing or usual.closing)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "words"),
+    [
+        (changed(closing=(pc.act("move", "theta"),)), "let it settle there too"),
+        (changed(closing=(*pc.offline("theta").closing, pc.act("carry", "theta"))), "must not count as news again"),
+        (changed(acts=pc.offline("noise_y").acts), "'theta' steps after a pass but never gathers"),
+    ],
+)
+def test_schedules_of_ones_own_are_looked_at(schedule, words):
+    with pytest.raises(ScheduleError, match=words):
+        model("pushed").fit(record(1), schedule)
+
+
+def test_schedules_of_passes_are_not_for_streams():
+    graph = model("pushed")
+    for use in (lambda: graph.run(record(1), pc.offline()), lambda: graph.start(pc.offline())):
+        with pytest.raises(ScheduleError, match=r"use graph.fit\(observations, schedule\)"):
+            use()
+    with pytest.raises(ScheduleError, match="the closing is done once, so that it has no period"):
+        pc.Schedule(acts=(pc.act("sense", "sensory"),), closing=(pc.act("move", "parameter", every=3),))
+    assert "after the last: precision, parameter: move" in str(pc.offline())
+
+
+def test_movers_that_are_made_for_streams_are_refused_or_replaced():
+    graph, _ = paper.odem("glv", 2)
+    data = pc.simulate.glv_process(samples=30, noise="white", seed=1).observations
+    with pytest.raises(
+        SettingError, match=r"lambda_x|theta.*RobbinsMonro.*graph.fit\(…, mover=pcnet.movers.Newton\(\)\)"
+    ):
+        graph.fit(data)
+    assert graph.fit(data, mover=Newton(), passes=3).free_actions.shape == (3,)
+
+
+def test_parameters_that_are_predicted_move_within_a_pass():
+    spring_ = pc.Derived(lambda x, k: torch.stack([x[..., 1], -k[..., 0] * x[..., 0]], -1))
+    above = Tier(lambda x, theta: -0.01 * x, 1, expected_precision=100.0, initial_mean=[1.0])
+    stack, _ = hierarchy(Tier(spring_, 2, mean=[1.0], sd=0.01, noise="learned"), above, dt=0.05)
+    with pytest.raises((GraphError, ScheduleError), match="predicted from above"):
+        stack.fit(np.zeros((4, 2)))
+
+
+def test_a_first_pass_that_diverges_is_named_and_others_go_on():
+    def burst(x, theta):
+        return theta[..., :1] * x**3
+
+    def graph(means) -> pc.Graph:
+        return triple(burst, 1, DT, mean=means, sd=1.0, initial_mean=[1.0], initial_sd=1e-3).graph
+
+    data = np.full((40, 1), 1.0)
+    data[5:35] = np.nan
+    with pytest.raises(DivergenceError, match="first pass"):
+        graph([50.0]).fit(data)
+    fit = graph(torch.tensor([[50.0], [0.0]])).fit(data, on_divergence="stop")
+    assert fit.settled.tolist() == [False, True]
+    assert np.isnan(fit.free_actions[0]).all()
+    assert np.isfinite(fit.free_actions[1]).all()
+    assert fit.result.diverged.at[1] == -1
+
+
+def test_it_says_what_it_found(tmp_path):
+    fit = model("pushed").fit(record(1), passes=2)
+    assert "in 2 passes, not settled" in repr(fit)
+    assert "theta: " in repr(fit)
+    with pytest.raises(ResultError, match="'x' took no steps after passes; those that did: theta, noise_x, noise_y"):
+        fit.mean("x")
+    with pytest.raises(ResultError, match="between 0 and 1"):
+        fit.interval("theta", 1.5)
+    assert pc.Result.load(fit.result.save(tmp_path / "last.nc")).free_action == fit.result.free_action
+
+
+def test_it_is_written_to_files_and_read_again(tmp_path):
+    pc.save_model(tmp_path / "model.yaml", paper.odem("glv", 2).graph, pc.offline(["theta"]))
+    again = pc.load_model(tmp_path / "model.yaml").schedule
+    assert str(again) == str(pc.offline(["theta"]))
+    called = paper.odem("glv", 2).graph.to_spec() | {"schedule": {"offline": {"who": ["theta"]}}}
+    assert str(pc.load_model(called).schedule) == str(pc.offline(["theta"]))
+
+
+def test_progress_is_shown_on_request(capfd):
+    model("pushed").fit(record(1), passes=2, progress=True)
+    shown = capfd.readouterr().err
+    for words in ("pass 1", "pass 2, free action", "last pass"):
+        assert words in shown
+    model("pushed").fit(record(1), passes=1)
+    assert capfd.readouterr().err == ""
+
+
+def test_single_precision():
+    found, _ = minimum(surprise("pushed", record(1)), [0, 1, 2, 3])
+    fit = model("pushed").fit(record(1), dtype=torch.float32, tolerance=1e-2)
+    np.testing.assert_allclose(fit.mean("theta"), found[:2], atol=0.1)
+    assert isinstance(model("pushed")["x"], FilterNode)
