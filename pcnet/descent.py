@@ -36,8 +36,15 @@ class Stand(NamedTuple):
     def where(self, chosen: Tensor, other: Stand) -> Stand:
         """This one for the chosen batch elements (B,), and the other for the rest."""
         beliefs = {name: merge(chosen, belief, other.beliefs[name]) for name, belief in self.beliefs.items()}
-        shaped = (chosen.view(-1, *(1,) * (mine.dim() - 1)) for mine in self[:-1])
-        return Stand(*map(torch.where, shaped, self[:-1], other[:-1]), beliefs)
+        return Stand(
+            torch.where(chosen, self.action, other.action),
+            torch.where(chosen[:, None], self.mean, other.mean),
+            torch.where(chosen[:, None], self.step, other.step),
+            torch.where(chosen, self.able, other.able),
+            torch.where(chosen[:, None], self.slope, other.slope),
+            torch.where(chosen[:, None, None], self.precision, other.precision),
+            beliefs,
+        )
 
 
 class Pair(NamedTuple):
@@ -75,7 +82,7 @@ class Descent(NamedTuple):
     @property
     def next(self) -> Tensor:
         """Where the next pass is to stand, (B, n)."""
-        return self.best.mean + torch.where(self.going, self.share, 0.0)[:, None] * self._step()
+        return self.best.mean + torch.where(self.going[:, None], self.share[:, None] * self._step(), 0.0)
 
     def _step(self) -> Tensor:
         """The step from the best stand, (B, n): that of the movers, corrected by what the last steps have shown."""

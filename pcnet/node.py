@@ -220,11 +220,15 @@ class Local:
 
 
 def merge(mask: Tensor, new: Any, old: Any) -> Any:
-    """`new` where the mask (B,) holds and `old` elsewhere, field by field of a named tuple of tensors."""
+    """`new` where the mask (B,) holds and `old` elsewhere, field by field of a named tuple of tensors.
+
+    A field that had another size was empty, and is 0.
+    """
     fields = []
     for fresh, kept in zip(new, old, strict=True):
         shaped = mask.view(-1, *(1,) * (fresh.dim() - 1))
-        fields.append(fresh if fresh is kept else torch.where(shaped, fresh, kept))
+        before = kept if kept.shape == fresh.shape else 0.0
+        fields.append(fresh if fresh is kept else torch.where(shaped, fresh, before))
     return type(new)(*fields)
 
 

