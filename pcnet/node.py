@@ -222,14 +222,22 @@ class Local:
 def merge(mask: Tensor, new: Any, old: Any) -> Any:
     """`new` where the mask (B,) holds and `old` elsewhere, field by field of a named tuple of tensors.
 
-    A field that had another size was empty, and is 0.
+    Where one of them has not found its size yet, it is filled with 0 to that of the other.
     """
     fields = []
     for fresh, kept in zip(new, old, strict=True):
         shaped = mask.view(-1, *(1,) * (fresh.dim() - 1))
-        before = kept if kept.shape == fresh.shape else 0.0
-        fields.append(fresh if fresh is kept else torch.where(shaped, fresh, before))
+        if fresh.shape == kept.shape:
+            fields.append(fresh if fresh is kept else torch.where(shaped, fresh, kept))
+        else:
+            fields.append(torch.where(shaped, _filled(fresh, kept), _filled(kept, fresh)))
     return type(new)(*fields)
+
+
+def _filled(value: Tensor, other: Tensor) -> Tensor:
+    """A tensor with zeros at the ends of its dimensions, to the size of another where that is larger."""
+    lacking = [max(0, theirs - mine) for mine, theirs in zip(value.shape, other.shape, strict=True)]
+    return torch.constant_pad_nd(value, [amount for lack in reversed(lacking) for amount in (0, lack)])
 
 
 @settings

@@ -611,3 +611,17 @@ def test_triple_finds_levels_of_noise_that_it_was_told_wrong():
         < 2 * result.sd("x")[..., 1500:, 0, :]
     )
     assert 0.90 < inside.mean() < 0.99
+
+
+@pytest.mark.parametrize("policy", ["stop", "hold", "reset"])
+def test_one_that_diverges_at_its_first_observation_does_not_disturb_the_others(policy):
+    """A belief finds its size at the first observation, and may be lost there too."""
+
+    def graph(mean):
+        return triple(lambda x, theta: theta * x, 1, DT, mean=mean, sd=1.0, initial_mean=[1.0]).graph
+
+    lost, alone = np.array([[1e200], [0.0]]), np.array([0.0])
+    data = OBSERVATIONS[:6, :1]
+    result = graph(lost).run(data, tracking(), on_divergence=policy)
+    np.testing.assert_allclose(result.mean("x")[1], graph(alone).run(data, tracking()).mean("x"), rtol=1e-12)
+    assert (result.diverged.at == ([0, -1] if policy == "stop" else [-1, -1])).all()

@@ -234,28 +234,22 @@ def turning(x, theta):
     return torch.stack([-0.5 * x[..., 0] + theta[..., 0] * x[..., 1], -x[..., 0] - 0.2 * x[..., 1]], -1)
 
 
-def test_recorded_data_tell_more_in_passes_than_once():
-    """Three species, 2,000 observations, four worlds: nearer to the truth than one pass online, and sure of it."""
-    world = pc.simulate.glv_process(2_000, noise="white", clamp_observations=False, seed=[1, 2, 3, 4])
-    graph, schedule = triple(
-        pc.flows.lotka_volterra,
-        3,
-        0.01,
-        mean=[0.3, -0.2, 0.3],
-        sd=0.25,
-        expected_precision_x=400,
-        expected_precision_y=50,
-    )
+@pytest.mark.parametrize("samples", [500, pytest.param(2_000, marks=pytest.mark.slow)])
+def test_recorded_data_tell_more_in_passes_than_once(samples):
+    """Three species in six worlds, first guesses of the noise as they come: nearer to the truth than once online."""
+    world = pc.simulate.glv_process(samples, noise="white", clamp_observations=False, seed=list(range(11, 17)))
+    graph, schedule = triple(pc.flows.lotka_volterra, 3, 0.01, mean=[0.3, -0.2, 0.3], sd=0.25)
     truth = np.array([0.2, -0.4, 0.1])
     online = graph.start(schedule, record=()).run(world.observations, progress=False)
-    fit = graph.fit(world.observations, passes=7, record=())
+    fit = graph.fit(world.observations, tolerance=0.05, record=())
+    assert fit.settled.all()
+    assert fit.result.traces == {}
 
     def error(mean) -> float:
         return float(np.mean(((mean - truth) / fit.sd("theta")) ** 2))
 
     assert error(fit.mean("theta")) < error(online.mean("theta").numpy())
-    assert error(fit.mean("theta")) < 2.1  # χ² of 12 numbers, one in a hundred is larger
-    assert fit.result.traces == {}
+    assert error(fit.mean("theta")) < 1.93  # χ² of 18 numbers, one in a hundred is larger
 
 
 # --- asking for the impossible ---------------------------------------------------------------------------------------
