@@ -100,7 +100,6 @@ class Passes:
         self.graph, self.schedule, self.observations, self.times, self.bar = graph, schedule, observations, times, bar
         self.options = options
         live = self._start(record=()).prepare(observations)
-        self.batch_shape = live.batch_shape
         self.prior = {name: live.local(name).belief for name in self.names}
         ends = [0, *itertools.accumulate(belief.mean.shape[1] for belief in self.prior.values())]
         self.parts = {name: slice(*ends[i : i + 2]) for i, name in enumerate(self.names)}
