@@ -92,10 +92,20 @@ class Start(NamedTuple):
 
 
 class Quantity(NamedTuple):
-    """Something of a node that a run can record: the names of its dimensions and how to read it."""
+    """Something of a node that a run can record, (B, *dims): the names of its dimensions and how to read it.
+
+    source: the quantity itself or, with `meaning`, what it follows from. A recording keeps what the source gives, which
+    must not change afterwards, and finds the meaning of many ticks at once, as if they were one batch.
+    """
 
     dims: tuple[str, ...]
-    read: Callable[[Local], Tensor]
+    source: Callable[[Local], Tensor]
+    meaning: Callable[[Tensor], Tensor] | None = None
+
+    def read(self, local: Local) -> Tensor:
+        """What it is now, (B, *dims)."""
+        kept = self.source(local)
+        return kept if self.meaning is None else self.meaning(kept)
 
 
 class Trouble(NamedTuple):

@@ -7,6 +7,7 @@ import sys
 from collections import deque
 from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, get_args
 
@@ -670,9 +671,9 @@ class Live:
         chosen = record.nodes if record.nodes is not None else tuple(self._nodes)
         for name in chosen:
             local = self._locals[name]
-            for quantity, (dims, read) in self._nodes[name].quantities.items():
+            for quantity, (dims, source, meaning) in self._nodes[name].quantities.items():
                 if quantity in record.quantities:
-                    tapes[f"{name}.{quantity}"] = Tape(dims, lambda r=read, lo=local: r(lo))  # type: ignore[misc]
+                    tapes[f"{name}.{quantity}"] = Tape(dims, partial(source, local), meaning)
         if ENERGY in record.quantities:
             tapes["accuracy"] = Tape((), lambda: self._accuracy)
             tapes["complexity"] = Tape((), lambda: self._complexity)
