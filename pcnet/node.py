@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from pcnet.clock import Clock
 from pcnet.errors import GraphError, SettingError
 from pcnet.functions import Function
 from pcnet.messages import Error, Prediction
@@ -76,7 +77,9 @@ class Start(NamedTuple):
         """A setting with `own` trailing dimensions of its own, one copy a batch element: (B, *own)."""
         value = value.to(dtype=self.dtype, device=self.device)
         inner = value.shape[value.dim() - own :]
-        return value.expand(self.batch_shape + inner).reshape(self.batch, *inner).contiguous()
+        if value.dim() > own:
+            value = value.expand(self.batch_shape + inner).reshape(self.batch, *inner)
+        return value.expand(self.batch, *inner).contiguous()
 
     def lay_out(self, part: P) -> P:
         """A copy of a part (a mover, a kernel) whose settings are single numbers or one for each batch element."""
@@ -132,12 +135,10 @@ class Local:
         "_notify",
         "above",
         "below",
-        "elapsed",
+        "clock",
         "mask",
         "observation",
-        "pace",
         "rule",
-        "time",
         "trouble",
     )
 
@@ -146,12 +147,7 @@ class Local:
         self.below: tuple[Link, ...] = ()
         self.mask: Tensor | None = None
         self.observation: Tensor | None = None
-        self.elapsed: Tensor = torch.empty(0)
-        """The time since the previous observation (B,); at the first one, the sampling interval."""
-        self.time: Tensor = torch.empty(0)
-        """The time now (B,), from one sampling interval before the first observation on."""
-        self.pace: Tensor | None = None
-        """`elapsed` over the sampling interval (B,), where observations do not come at that interval."""
+        self.clock: Clock
         self.rule: Any = None
         """How the node moves, laid out for this run."""
         self.trouble: Trouble | None = None
@@ -184,6 +180,21 @@ class Local:
     @memory.setter
     def memory(self, memory: Any) -> None:
         self._memory = memory if self.mask is None else merge(self.mask, memory, self._memory)
+
+    @property
+    def elapsed(self) -> Tensor:
+        """The time since the previous observation (B,); at the first one, the sampling interval."""
+        return self.clock.elapsed
+
+    @property
+    def pace(self) -> Tensor | None:
+        """`elapsed` over the sampling interval (B,), where observations do not come at that interval."""
+        return self.clock.pace
+
+    @property
+    def time(self) -> Tensor:
+        """The time now (B,), from one sampling interval before the first observation on."""
+        return self.clock.now
 
     def prediction(self, link: Link) -> Any:
         """The value predicted by the node at the other end of a link above."""

@@ -89,7 +89,7 @@ class Intake:
         return next(iter(self.dims))
 
     def _check_names(self, given: Mapping[str, Any]) -> None:
-        if not set(given) <= set(self.dims):
+        if not given.keys() <= self.dims.keys():
             raise ObservationError(
                 f"observations are given for {sorted(map(str, given))}, sensory nodes are {sorted(self.dims)}"
             )

@@ -6,7 +6,6 @@ import math
 import sys
 from collections import deque
 from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, get_args
@@ -17,6 +16,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from pcnet import plan
+from pcnet.clock import Clock
 from pcnet.errors import DivergenceError, ObservationError, ScheduleError, SettingError
 from pcnet.graph import Graph
 from pcnet.node import Energy, Local, Node, Start, Trouble, merge
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from pcnet.forecasting import Ahead, Draws, Forecast
 
 P = TypeVar("P")
-ROUNDING = 1e-9
-"""A time that differs from the sampling interval by no more than this share of it is that interval."""
 OnDivergence = Literal["raise", "stop", "hold", "reset"]
 """What to do with batch elements that diverge: end the run, or them alone; go on as if the observation were missing, or
 begin anew with the next one."""
@@ -91,8 +89,6 @@ class Live:
         self.on_divergence = on_divergence
         self.tick = 0
         """How many observations have been taken in."""
-        self.time = 0.0
-        """When the last of them came; the first is at 0 unless times are given."""
         self.watchers: list[Callable[[float, Tensor | None], None]] = []
         """Called after each observation with its time and which batch elements go on, if not all."""
         self._nodes = graph.nodes
@@ -104,7 +100,6 @@ class Live:
         self._check_record()
         self._channels = connect(graph, self._locals)
         self._begun = False
-        self._timed = self._irregular = False
         self._unopened: Tensor | None = None  # the batch elements of which nothing was seen yet
         self._opening: tuple[Line, ...] = ()
         self._failing: dict[int, tuple[Node, str]] = {}
@@ -112,12 +107,12 @@ class Live:
         """The last batch elements that diverged, if the run goes on: when, at which node, and why."""
         self._acts: tuple[Line, ...] = ()
         self._start: Start
+        self._clock: Clock
         self._accuracy: Tensor
         self._complexity: Tensor
         self._missed: Tensor
         self._sum_accuracy: Tensor
         self._sum_complexity: Tensor
-        self._now: Tensor
         self._going: Tensor | None = None  # which batch elements go on, once some have diverged
         self._stopped: dict[int, tuple[int, str]] = {}
 
@@ -128,7 +123,7 @@ class Live:
         NaN is a channel that is missing; None, or no name, a sensory node. Without t it comes a sampling interval after
         the one before.
         """
-        with torch.inference_mode(), limited(self.threads):
+        with torch.inference_mode(), Limited(self.threads):
             self._take(self._intake.timed(observation), t)
         return self
 
@@ -136,7 +131,7 @@ class Live:
         """Take in observations to the end of them; times: one for each, unless they come at regular intervals."""
         stream, total = self._intake.stream(observations)
         hidden = not (sys.stderr.isatty() if progress is None else progress)
-        with torch.inference_mode(), limited(self.threads):
+        with torch.inference_mode(), Limited(self.threads):
             shown = tqdm(stream, total=total, disable=hidden, unit="obs", desc=self.schedule.name)
             for observation, t in _with_times(shown, times):
                 self._take(observation, t)
@@ -229,7 +224,7 @@ class Live:
         from pcnet.forecasting import forecast
 
         self._need_begun()
-        with limited(self.threads):
+        with Limited(self.threads):
             return forecast(self, horizon, every, parameters=parameters)
 
     def sample(self, horizon: float, draws: int = 1, *, every: float | None = None, seed: int) -> Draws:
@@ -237,7 +232,7 @@ class Live:
         from pcnet.forecasting import draw
 
         self._need_begun()
-        with limited(self.threads):
+        with Limited(self.threads):
             return draw(self, horizon, draws, every, seed)
 
     def ahead(self, observation: Any, t: float | None = None) -> dict[str, Ahead]:
@@ -247,14 +242,19 @@ class Live:
         self._need_begun()
         if t is not None and moment(t) <= self.time:
             raise ObservationError(f"t = {t} is not after the last observation at t = {self.time:g}")
-        with limited(self.threads):
+        with Limited(self.threads):
             return one_ahead(self, self._intake.one(observation), None if t is None else moment(t))
+
+    @property
+    def time(self) -> float:
+        """When the last observation came; the first is at 0 unless times are given."""
+        return self._clock.time if self._begun else 0.0
 
     @property
     def interval(self) -> float:
         """The sampling interval, if all batch elements have the same."""
         self._need_begun()
-        return self._dt
+        return self._clock.dt
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
@@ -265,7 +265,7 @@ class Live:
     def intervals(self) -> Tensor:
         """The sampling interval of each batch element, (B,)."""
         self._need_begun()
-        return self._interval
+        return self._clock.interval
 
     def laid_out(self, part: P) -> P:
         """A copy of a part (a kernel, a mover) with its settings as this run has them; see `Start.lay_out`."""
@@ -318,8 +318,7 @@ class Live:
         if not self._begun:
             self._begin(seen)
         filled = {name: self._fill(name, value) for name, value in seen.items()}
-        self._set_clock(t)
-        self._pass_time()
+        self._clock.advance(t, self.tick)
         for name, value in filled.items():
             self._locals[name].observation = value
         self._tick()
@@ -333,43 +332,10 @@ class Live:
                 f"began with {tuple(self._start.batch_shape)}"
             ) from None
 
-    def _set_clock(self, t: float | None) -> None:
-        if t is None:
-            self.time = self.time + self._dt if self._timed else self.tick * self._dt
-            if self._irregular:
-                self._set_elapsed(self._interval, None)
-                self._irregular = False
-            return
-        if self.tick:
-            elapsed = t - self.time
-            if elapsed <= 0:
-                how = "the same as that of" if elapsed == 0 else "before"
-                raise ObservationError(
-                    f"observation {self.tick} is at t = {t:g}, {how} the previous one at t = {self.time:g}; "
-                    "times must rise"
-                )
-            regular = self._common and abs(elapsed - self._dt) <= ROUNDING * self._dt
-            if not regular:
-                since = torch.full_like(self._interval, elapsed)
-                self._set_elapsed(since, since / self._interval)
-            elif self._irregular:
-                self._set_elapsed(self._interval, None)
-            self._irregular = not regular
-        self.time, self._timed = t, True
-
-    def _set_elapsed(self, elapsed: Tensor, pace: Tensor | None) -> None:
-        for local in self._locals.values():
-            local.elapsed, local.pace = elapsed, pace
-
-    def _pass_time(self) -> None:
-        self._now = next(iter(self._locals.values())).elapsed + self._now
-        for local in self._locals.values():
-            local.time = self._now
-
     def _tick(self) -> None:
         before = Before([(local.belief, local.memory) for local in self._locals.values()], self._unopened)
         try:
-            self._act()
+            self.act()
         except BreakdownError as broken:
             self._break_down(broken)
         free_energy = self._complexity - self._accuracy
@@ -385,15 +351,18 @@ class Live:
         self._accuracy = _but(failed, self._accuracy, torch.nan)
         self._complexity = _but(failed, self._complexity, torch.nan)
         if (self.tick + 1) % self.record.every == 0 and self._tapes:
-            self._times.append(self.time)
+            self._times.append(self._clock.time)
             for tape in self._tapes.values():
                 tape.write(self._going)
         for see in self.watchers:
-            see(self.time, self._going)
+            see(self._clock.time, self._going)
         self.tick += 1
 
-    def _act(self) -> None:
-        """All that the schedule asks for at this tick, and what becomes of the free energy."""
+    def act(self) -> None:
+        """All that the schedule asks of the nodes at this tick, and their free energy.
+
+        `step` and `run` call it; a subclass may override it to look on, as examples/benchmark_live.py does.
+        """
         if self._unopened is not None:
             self._open()
         for line in self._acts:
@@ -531,7 +500,7 @@ class Live:
         self._need_begun()
         tensors = {"accuracy": self._accuracy, "complexity": self._complexity}
         tensors |= {"sum of accuracy": self._sum_accuracy, "sum of complexity": self._sum_complexity}
-        tensors |= {"missed": self._missed, "now": self._now, "elapsed": next(iter(self._locals.values())).elapsed}
+        tensors |= {"missed": self._missed, "now": self._clock.now, "elapsed": self._clock.elapsed}
         masks = {"going": self._going, "unopened": self._unopened}
         tensors |= {name: mask for name, mask in masks.items() if mask is not None}
         for name, local in self._locals.items():
@@ -542,9 +511,9 @@ class Live:
                     tensors |= {f"{name}/{part}/{field}": each for field, each in value._asdict().items()}
         facts = {
             "tick": self.tick,
-            "time": self.time,
-            "timed": self._timed,
-            "irregular": self._irregular,
+            "time": self._clock.time,
+            "timed": self._clock.timed,
+            "irregular": self._clock.pace is not None,
             "batch_shape": list(self._start.batch_shape),
             "stopped": [[i, tick, name] for i, (tick, name) in self._stopped.items()],
             "incidents": [list(incident) for incident in self.incidents],
@@ -571,12 +540,10 @@ class Live:
                     left -= set(keys.values())
         self._accuracy, self._complexity = tensors["accuracy"], tensors["complexity"]
         self._sum_accuracy, self._sum_complexity = tensors["sum of accuracy"], tensors["sum of complexity"]
-        self._missed, self._now = tensors["missed"], tensors["now"]
+        self._missed, self._clock.now = tensors["missed"], tensors["now"]
         self._going, self._unopened = tensors.get("going"), tensors.get("unopened")
-        self._irregular, self._timed = facts["irregular"], facts["timed"]
-        if self._irregular:
-            self._set_elapsed(tensors["elapsed"], tensors["elapsed"] / self._interval)
-        self.tick, self.time = facts["tick"], facts["time"]
+        self.tick, self._clock.time, self._clock.timed = facts["tick"], facts["time"], facts["timed"]
+        self._clock.wait(tensors["elapsed"] if facts["irregular"] else None)
         self._stopped = {i: (tick, name) for i, tick, name in facts["stopped"]}
         self.incidents.extend(Incident(*incident) for incident in facts["incidents"])
         known = {"accuracy", "complexity", "sum of accuracy", "sum of complexity", "missed", "now", "elapsed"}
@@ -611,9 +578,10 @@ class Live:
     def _begin_with(self, shape: torch.Size, observation: Observation) -> None:
         self._start = Start(shape.numel(), self.dtype, self.device, shape)
         self._nothing = torch.zeros(shape.numel(), dtype=self.dtype, device=self.device)
-        self._sum_accuracy = self._sum_complexity = self._missed = self._now = self._nothing
-        self._interval = self._sampling_interval()
+        self._sum_accuracy = self._sum_complexity = self._missed = self._nothing
+        self._clock = self._set_up_clock()
         for name, node in self._nodes.items():
+            self._locals[name].clock = self._clock
             if name in observation:
                 self._locals[name].observation = self._start.fill(observation[name], 1)
             node.begin(self._locals[name], self._start)
@@ -621,9 +589,7 @@ class Live:
         self._acts = plan.lay_out(self.schedule.acts, self.graph.from_above, self._locals, self._start)
         self._begun = True
         self._times: list[float] = []
-        self._dt = self._common_dt()
         self._tapes = self.tapes_for(self.record)
-        self._set_elapsed(self._interval, None)
         self._unopened = torch.ones_like(self._nothing, dtype=torch.bool)
 
     def _open(self) -> None:
@@ -684,18 +650,13 @@ class Live:
                 tapes[channel.name] = Tape(("message",), channel.content)
         return tapes
 
-    def _sampling_interval(self) -> Tensor:
-        """The time from one observation to the next, (B,): the shortest of the observing nodes; 1 if none is given."""
-        given = [self._nodes[name].sampling_interval for name in self._observers]
-        intervals = [self._start.fill(each, 0) for each in given if each is not None]
-        return torch.stack(intervals).amin(0) if intervals else torch.ones_like(self._nothing)
-
-    def _common_dt(self) -> float:
-        """The sampling interval if all batch elements have the same, else 1: then times are observation numbers."""
-        given = [self._nodes[name].sampling_interval for name in self._observers]
-        low = [float(each.min()) for each in given if each is not None]
-        self._common = bool((self._interval == self._interval[0]).all())
-        return (min(low) if low else 1.0) if self._common else 1.0
+    def _set_up_clock(self) -> Clock:
+        """A clock that goes by the shortest sampling interval of the observing nodes; by 1 if none is given."""
+        given = [each for name in self._observers if (each := self._nodes[name].sampling_interval) is not None]
+        if not given:
+            return Clock(torch.ones_like(self._nothing), 1.0)
+        interval = torch.stack([self._start.fill(each, 0) for each in given]).amin(0)
+        return Clock(interval, min(float(each.min()) for each in given))
 
     def _shaped(self, value: Tensor) -> Tensor:
         return value.reshape(self._start.batch_shape).clone()
@@ -727,19 +688,21 @@ def _elements(indices: list[int], batch: int) -> str:
     return f" (batch elements {', '.join(map(str, indices[:8]))}{more})"
 
 
-@contextmanager
-def limited(threads: int | None) -> Iterator[None]:
-    """Let torch use so many threads within an operation, for the time being; None leaves it alone.
+class Limited:
+    """While it is entered, lets torch use so many threads within an operation; None leaves it alone.
 
     With matrices as small as these, threads cost more than they bring, and on a busy machine an
     operation that waits for a second thread takes milliseconds instead of microseconds.
     """
-    usual = torch.get_num_threads()
-    if threads is None or threads == usual:
-        yield
-        return
-    torch.set_num_threads(threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(usual)
+
+    def __init__(self, threads: int | None) -> None:
+        self._usual = torch.get_num_threads()
+        self._threads = self._usual if threads is None else threads
+
+    def __enter__(self) -> None:
+        if self._threads != self._usual:
+            torch.set_num_threads(self._threads)
+
+    def __exit__(self, *_: object) -> None:
+        if self._threads != self._usual:
+            torch.set_num_threads(self._usual)
