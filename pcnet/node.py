@@ -64,6 +64,13 @@ class Energy(NamedTuple):
     accuracy: Tensor | None = None
     complexity: Tensor | None = None
 
+    @property
+    def free(self) -> Tensor | None:
+        """F, (B,)."""
+        if self.accuracy is None:
+            return self.complexity
+        return -self.accuracy if self.complexity is None else self.complexity - self.accuracy
+
 
 class Start(NamedTuple):
     """What a run is begun with."""
