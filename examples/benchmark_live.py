@@ -3,7 +3,7 @@
 Run it:  python examples/benchmark_live.py            (make bench)
 The bare tick is all that the schedule asks of the nodes, with the free energy; what a step adds is reading the
 observation, clocks, sums, the watch for divergence, and recording. The paper's graph, one inversion, one thread.
-Nothing here passes or fails.
+Runs take turns, so that a busy machine slows all of them alike. Nothing here passes or fails.
 """
 
 from __future__ import annotations
@@ -17,25 +17,20 @@ import torch
 from pcnet.graphs import paper
 from pcnet.runner import Live
 
+TURNS = 20
+RECORDS = {"nothing recorded": (), "as by default": None}
 
-def steps(live: Live, observations: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Seconds of each step, and of the bare tick within it."""
-    bare: list[float] = []
-    act = live._act
 
-    def timed() -> None:
+class Timed(Live):
+    """A run that notes the seconds of each step, and of the bare tick within it."""
+
+    whole: list[float]
+    bare: list[float]
+
+    def act(self) -> None:
         begun = time.perf_counter()
-        act()
-        bare.append(time.perf_counter() - begun)
-
-    live._act = timed  # type: ignore[method-assign]
-    whole = []
-    for y in observations:
-        begun = time.perf_counter()
-        live.step(y)
-        whole.append(time.perf_counter() - begun)
-    warm = len(observations) // 10  # what is traced and laid out once does not count
-    return np.array(whole)[warm:], np.array(bare)[warm:]
+        super().act()
+        self.bare.append(time.perf_counter() - begun)
 
 
 def main() -> None:
@@ -45,16 +40,23 @@ def main() -> None:
     torch.set_num_threads(1)
     draw = np.random.default_rng(0)
     observations = 1.5 + 0.1 * draw.normal(size=(options.observations, 3))
+    runs = {
+        f"{orders} orders, {label}": Timed(*paper.odem(orders=orders), record=record)
+        for label, record in RECORDS.items()
+        for orders in (2, 3)
+    }
+    for turn, part in enumerate(np.array_split(observations, TURNS)):
+        for run in runs.values():
+            if turn < 2:  # what is traced and laid out once does not count
+                run.whole, run.bare = [], []
+            for y in part:
+                begun = time.perf_counter()
+                run.step(y)
+                run.whole.append(time.perf_counter() - begun)
     print(f"{'live.step, µs':<28} {'median':>8} {'99th percentile':>16} {'bare tick':>10} {'overhead':>9}")
-    for label, record in (("nothing recorded", ()), ("as by default", None)):
-        for orders in (2, 3):
-            graph, schedule = paper.odem(orders=orders)
-            whole, bare = steps(graph.start(schedule, record=record), observations)
-            typical = float(np.median(whole) / np.median(bare) - 1)
-            middle, slow, inner = (
-                1e6 * float(v) for v in (np.median(whole), np.quantile(whole, 0.99), np.median(bare))
-            )
-            print(f"{f'{orders} orders, {label}':<28} {middle:8.0f} {slow:16.0f} {inner:10.0f} {typical:9.1%}")
+    for label, run in runs.items():
+        middle, slow, inner = 1e6 * np.median(run.whole), 1e6 * np.quantile(run.whole, 0.99), 1e6 * np.median(run.bare)
+        print(f"{label:<28} {middle:8.0f} {slow:16.0f} {inner:10.0f} {middle / inner - 1:9.1%}")
 
 
 if __name__ == "__main__":

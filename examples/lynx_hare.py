@@ -1,14 +1,16 @@
 """A real record: hares and lynxes of the Hudson Bay Company, tracked by a Lotka–Volterra graph and forecast.
 
 Run it:  python examples/lynx_hare.py
-The record is that of pelts (in thousands) which the company took in 1900 to 1920: C. Elton and M. Nicholson, "The
-ten-year cycle in numbers of the lynx in Canada", Journal of Animal Ecology 11 (1942), in the much used table of
-P. Howard, "Modeling basics" (2009), which examples/lynx_hare.csv holds. The graph is a file, examples/lynx_hare.yaml;
-all that it cannot hold is the flow, which is named here.
+The record is that of pelts (in thousands) which the company took in 1900 to 1920. examples/lynx_hare.csv is the table
+of P. Howard, "Modeling basics", lecture notes for Math 442, Texas A&M University (2009), number by number as
+B. Carpenter uses it in "Predator-prey population dynamics: the Lotka–Volterra model in Stan" (2018). The graph is a
+file, examples/lynx_hare.yaml; all that it cannot hold is the flow, which is named here.
 
-Every year is forecast from the years before, and compared with "as last year". The rates of the flow are rounded from
-what others have found in the same record, so that only states are inferred here, not the law they follow. Then the last
-year's beliefs are carried ten years on. Writes lynx_hare.png.
+Every year is forecast from the years before, and compared with "as last year". This shows how it is done, and is no
+test of how well: the rates of the flow are rounded from what others found in all of these years, and precisions and
+orders were chosen with the same years in view, so that each forecast owes something to the years that it forecasts.
+Only states are inferred, not the law they follow, and the intervals are rather too wide: errors are about 0.7 of what
+is stated for them. Then the last year's beliefs are carried ten years on. Writes lynx_hare.png.
 """
 
 from __future__ import annotations

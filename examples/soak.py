@@ -3,7 +3,8 @@
 Run it:  python examples/soak.py            (make soak)
 The paper's graph tracks its process, one observation at a time, some of them missing and some late. At every look: the
 memory of the process, the asymmetry and the smallest eigenvalue of posterior precisions, and the free action. Half-way,
-the run is saved and goes on from the file. Ends with exit code 1 if anything is not as it should be.
+the run is saved and goes on from the file; for a while the one that never stopped goes on beside it, and both must be
+the same to the last digit. Ends with exit code 1 if anything is not as it should be.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import pcnet as pc
 from pcnet.graphs import paper
 
 DT = 0.01
+BESIDE = 10_000  # observations for which a run that was resumed is compared with itself
 SLACK = 16.0  # megabytes by which memory may rise after the first look: the allocator's, not ours
 
 
@@ -63,6 +65,14 @@ def look(live: pc.runner.Live) -> tuple[float, float, float]:
     return asymmetry, smallest, float(live.free_action)
 
 
+def same(one: pc.runner.Live, other: pc.runner.Live) -> bool:
+    """Whether all that changes during a run is the same in both, to the last digit."""
+    (tensors, facts), (others, other_facts) = one.state(), other.state()
+    return facts == other_facts and all(
+        torch.equal(value.nan_to_num(math.pi), others[name].nan_to_num(math.pi)) for name, value in tensors.items()
+    )
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--observations", type=int, default=1_000_000)
@@ -71,12 +81,20 @@ def main() -> int:
     graph, schedule = paper.odem(orders=2, dt=DT)
     live = graph.start(schedule, record=())
     first, begun, bad = None, time.perf_counter(), []
+    half, unstopped = options.observations // 2, None
     print(f"{'observations':>12} {'MB':>8} {'asymmetry':>10} {'smallest':>10} {'free action':>14} {'ms each':>8}")
     for k, sample in enumerate(process(0), 1):
         live.step(sample)
-        if k == options.observations // 2:
+        if unstopped is not None:
+            unstopped.step(sample)
+            if k == min(half + BESIDE, options.observations):
+                if not same(live, unstopped):
+                    bad.append("the run that was resumed is not the same as the one that never stopped")
+                print(f"resumed at {half}, {k - half} observations beside the run that never stopped")
+                unstopped = None
+        if k == half:
             with tempfile.TemporaryDirectory() as folder:
-                live = pc.resume(live.save(Path(folder) / "run"), graph, schedule)
+                live, unstopped = pc.resume(live.save(Path(folder) / "run"), graph, schedule), live
         if k % options.look == 0 or k == options.observations:
             memory, (asymmetry, smallest, action) = megabytes(), look(live)
             each = (time.perf_counter() - begun) / k * 1e3

@@ -7,17 +7,16 @@ import math
 import runpy
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal, TextIO
+from typing import Any, TextIO
 
 from pcnet.checkpoint import resume
 from pcnet.errors import CheckpointError, ObservationError, PcnetError, SettingError
+from pcnet.failures import OnDivergence
 from pcnet.graph import Model
 from pcnet.observations import Sample
 from pcnet.runner import Live
 from pcnet.specification import load_model
 from pcnet.tables import read_table
-
-Policy = Literal["raise", "stop", "hold", "reset"]
 
 
 def model_of(graph: Path, functions: Sequence[Path]) -> Model:
@@ -39,7 +38,9 @@ def name_functions(files: Sequence[Path]) -> None:
             raise SettingError(f"{str(path)!r} failed: {type(error).__name__}: {error}") from None
 
 
-def start(graph: Path, functions: Sequence[Path], checkpoint: Path | None, policy: Policy, recording: bool) -> Live:
+def start(
+    graph: Path, functions: Sequence[Path], checkpoint: Path | None, policy: OnDivergence, recording: bool
+) -> Live:
     """A run of a graph, from its beginning or from a checkpoint."""
     model = model_of(graph, functions)
     if checkpoint is not None:

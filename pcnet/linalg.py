@@ -387,6 +387,11 @@ def posterior(curvature: Tensor) -> Posterior:
     return Posterior(curvature, log_det, mended)
 
 
+def deviations(covariance: Tensor) -> Tensor:
+    """Standard deviations (B, n) of a covariance (B, n, n)."""
+    return covariance.diagonal(dim1=-2, dim2=-1).sqrt()
+
+
 def covariance_of(precision: Tensor) -> Tensor:
     """Σ of a posterior precision (B, n, n)."""
     factor, info = torch.linalg.cholesky_ex(precision)

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from pcnet.clock import Clock
 from pcnet.errors import GraphError, SettingError
 from pcnet.functions import Function
 from pcnet.messages import Error, Prediction
@@ -63,6 +64,13 @@ class Energy(NamedTuple):
     accuracy: Tensor | None = None
     complexity: Tensor | None = None
 
+    @property
+    def free(self) -> Tensor | None:
+        """F, (B,)."""
+        if self.accuracy is None:
+            return self.complexity
+        return -self.accuracy if self.complexity is None else self.complexity - self.accuracy
+
 
 class Start(NamedTuple):
     """What a run is begun with."""
@@ -76,7 +84,9 @@ class Start(NamedTuple):
         """A setting with `own` trailing dimensions of its own, one copy a batch element: (B, *own)."""
         value = value.to(dtype=self.dtype, device=self.device)
         inner = value.shape[value.dim() - own :]
-        return value.expand(self.batch_shape + inner).reshape(self.batch, *inner).contiguous()
+        if value.dim() > own:
+            value = value.expand(self.batch_shape + inner).reshape(self.batch, *inner)
+        return value.expand(self.batch, *inner).contiguous()
 
     def lay_out(self, part: P) -> P:
         """A copy of a part (a mover, a kernel) whose settings are single numbers or one for each batch element."""
@@ -92,10 +102,20 @@ class Start(NamedTuple):
 
 
 class Quantity(NamedTuple):
-    """Something of a node that a run can record: the names of its dimensions and how to read it."""
+    """Something of a node that a run can record, (B, *dims): the names of its dimensions and how to read it.
+
+    source: the quantity itself or, with `meaning`, what it follows from. A recording keeps what the source gives, which
+    must not change afterwards, and finds the meaning of many ticks at once, as if they were one batch.
+    """
 
     dims: tuple[str, ...]
-    read: Callable[[Local], Tensor]
+    source: Callable[[Local], Tensor]
+    meaning: Callable[[Tensor], Tensor] | None = None
+
+    def read(self, local: Local) -> Tensor:
+        """What it is now, (B, *dims)."""
+        kept = self.source(local)
+        return kept if self.meaning is None else self.meaning(kept)
 
 
 class Trouble(NamedTuple):
@@ -122,12 +142,10 @@ class Local:
         "_notify",
         "above",
         "below",
-        "elapsed",
+        "clock",
         "mask",
         "observation",
-        "pace",
         "rule",
-        "time",
         "trouble",
     )
 
@@ -136,12 +154,7 @@ class Local:
         self.below: tuple[Link, ...] = ()
         self.mask: Tensor | None = None
         self.observation: Tensor | None = None
-        self.elapsed: Tensor = torch.empty(0)
-        """The time since the previous observation (B,); at the first one, the sampling interval."""
-        self.time: Tensor = torch.empty(0)
-        """The time now (B,), from one sampling interval before the first observation on."""
-        self.pace: Tensor | None = None
-        """`elapsed` over the sampling interval (B,), where observations do not come at that interval."""
+        self.clock: Clock
         self.rule: Any = None
         """How the node moves, laid out for this run."""
         self.trouble: Trouble | None = None
@@ -174,6 +187,21 @@ class Local:
     @memory.setter
     def memory(self, memory: Any) -> None:
         self._memory = memory if self.mask is None else merge(self.mask, memory, self._memory)
+
+    @property
+    def elapsed(self) -> Tensor:
+        """The time since the previous observation (B,); at the first one, the sampling interval."""
+        return self.clock.elapsed
+
+    @property
+    def pace(self) -> Tensor | None:
+        """`elapsed` over the sampling interval (B,), where observations do not come at that interval."""
+        return self.clock.pace
+
+    @property
+    def time(self) -> Tensor:
+        """The time now (B,), from one sampling interval before the first observation on."""
+        return self.clock.now
 
     def prediction(self, link: Link) -> Any:
         """The value predicted by the node at the other end of a link above."""

@@ -89,20 +89,17 @@ class Intake:
         return next(iter(self.dims))
 
     def _check_names(self, given: Mapping[str, Any]) -> None:
-        if not set(given) <= set(self.dims):
+        if not given.keys() <= self.dims.keys():
             raise ObservationError(
                 f"observations are given for {sorted(map(str, given))}, sensory nodes are {sorted(self.dims)}"
             )
 
     def _tensor(self, name: str, value: Any, own: int) -> Tensor:
         try:
-            if type(value) is np.ndarray and value.dtype == np.float64:
-                tensor = torch.from_numpy(value.copy())
-            else:
-                tensor = value if isinstance(value, Tensor) else torch.tensor(np.asarray(value))
+            tensor = value.detach() if isinstance(value, Tensor) else torch.from_numpy(np.array(value))
             if tensor.is_complex():
                 raise TypeError
-            tensor = tensor.detach().to(dtype=self.dtype, device=self.device)
+            tensor = tensor.to(dtype=self.dtype, device=self.device)
         except (TypeError, ValueError, RuntimeError, OverflowError):
             raise ObservationError(f"observations of {name!r} must be real numbers in a rectangular array") from None
         if tensor.numel() == 0:

@@ -13,6 +13,8 @@ from pcnet.settings import settings
 
 ENERGY = "energy"
 """The name under which free energy, accuracy and complexity, in all and of every node, are recorded."""
+BLOCK, ROOM = 256, 2**20
+"""So many values, or the fewer that take so many bytes, are kept as they are before they are put together."""
 
 
 @settings
@@ -46,31 +48,38 @@ class Record:
 class Tape:
     """A growing recording of one quantity, in blocks, so that its length need not be known.
 
-    What is read is never changed afterwards, so that it can be kept as it is until a block is full.
+    source: what to keep; it is never changed afterwards, so that it can be kept as it is until a block is full.
+    meaning: what that says, if not itself, (N, ...) → (N, *dims); found for a block at once.
     """
 
-    def __init__(self, dims: tuple[str, ...], read: Callable[[], Tensor], block: int = 256) -> None:
+    def __init__(
+        self, dims: tuple[str, ...], source: Callable[[], Tensor], meaning: Callable[[Tensor], Tensor] | None = None
+    ) -> None:
         self.dims = dims
-        self._read = read
-        self._block = block
+        self._source = source
+        self._meaning = meaning
         self._full: list[Tensor] = []
         self._open: list[Tensor] = []
+        self._going: Tensor | None = None  # during the open block
+        self._room = BLOCK
 
     def write(self, going: Tensor | None = None) -> None:
         """Keep the quantity as it is now; batch elements that are not `going` (B,) are kept as NaN."""
-        value = self._read()
-        if going is not None:
-            value = torch.where(going.view(-1, *(1,) * (value.dim() - 1)), value, torch.nan)
-        self._open.append(value)
-        if len(self._open) == self._block:
-            self._full.append(torch.stack(self._open).cpu())
-            self._open = []
+        if going is not self._going:
+            self._close()
+            self._going = going
+        kept = self._source()
+        if not self._open:
+            self._room = max(1, min(BLOCK, ROOM // max(1, kept.nbytes)))
+        self._open.append(kept)
+        if len(self._open) == self._room:
+            self._close()
 
     def keep(self, last: int) -> None:
         """Forget blocks that lie wholly before the last so many values."""
-        spare = (len(self._full) * self._block + len(self._open) - last) // self._block
-        if spare > 0:
-            del self._full[:spare]
+        spare = sum(map(len, self._full)) + len(self._open) - last
+        while self._full and len(self._full[0]) <= spare:
+            spare -= len(self._full.pop(0))
 
     def rewind(self, values: Tensor) -> None:
         """Go on after what another tape has kept, (T, B, ...)."""
@@ -78,5 +87,21 @@ class Tape:
 
     def tensor(self) -> Tensor | None:
         """(T, B, ...), or None where nothing was written."""
-        blocks = [*self._full, torch.stack(self._open).cpu()] if self._open else self._full
+        blocks = [*self._full, self._opened()] if self._open else self._full
         return torch.cat(blocks) if blocks else None
+
+    def _close(self) -> None:
+        if self._open:
+            self._full.append(self._opened())
+            self._open = []
+
+    def _opened(self) -> Tensor:
+        """What the open block says."""
+        values = torch.stack(self._open)
+        if self._meaning is not None:
+            ticks = values.shape[:2]
+            found = self._meaning(values.flatten(0, 1))
+            values = found.view(*ticks, *found.shape[1:])
+        if self._going is not None:
+            values = torch.where(self._going.view(-1, *(1,) * (values.dim() - 2)), values, torch.nan)
+        return values.cpu()

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import sys
-from collections import deque
 from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -16,9 +14,11 @@ from torch import Tensor
 from tqdm import tqdm
 
 from pcnet import plan
-from pcnet.errors import DivergenceError, ObservationError, ScheduleError, SettingError
+from pcnet.clock import Clock
+from pcnet.errors import ObservationError, ScheduleError, SettingError
+from pcnet.failures import Failures, Incident, OnDivergence
 from pcnet.graph import Graph
-from pcnet.node import Energy, Local, Node, Start, Trouble, merge
+from pcnet.node import Energy, Local, Node, Start
 from pcnet.observations import Intake, Observation, Sample, moment
 from pcnet.plan import Line
 from pcnet.record import ENERGY, Record, Tape
@@ -32,31 +32,14 @@ if TYPE_CHECKING:
     from pcnet.forecasting import Ahead, Draws, Forecast
 
 P = TypeVar("P")
-ROUNDING = 1e-9
-"""A time that differs from the sampling interval by no more than this share of it is that interval."""
-OnDivergence = Literal["raise", "stop", "hold", "reset"]
-"""What to do with batch elements that diverge: end the run, or them alone; go on as if the observation were missing, or
-begin anew with the next one."""
-
-
-class Incident(NamedTuple):
-    """A batch element that diverged: at which observation, at which node, and what was wrong there."""
-
-    observation: int
-    node: str
-    element: int
-    why: str
-
-
-class Before(NamedTuple):
-    """How things were before a tick: belief and memory of each node, and which batch elements had not begun."""
-
-    beliefs: list[tuple[Any, Any]]
-    unopened: Tensor | None
 
 
 class BreakdownError(Exception):
-    """A node and why it cannot do what it is asked to: some matrix of it cannot be inverted or factorised."""
+    """A node cannot do what it is asked to: some matrix of it cannot be inverted or factorised."""
+
+    def __init__(self, node: Node, why: str) -> None:
+        super().__init__(why)
+        self.node, self.why = node, why
 
 
 class Live:
@@ -77,25 +60,19 @@ class Live:
             raise ScheduleError(f"schedule must be a Schedule, such as pcnet.odem(), not {schedule!r}")
         if dtype not in (torch.float32, torch.float64):
             raise SettingError(f"dtype must be torch.float32 or torch.float64, not {dtype!r}")
-        if on_divergence not in get_args(OnDivergence):
-            raise SettingError(f"on_divergence must be 'raise', 'stop', 'hold' or 'reset', not {on_divergence!r}")
-        if on_divergence in graph.nodes:
-            raise SettingError(f"a node is called {on_divergence!r}, as what is done on divergence is; rename it")
         device = device or torch.device("cpu")
         graph.check(dtype, device)
         self.graph = graph
         self.schedule = schedule
         self.record = Record.of(record)
         self.dtype, self.device, self.threads = dtype, device, threads
-        self.on_divergence = on_divergence
         self.tick = 0
         """How many observations have been taken in."""
-        self.time = 0.0
-        """When the last of them came; the first is at 0 unless times are given."""
         self.watchers: list[Callable[[float, Tensor | None], None]] = []
         """Called after each observation with its time and which batch elements go on, if not all."""
         self._nodes = graph.nodes
         self._locals = {name: Local() for name in self._nodes}
+        self._failures = Failures(self._nodes, self._locals, on_divergence)
         self._observers = [name for name, node in self._nodes.items() if node.observes]
         dims = {node.name: node.observed_width for node in self._nodes.values() if node.observes}
         self._intake = Intake(dims, self.dtype, self.device)
@@ -103,26 +80,19 @@ class Live:
         self._check_record()
         self._channels = connect(graph, self._locals)
         self._begun = False
-        self._timed = self._irregular = False
         self._unopened: Tensor | None = None  # the batch elements of which nothing was seen yet
         self._opening: tuple[Line, ...] = ()
         self._closing: tuple[Line, ...] = ()
         self._once = {name for act in schedule.closing for name in plan.who_acts(act, self._nodes)}
         self._standing: Mapping[str, Any] = {}
         self._copies: int | None = None
-        self._failing: dict[int, tuple[Node, str]] = {}
-        self.incidents: deque[Incident] = deque(maxlen=1000)
-        """The last batch elements that diverged, if the run goes on: when, at which node, and why."""
         self._acts: tuple[Line, ...] = ()
         self._start: Start
+        self._clock: Clock
         self._accuracy: Tensor
         self._complexity: Tensor
-        self._missed: Tensor
         self._sum_accuracy: Tensor
         self._sum_complexity: Tensor
-        self._now: Tensor
-        self._going: Tensor | None = None  # which batch elements go on, once some have diverged
-        self._stopped: dict[int, tuple[int, str]] = {}
 
     # --- one observation at a time --------------------------------------------------------------------------------
     def step(self, observation: Any, t: float | None = None) -> Live:
@@ -131,7 +101,7 @@ class Live:
         NaN is a channel that is missing; None, or no name, a sensory node. Without t it comes a sampling interval after
         the one before.
         """
-        with torch.inference_mode(), limited(self.threads):
+        with torch.inference_mode(), Limited(self.threads):
             self._take(self._intake.timed(observation), t)
         return self
 
@@ -139,7 +109,7 @@ class Live:
         """Take in observations to the end of them; times: one for each, unless they come at regular intervals."""
         stream, total = self._intake.stream(observations)
         hidden = not (sys.stderr.isatty() if progress is None else progress)
-        with torch.inference_mode(), limited(self.threads):
+        with torch.inference_mode(), Limited(self.threads):
             shown = tqdm(stream, total=total, disable=hidden, unit="obs", desc=self.schedule.name)
             for observation, t in _with_times(shown, times):
                 self._take(observation, t)
@@ -166,14 +136,13 @@ class Live:
     def close(self) -> None:
         """Do what the schedule has for the end of a pass."""
         self._need_begun()
-        with torch.inference_mode(), limited(self.threads):
+        with torch.inference_mode(), Limited(self.threads):
             try:
                 for line in self._closing:
                     self._do(line, None)
             except BreakdownError as broken:
-                self._break_down(broken)
-            if self._failing:
-                self._give_up()
+                self._failures.note(broken.node, None, broken.why, self.tick)
+            self._failures.put_down(self.tick)
 
     async def arun(self, observations: AsyncIterable[Any]) -> Live:
         """Take in observations (or `Sample`s) as they arrive, to the end of them."""
@@ -233,7 +202,7 @@ class Live:
         """Which batch elements have stopped, when and at which node; they are held where they were before."""
         self._need_begun()
         at, node = np.full(self._start.batch, -1), np.full(self._start.batch, "", dtype=object)
-        for i, (tick, name) in self._stopped.items():
+        for i, (tick, name) in self._failures.stopped.items():
             at[i], node[i] = tick, name
         shape = tuple(self._start.batch_shape)
         return Divergence(at.reshape(shape), node.astype(str).reshape(shape))
@@ -247,8 +216,18 @@ class Live:
             if count is not None:
                 found[name] = self._shaped(count)
         if self._begun and self.on_divergence in ("hold", "reset"):
-            found[self.on_divergence] = self._shaped(self._missed)
+            found[self.on_divergence] = self._shaped(self._failures.missed)
         return found
+
+    @property
+    def on_divergence(self) -> OnDivergence:
+        """What is done with batch elements that diverge."""
+        return self._failures.policy
+
+    @property
+    def incidents(self) -> Sequence[Incident]:
+        """The last batch elements that diverged, if the run goes on: when, at which node, and why."""
+        return self._failures.incidents
 
     # --- what is to come --------------------------------------------------------------------------------------------
     def forecast(self, horizon: float, every: float | None = None, *, parameters: bool = True) -> Forecast:
@@ -260,7 +239,7 @@ class Live:
         from pcnet.forecasting import forecast
 
         self._need_begun()
-        with limited(self.threads):
+        with Limited(self.threads):
             return forecast(self, horizon, every, parameters=parameters)
 
     def sample(self, horizon: float, draws: int = 1, *, every: float | None = None, seed: int) -> Draws:
@@ -268,7 +247,7 @@ class Live:
         from pcnet.forecasting import draw
 
         self._need_begun()
-        with limited(self.threads):
+        with Limited(self.threads):
             return draw(self, horizon, draws, every, seed)
 
     def ahead(self, observation: Any, t: float | None = None) -> dict[str, Ahead]:
@@ -278,14 +257,19 @@ class Live:
         self._need_begun()
         if t is not None and moment(t) <= self.time:
             raise ObservationError(f"t = {t} is not after the last observation at t = {self.time:g}")
-        with limited(self.threads):
+        with Limited(self.threads):
             return one_ahead(self, self._intake.one(observation), None if t is None else moment(t))
+
+    @property
+    def time(self) -> float:
+        """When the last observation came; the first is at 0 unless times are given."""
+        return self._clock.time if self._begun else 0.0
 
     @property
     def interval(self) -> float:
         """The sampling interval, if all batch elements have the same."""
         self._need_begun()
-        return self._dt
+        return self._clock.dt
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
@@ -296,7 +280,7 @@ class Live:
     def intervals(self) -> Tensor:
         """The sampling interval of each batch element, (B,)."""
         self._need_begun()
-        return self._interval
+        return self._clock.interval
 
     def laid_out(self, part: P) -> P:
         """A copy of a part (a kernel, a mover) with its settings as this run has them; see `Start.lay_out`."""
@@ -349,8 +333,7 @@ class Live:
         if not self._begun:
             self._begin(seen)
         filled = {name: self._fill(name, value) for name, value in seen.items()}
-        self._set_clock(t)
-        self._pass_time()
+        self._clock.advance(t, self.tick)
         for name, value in filled.items():
             self._locals[name].observation = value
         self._tick()
@@ -364,67 +347,37 @@ class Live:
                 f"began with {tuple(self._start.batch_shape)}"
             ) from None
 
-    def _set_clock(self, t: float | None) -> None:
-        if t is None:
-            self.time = self.time + self._dt if self._timed else self.tick * self._dt
-            if self._irregular:
-                self._set_elapsed(self._interval, None)
-                self._irregular = False
-            return
-        if self.tick:
-            elapsed = t - self.time
-            if elapsed <= 0:
-                how = "the same as that of" if elapsed == 0 else "before"
-                raise ObservationError(
-                    f"observation {self.tick} is at t = {t:g}, {how} the previous one at t = {self.time:g}; "
-                    "times must rise"
-                )
-            regular = self._common and abs(elapsed - self._dt) <= ROUNDING * self._dt
-            if not regular:
-                since = torch.full_like(self._interval, elapsed)
-                self._set_elapsed(since, since / self._interval)
-            elif self._irregular:
-                self._set_elapsed(self._interval, None)
-            self._irregular = not regular
-        self.time, self._timed = t, True
-
-    def _set_elapsed(self, elapsed: Tensor, pace: Tensor | None) -> None:
-        for local in self._locals.values():
-            local.elapsed, local.pace = elapsed, pace
-
-    def _pass_time(self) -> None:
-        self._now = next(iter(self._locals.values())).elapsed + self._now
-        for local in self._locals.values():
-            local.time = self._now
-
     def _tick(self) -> None:
-        before = Before([(local.belief, local.memory) for local in self._locals.values()], self._unopened)
+        failures, before, unopened = self._failures, self._failures.beliefs(), self._unopened
         try:
-            self._act()
-        except BreakdownError as broken:
-            self._break_down(broken)
-        free_energy = self._complexity - self._accuracy
-        counted = free_energy if self._going is None else free_energy[self._going]
-        failed = None
-        if self._failing or not math.isfinite(counted.sum().item()):
-            failed = self._deal_with_trouble(free_energy, before)
-        if self._going is not None:
-            self._accuracy = torch.where(self._going, self._accuracy, torch.nan)
-            self._complexity = torch.where(self._going, self._complexity, torch.nan)
+            self.act()
+        except BreakdownError as broken:  # which batch elements are to blame is not known
+            failures.note(broken.node, None, broken.why, self.tick)
+            self._energies = [Energy() for _ in self._nodes]
+            self._accuracy = self._complexity = self._nothing
+        failed = failures.deal_with(self._energies, self._complexity - self._accuracy, before, self.tick)
+        if failed is not None:
+            self._leave_unopened(failed, unopened)
+        if failures.going is not None:
+            self._accuracy = torch.where(failures.going, self._accuracy, torch.nan)
+            self._complexity = torch.where(failures.going, self._complexity, torch.nan)
         self._sum_accuracy = self._sum_accuracy + _but(failed, self._accuracy, 0.0)
         self._sum_complexity = self._sum_complexity + _but(failed, self._complexity, 0.0)
         self._accuracy = _but(failed, self._accuracy, torch.nan)
         self._complexity = _but(failed, self._complexity, torch.nan)
         if (self.tick + 1) % self.record.every == 0 and self._tapes:
-            self._times.append(self.time)
+            self._times.append(self._clock.time)
             for tape in self._tapes.values():
-                tape.write(self._going)
+                tape.write(failures.going)
         for see in self.watchers:
-            see(self.time, self._going)
+            see(self._clock.time, failures.going)
         self.tick += 1
 
-    def _act(self) -> None:
-        """All that the schedule asks for at this tick, and what becomes of the free energy."""
+    def act(self) -> None:
+        """All that the schedule asks of the nodes at this tick, and their free energy.
+
+        `step` and `run` call it; a subclass may override it to look on, as examples/benchmark_live.py does.
+        """
         if self._unopened is not None:
             self._open()
         for line in self._acts:
@@ -442,15 +395,15 @@ class Live:
         found = [part for part in parts if part is not None]
         return sum(found[1:], found[0]) if found else self._nothing
 
-    def _share(self, energy: Energy) -> Tensor:
-        """A node's free energy, complexity − accuracy."""
-        if energy.accuracy is None:
-            return self._nothing if energy.complexity is None else energy.complexity
-        return -energy.accuracy if energy.complexity is None else energy.complexity - energy.accuracy
+    def _share(self, i: int) -> Tensor:
+        """The free energy of the i-th node, (B,)."""
+        free = self._energies[i].free
+        return self._nothing if free is None else free
 
     def _do(self, line: Line, mask: Tensor | None) -> None:
-        if self._going is not None:
-            mask = self._going if mask is None else mask & self._going
+        going = self._failures.going
+        if going is not None:
+            mask = going if mask is None else mask & going
         for _ in range(line.times):
             for do, local, node in line.doers:
                 local.mask = mask
@@ -461,98 +414,8 @@ class Live:
                 finally:
                     local.mask = None
                 if local.trouble is not None:
-                    self._take_note(node, local)
-
-    # --- divergence -----------------------------------------------------------------------------------------------
-    def _take_note(self, node: Node, local: Local) -> None:
-        """A node says that it cannot go on with some batch elements: end the run, or remember it to the tick's end."""
-        assert local.trouble is not None
-        (where, why), local.trouble = local.trouble, None
-        indices = where.nonzero()[:, 0].tolist()
-        if self.on_divergence == "raise":
-            raise DivergenceError(f"{node.title} at observation {self.tick}{_elements(indices, len(where))}: {why}")
-        for i in indices:
-            self._failing.setdefault(i, (node, why))
-
-    def _break_down(self, broken: BreakdownError) -> None:
-        """A node could not go on at all; which batch elements are to blame is not known."""
-        node, why = broken.args
-        everywhere = torch.ones_like(self._nothing, dtype=torch.bool)
-        local = self._locals[node.name]
-        local.trouble = Trouble(everywhere if self._going is None else self._going, why)
-        self._take_note(node, local)
-        self._energies = [Energy() for _ in self._nodes]
-        self._accuracy = self._complexity = self._nothing
-
-    def _deal_with_trouble(self, free_energy: Tensor, before: Before) -> Tensor | None:
-        """End the run, or do with the failing batch elements as `on_divergence` says; which go on without this tick.
-
-        Back where they were they are finite, so that whatever is computed of them does not spoil their neighbours.
-        """
-        lost = ~torch.isfinite(free_energy)
-        if self._going is not None:
-            lost = lost & self._going
-        for i in lost.nonzero()[:, 0].tolist():
-            self._failing.setdefault(i, self._culprit(i))
-        if not self._failing:  # finite each, but not their sum over the batch
-            return None
-        if self.on_divergence == "raise":
-            node, why = next(iter(self._failing.values()))
-            raise DivergenceError(
-                f"{node.title} is no longer finite at observation {self.tick}"
-                f"{_elements(list(self._failing), len(lost))}: {why}; smaller steps (lower kappa or rate), lower "
-                "precisions, a longer smoothness or an initial_mean help"
-            )
-        failed = self._give_up()
-        for local, (belief, memory) in zip(self._locals.values(), before.beliefs, strict=True):
-            local.belief = merge(~failed, local.belief, belief)
-            local.memory = local.memory if memory is None else merge(~failed, local.memory, memory)
-        if self.on_divergence == "stop":
-            return None
-        self._missed = self._missed + failed
-        self._go_on_without(failed, before)
-        return failed
-
-    def _give_up(self) -> Tensor:
-        """Write down which batch elements fail, and let them stop if they are to; (B,)."""
-        failed = torch.zeros_like(self._nothing, dtype=torch.bool)
-        for i, (node, why) in self._failing.items():
-            failed[i] = True
-            self.incidents.append(Incident(self.tick, node.name, i, why))
-        if self.on_divergence == "stop":
-            self._stopped |= {i: (self.tick, node.name) for i, (node, _) in self._failing.items()}
-            self._going = ~failed if self._going is None else self._going & ~failed
-        self._failing.clear()
-        return failed
-
-    def _go_on_without(self, failed: Tensor, before: Before) -> None:
-        """Let batch elements go on as if this observation had been missing, or begin anew with the next one."""
-        reset = self.on_divergence == "reset"
-        for name in self._nodes if reset else self._observers:
-            local = self._locals[name]
-            if local.observation is not None:
-                local.observation = torch.where(failed[:, None], torch.nan, local.observation)
-            local.mask = failed
-            try:
-                if reset:
-                    self._nodes[name].begin(local, self._start)
-                else:
-                    self._nodes[name].sense(local)
-            finally:
-                local.mask = None
-        nobody = torch.zeros_like(failed)
-        then = failed if reset else nobody if before.unopened is None else before.unopened & failed
-        left = then if self._unopened is None else then | (self._unopened & ~failed)
-        self._unopened = left if bool(left.any()) else None
-
-    def _culprit(self, i: int) -> tuple[Node, str]:
-        """The first node whose belief or share of the free energy is not finite in a batch element, and what of it."""
-        for (name, node), energy in zip(self._nodes.items(), self._energies, strict=True):
-            belief = self._locals[name].belief
-            for what, part in zip((*belief._fields, "free energy"), (*belief, self._share(energy)), strict=True):
-                if not bool(torch.isfinite(part[i]).all()):
-                    return node, f"its {what.replace('_', ' ')} is no longer finite"
-        return next(iter(self._nodes.values())), "the sum of all free energies is not finite"
+                    (where, why), local.trouble = local.trouble, None
+                    self._failures.note(node, where, why, self.tick)
 
     # --- keeping ----------------------------------------------------------------------------------------------------
     def save(self, path: str | Path, *, recording: bool = True) -> Path:
@@ -570,8 +433,8 @@ class Live:
         self._need_begun()
         tensors = {"accuracy": self._accuracy, "complexity": self._complexity}
         tensors |= {"sum of accuracy": self._sum_accuracy, "sum of complexity": self._sum_complexity}
-        tensors |= {"missed": self._missed, "now": self._now, "elapsed": next(iter(self._locals.values())).elapsed}
-        masks = {"going": self._going, "unopened": self._unopened}
+        tensors |= {"missed": self._failures.missed, "now": self._clock.now, "elapsed": self._clock.elapsed}
+        masks = {"going": self._failures.going, "unopened": self._unopened}
         tensors |= {name: mask for name, mask in masks.items() if mask is not None}
         for name, local in self._locals.items():
             if local.observation is not None:
@@ -581,11 +444,11 @@ class Live:
                     tensors |= {f"{name}/{part}/{field}": each for field, each in value._asdict().items()}
         facts = {
             "tick": self.tick,
-            "time": self.time,
-            "timed": self._timed,
-            "irregular": self._irregular,
+            "time": self._clock.time,
+            "timed": self._clock.timed,
+            "irregular": self._clock.pace is not None,
             "batch_shape": list(self._start.batch_shape),
-            "stopped": [[i, tick, name] for i, (tick, name) in self._stopped.items()],
+            "stopped": [[i, tick, name] for i, (tick, name) in self._failures.stopped.items()],
             "incidents": [list(incident) for incident in self.incidents],
         }
         return tensors, facts
@@ -610,14 +473,12 @@ class Live:
                     left -= set(keys.values())
         self._accuracy, self._complexity = tensors["accuracy"], tensors["complexity"]
         self._sum_accuracy, self._sum_complexity = tensors["sum of accuracy"], tensors["sum of complexity"]
-        self._missed, self._now = tensors["missed"], tensors["now"]
-        self._going, self._unopened = tensors.get("going"), tensors.get("unopened")
-        self._irregular, self._timed = facts["irregular"], facts["timed"]
-        if self._irregular:
-            self._set_elapsed(tensors["elapsed"], tensors["elapsed"] / self._interval)
-        self.tick, self.time = facts["tick"], facts["time"]
-        self._stopped = {i: (tick, name) for i, tick, name in facts["stopped"]}
-        self.incidents.extend(Incident(*incident) for incident in facts["incidents"])
+        self._failures.missed, self._clock.now = tensors["missed"], tensors["now"]
+        self._failures.going, self._unopened = tensors.get("going"), tensors.get("unopened")
+        self.tick, self._clock.time, self._clock.timed = facts["tick"], facts["time"], facts["timed"]
+        self._clock.wait(tensors["elapsed"] if facts["irregular"] else None)
+        self._failures.stopped = {i: (tick, name) for i, tick, name in facts["stopped"]}
+        self._failures.incidents.extend(Incident(*incident) for incident in facts["incidents"])
         known = {"accuracy", "complexity", "sum of accuracy", "sum of complexity", "missed", "now", "elapsed"}
         left -= known | {"going", "unopened"}
         if left:
@@ -650,9 +511,11 @@ class Live:
     def _begin_with(self, shape: torch.Size, observation: Observation) -> None:
         self._start = Start(shape.numel(), self.dtype, self.device, shape)
         self._nothing = torch.zeros(shape.numel(), dtype=self.dtype, device=self.device)
-        self._sum_accuracy = self._sum_complexity = self._missed = self._now = self._nothing
-        self._interval = self._sampling_interval()
+        self._sum_accuracy = self._sum_complexity = self._nothing
+        self._failures.begin(self._start)
+        self._clock = self._set_up_clock()
         for name, node in self._nodes.items():
+            self._locals[name].clock = self._clock
             if name in observation:
                 self._locals[name].observation = self._start.fill(observation[name], 1)
             node.begin(self._locals[name], self._start)
@@ -663,9 +526,7 @@ class Live:
         self._acts = plan.lay_out(self.schedule.acts, self.graph.from_above, self._locals, self._start)
         self._begun = True
         self._times: list[float] = []
-        self._dt = self._common_dt()
         self._tapes = self.tapes_for(self.record)
-        self._set_elapsed(self._interval, None)
         self._unopened = torch.ones_like(self._nothing, dtype=torch.bool)
 
     def _open(self) -> None:
@@ -683,6 +544,13 @@ class Live:
             for line in self._opening:
                 self._do(line, None if bool(mask.all()) else mask)
         left = self._unopened & ~mask
+        self._unopened = left if bool(left.any()) else None
+
+    def _leave_unopened(self, failed: Tensor, before: Tensor | None) -> None:
+        """After a tick that some lost: those who begin anew, or had not begun before it, have not begun."""
+        nobody = torch.zeros_like(failed)
+        then = failed if self.on_divergence == "reset" else nobody if before is None else before & failed
+        left = then if self._unopened is None else then | (self._unopened & ~failed)
         self._unopened = left if bool(left.any()) else None
 
     def _begin_observers(self, mask: Tensor) -> None:
@@ -713,31 +581,26 @@ class Live:
         chosen = record.nodes if record.nodes is not None else tuple(self._nodes)
         for name in chosen:
             local = self._locals[name]
-            for quantity, (dims, read) in self._nodes[name].quantities.items():
+            for quantity, (dims, source, meaning) in self._nodes[name].quantities.items():
                 if quantity in record.quantities:
-                    tapes[f"{name}.{quantity}"] = Tape(dims, lambda r=read, lo=local: r(lo))  # type: ignore[misc]
+                    tapes[f"{name}.{quantity}"] = Tape(dims, partial(source, local), meaning)
         if ENERGY in record.quantities:
             tapes["accuracy"] = Tape((), lambda: self._accuracy)
             tapes["complexity"] = Tape((), lambda: self._complexity)
             for i, name in enumerate(self._nodes):
-                tapes[f"{name}.free_energy"] = Tape((), lambda i=i: self._share(self._energies[i]))  # type: ignore[misc]
+                tapes[f"{name}.free_energy"] = Tape((), partial(self._share, i))
         if record.messages:
             for channel in self._channels:
                 tapes[channel.name] = Tape(("message",), channel.content)
         return tapes
 
-    def _sampling_interval(self) -> Tensor:
-        """The time from one observation to the next, (B,): the shortest of the observing nodes; 1 if none is given."""
-        given = [self._nodes[name].sampling_interval for name in self._observers]
-        intervals = [self._start.fill(each, 0) for each in given if each is not None]
-        return torch.stack(intervals).amin(0) if intervals else torch.ones_like(self._nothing)
-
-    def _common_dt(self) -> float:
-        """The sampling interval if all batch elements have the same, else 1: then times are observation numbers."""
-        given = [self._nodes[name].sampling_interval for name in self._observers]
-        low = [float(each.min()) for each in given if each is not None]
-        self._common = bool((self._interval == self._interval[0]).all())
-        return (min(low) if low else 1.0) if self._common else 1.0
+    def _set_up_clock(self) -> Clock:
+        """A clock that goes by the shortest sampling interval of the observing nodes; by 1 if none is given."""
+        given = [each for name in self._observers if (each := self._nodes[name].sampling_interval) is not None]
+        if not given:
+            return Clock(torch.ones_like(self._nothing), 1.0)
+        interval = torch.stack([self._start.fill(each, 0) for each in given]).amin(0)
+        return Clock(interval, min(float(each.min()) for each in given))
 
     def _shaped(self, value: Tensor) -> Tensor:
         return value.reshape(self._start.batch_shape).clone()
@@ -761,27 +624,21 @@ def _but(where: Tensor | None, value: Tensor, other: float) -> Tensor:
     return value if where is None else torch.where(where, other, value)
 
 
-def _elements(indices: list[int], batch: int) -> str:
-    """Which batch elements, in words, where there are several."""
-    if batch == 1:
-        return ""
-    more = ", …" if len(indices) > 8 else ""
-    return f" (batch elements {', '.join(map(str, indices[:8]))}{more})"
-
-
-@contextmanager
-def limited(threads: int | None) -> Iterator[None]:
-    """Let torch use so many threads within an operation, for the time being; None leaves it alone.
+class Limited:
+    """While it is entered, lets torch use so many threads within an operation; None leaves it alone.
 
     With matrices as small as these, threads cost more than they bring, and on a busy machine an
     operation that waits for a second thread takes milliseconds instead of microseconds.
     """
-    usual = torch.get_num_threads()
-    if threads is None or threads == usual:
-        yield
-        return
-    torch.set_num_threads(threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(usual)
+
+    def __init__(self, threads: int | None) -> None:
+        self._usual = torch.get_num_threads()
+        self._threads = self._usual if threads is None else threads
+
+    def __enter__(self) -> None:
+        if self._threads != self._usual:
+            torch.set_num_threads(self._threads)
+
+    def __exit__(self, *_: object) -> None:
+        if self._threads != self._usual:
+            torch.set_num_threads(self._usual)

@@ -66,9 +66,9 @@ class NodeContract:
         live = self.live()
         node = live.graph[self.name]
         assert node.quantities
-        for quantity, (dims, _) in node.quantities.items():
+        for quantity, about in node.quantities.items():
             value = live.read(self.name, quantity)
-            assert value.dim() == 1 + len(dims), quantity
+            assert value.dim() == 1 + len(about.dims), quantity
             assert torch.isfinite(value).all(), quantity
 
     def test_messages_are_immutable_and_repeatable(self):

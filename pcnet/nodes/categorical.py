@@ -12,6 +12,7 @@ from torch import Tensor
 from pcnet.carrying import Expected
 from pcnet.errors import GraphError, SettingError
 from pcnet.functions import Identity
+from pcnet.linalg import deviations
 from pcnet.messages import Prediction
 from pcnet.node import Energy, ErrorShape, Link, Local, Node, Quantity, Start
 from pcnet.settings import Fraction, Matrix, settings
@@ -158,7 +159,5 @@ class CategoricalNode(Node):
         return {
             "probability": Quantity(("category",), lambda local: local.belief.probability),
             "mean": Quantity(("dimension",), lambda local: local.belief.expected),
-            "sd": Quantity(
-                ("dimension",), lambda local: local.belief.expected_covariance.diagonal(dim1=-2, dim2=-1).sqrt()
-            ),
+            "sd": Quantity(("dimension",), lambda local: local.belief.expected_covariance, deviations),
         }

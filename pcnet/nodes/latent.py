@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pcnet.errors import GraphError, SettingError
 from pcnet.generalised import shift_matrix
-from pcnet.linalg import Dense, Precision, covariance_of, posterior
+from pcnet.linalg import Dense, Precision, covariance_of, deviations, posterior
 from pcnet.linearisation import Linearisation
 from pcnet.messages import Error, Prediction
 from pcnet.movers import Evidence, Ozaki, StateMover
@@ -191,8 +191,8 @@ class LatentNode(Node):
         shape = ("order", "dimension")
         return {
             "mean": Quantity(shape, lambda local: local.belief.mean),
-            "sd": Quantity(shape, self._sd),
-            "covariance": Quantity(("element", "element_"), lambda local: covariance_of(local.belief.precision)),
+            "sd": Quantity(shape, lambda local: local.belief.precision, self._sd),
+            "covariance": Quantity(("element", "element_"), lambda local: local.belief.precision, covariance_of),
             "error": Quantity(("error_order", "dimension"), lambda local: self.work(local).error),
             "weighted_error": Quantity(("error_order", "dimension"), lambda local: self.work(local).weighted),
         }
@@ -202,9 +202,8 @@ class LatentNode(Node):
     def work(self, local: Local) -> Work:
         """The node's own error and its mappings; once for the same belief and messages from above."""
 
-    def _sd(self, local: Local) -> Tensor:
-        variance = covariance_of(local.belief.precision).diagonal(dim1=-2, dim2=-1)
-        return variance.sqrt().view_as(local.belief.mean)
+    def _sd(self, precision: Tensor) -> Tensor:
+        return deviations(covariance_of(precision)).view(-1, self.orders, self.dim)
 
     def shift(self, local: Local) -> Tensor:
         """D, (1, n, n)."""

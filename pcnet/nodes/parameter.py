@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pcnet.errors import GraphError, SettingError
 from pcnet.kernels import White
-from pcnet.linalg import Dense, covariance_of, posterior
+from pcnet.linalg import Dense, covariance_of, deviations, posterior
 from pcnet.messages import Error, Handover, Prediction
 from pcnet.movers import ParameterMover, RobbinsMonro
 from pcnet.node import INDEFINITE, Energy, ErrorShape, Indefinite, Link, Local, Node, Quantity, Start
@@ -290,13 +290,10 @@ class ParameterNode(Node):
     def quantities(self) -> Mapping[str, Quantity]:
         return {
             "mean": Quantity(("dimension",), lambda local: local.belief.mean),
-            "sd": Quantity(("dimension",), self._sd),
+            "sd": Quantity(("dimension",), self._covariance, deviations),
             "covariance": Quantity(("dimension", "dimension_"), self._covariance),
         }
 
     def _covariance(self, local: Local) -> Tensor:
         precision: Tensor = local.belief.precision
         return local.once("covariance", lambda: covariance_of(precision), precision)
-
-    def _sd(self, local: Local) -> Tensor:
-        return self._covariance(local).diagonal(dim1=-2, dim2=-1).sqrt()

@@ -15,7 +15,7 @@ from torch import Tensor
 from pcnet.errors import GraphError, SettingError
 from pcnet.generalised import check_smoothness, temporal_precision
 from pcnet.kernels import Kernel, SquaredExponential
-from pcnet.linalg import CoupledPrecision, Precision, covariance_of, posterior
+from pcnet.linalg import CoupledPrecision, Precision, covariance_of, deviations, posterior
 from pcnet.messages import Error, Prediction
 from pcnet.movers import ParameterMover, RobbinsMonro
 from pcnet.node import INDEFINITE, Energy, Indefinite, Link, Local, Node, Quantity, Start
@@ -291,17 +291,13 @@ class PrecisionNode(Node):
     def quantities(self) -> Mapping[str, Quantity]:
         known = {
             "mean": Quantity(("dimension",), lambda local: local.belief.mean),
-            "sd": Quantity(("dimension",), self._sd),
+            "sd": Quantity(("dimension",), self._covariance, deviations if self._interacting else torch.sqrt),
             "covariance": Quantity(("dimension", "dimension_"), self._uncertainty),
         }
         if self.channels == "full":
             matrix = Quantity(("channel", "channel_"), lambda local: self.predict(local, local.below[0]).value.channel)
             known["matrix"] = matrix
         return known
-
-    def _sd(self, local: Local) -> Tensor:
-        covariance = self._covariance(local)
-        return (covariance.diagonal(dim1=-2, dim2=-1) if self._interacting else covariance).sqrt()
 
     def _covariance(self, local: Local) -> Tensor:
         precision: Tensor = local.belief.precision

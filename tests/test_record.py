@@ -1,0 +1,106 @@
+"""Tapes: what is kept raw and understood later is what it would have been at the time."""
+
+import numpy as np
+import pytest
+import torch
+
+import pcnet as pc
+from pcnet import record
+from pcnet.graphs import paper
+from pcnet.record import Tape
+
+
+class Counter:
+    """A quantity (B,) that is tick + element/10, and its square as a meaning, with the lengths it was asked for."""
+
+    def __init__(self, batch: int = 2) -> None:
+        self.tick, self.batch, self.asked = 0, batch, []
+
+    def source(self) -> torch.Tensor:
+        self.tick += 1
+        return self.tick + torch.arange(self.batch, dtype=torch.float64) / 10
+
+    def meaning(self, kept: torch.Tensor) -> torch.Tensor:
+        self.asked.append(len(kept))
+        return torch.stack([kept, kept**2], -1)
+
+
+def expected(ticks: range, batch: int = 2) -> np.ndarray:
+    values = np.array(ticks)[:, None] + np.arange(batch) / 10
+    return np.stack([values, values**2], -1)
+
+
+@pytest.mark.parametrize("length", [1, 3, 4, 5, 8, 11])
+def test_meanings_of_a_block_are_those_of_its_values(length, monkeypatch):
+    monkeypatch.setattr(record, "BLOCK", 4)
+    counter = Counter()
+    tape = Tape(("n",), counter.source, counter.meaning)
+    assert tape.tensor() is None
+    for _ in range(length):
+        tape.write()
+    assert counter.asked == [4 * 2] * (length // 4)
+    for _ in range(2):  # reading changes nothing
+        np.testing.assert_allclose(tape.tensor(), expected(range(1, length + 1)), rtol=1e-15)
+
+
+def test_what_is_large_is_not_kept_raw_for_long(monkeypatch):
+    monkeypatch.setattr(record, "ROOM", 3 * 100 * 8 + 1)
+    counter = Counter(100)
+    tape = Tape(("n",), counter.source, counter.meaning)
+    for _ in range(9):
+        tape.write()
+    assert counter.asked == [3 * 100] * 3
+    monkeypatch.setattr(record, "ROOM", 1)
+    tape.write()
+    assert counter.asked[-1] == 100
+    np.testing.assert_allclose(tape.tensor(), expected(range(1, 11), 100), rtol=1e-15)
+
+
+def test_elements_are_nan_from_where_they_stopped():
+    counter = Counter()
+    tape = Tape(("n",), counter.source, counter.meaning)
+    for going in (None, None, torch.tensor([True, False])):
+        tape.write(going)
+    found, wanted = tape.tensor(), expected(range(1, 4))
+    wanted[2, 1] = np.nan
+    np.testing.assert_allclose(found, wanted, rtol=1e-15)
+
+
+@pytest.mark.parametrize("before", [0, 3, 20])
+def test_whole_blocks_are_forgotten_but_never_too_much(before, monkeypatch):
+    monkeypatch.setattr(record, "BLOCK", 4)
+    counter = Counter()
+    tape = Tape((), counter.source)
+    if before:
+        tape.rewind(torch.zeros(before, 2, dtype=torch.float64))
+    for tick in range(1, 31):
+        tape.write()
+        tape.keep(6)
+        held = tape.tensor()
+        assert min(6, tick + before) <= len(held) < 6 + max(4, before)
+        own = min(6, tick)
+        np.testing.assert_allclose(held[-own:, 0], np.arange(tick - own + 1, tick + 1))
+
+
+def test_recorded_deviations_are_those_of_each_tick(monkeypatch):
+    """√diag Π⁻¹ by another library, tick by tick, of states and of what changes on a slower clock."""
+    monkeypatch.setattr(record, "BLOCK", 7)
+    graph, schedule = paper.odem(orders=2, every=3)
+    live = graph.start(schedule, record=("mean", "sd", "covariance"))
+    draw, wanted = np.random.default_rng(0), {name: [] for name in ("x", "theta")}
+    for y in 1.5 + 0.1 * draw.normal(size=(20, 3)):
+        live.step(y)
+        for name, values in wanted.items():
+            values.append(np.linalg.inv(live.local(name).belief.precision[0].numpy()))
+    result = live.result()
+    for name, values in wanted.items():
+        deviations = np.sqrt(np.diagonal(values, axis1=1, axis2=2))
+        np.testing.assert_allclose(result.sd(name).reshape(20, -1), deviations, rtol=1e-9)
+        np.testing.assert_allclose(result.traces[f"{name}.covariance"].values, values, rtol=1e-8, atol=1e-14)
+
+
+def test_a_quantity_is_read_in_two_steps():
+    quantity = pc.node.Quantity(("n",), lambda local: local.belief, torch.sqrt)
+    local = pc.node.Local()
+    local.belief = torch.tensor([4.0, 9.0])
+    assert quantity.read(local).tolist() == [2.0, 3.0]
