@@ -210,6 +210,10 @@ class ParameterMover(ABC):
             curvature=zero, known=precision, prior=precision, recent_gradient=nothing.gradient, recent_curvature=zero
         )
 
+    def begin_again(self, gathered: Gathered, pull: Tensor) -> Gathered:
+        """For another pass over recorded data: nothing gathered yet but the pull of the prior (B, n)."""
+        return gathered._replace(gradient=pull)
+
     @abstractmethod
     def gather(self, gathered: Gathered, gradient: Tensor, curvature: Tensor | None = None) -> Gathered:
         """Add what one observation says."""
@@ -275,12 +279,14 @@ class Newton(ParameterMover):
     largest: no component moves by more than this in the first step, and by less in later ones: largest · 10/(j + 10).
     So levels of noise that were guessed wrong are soon found, but what parameters have to learn later is not taken
     for noise.
+    waits: so many steps are left out at first, with all that was gathered for them; but not of recorded data.
     """
 
     forgetting: Fraction = number(0.0)
     fading: NotNegative = number(0.0)
     reopening: bool = False
     largest: Positive | None = None
+    waits: NotNegative = number(0.0)
     needs_curvature = True
 
     def gather(self, gathered: Gathered, gradient: Tensor, curvature: Tensor | None = None) -> Gathered:
@@ -290,13 +296,14 @@ class Newton(ParameterMover):
         )
 
     def step(self, gathered: Gathered) -> tuple[Tensor, Gathered]:
+        gathered = self._leave_out(gathered)
         if self.reopening:
             gathered = self._reopen(gathered)
         known = gathered.known + gathered.curvature
         factor = torch.linalg.cholesky_ex(posterior(known).precision)[0]
         change = -torch.cholesky_solve(gathered.gradient[..., None], factor)[..., 0]
         if self.largest is not None:
-            largest = (self.largest * FADES_AFTER / (gathered.steps + FADES_AFTER))[:, None]
+            largest = (self.largest * FADES_AFTER / (self._taken(gathered) + FADES_AFTER))[:, None]
             change = torch.maximum(torch.minimum(change, largest), -largest)
         return change, gathered._replace(
             gradient=torch.zeros_like(change),
@@ -306,8 +313,26 @@ class Newton(ParameterMover):
             known=known,
         )
 
+    def begin_again(self, gathered: Gathered, pull: Tensor) -> Gathered:
+        """There is one step in a pass: it is not waited for."""
+        return gathered._replace(gradient=pull, steps=torch.zeros_like(gathered.steps) + self.waits)
+
+    def _taken(self, gathered: Gathered) -> Tensor:
+        """How many steps were taken, (B,)."""
+        return (gathered.steps - self.waits).clamp_min(0)
+
+    def _leave_out(self, gathered: Gathered) -> Gathered:
+        """Nothing gathered, where it is too early for a step."""
+        early = gathered.steps < self.waits
+        if not bool(early.any()):
+            return gathered
+        return gathered._replace(
+            gradient=torch.where(early[:, None], 0.0, gathered.gradient),
+            curvature=torch.where(early[:, None, None], 0.0, gathered.curvature),
+        )
+
     def forget(self, gathered: Gathered) -> Gathered:
-        share = (self.forgetting + self.fading / (gathered.steps + FADES_AFTER)).clamp_max(1.0)
+        share = (self.forgetting + self.fading / (self._taken(gathered) + FADES_AFTER)).clamp_max(1.0)
         return gathered._replace(known=torch.lerp(gathered.known, gathered.prior, share[:, None, None]))
 
     def _reopen(self, gathered: Gathered) -> Gathered:

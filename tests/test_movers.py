@@ -388,6 +388,25 @@ def test_newton_fades_by_weights_that_add_up_to_a_share_of_all_windows():
     np.testing.assert_allclose(precision, kept[-1] * expected[1], rtol=1e-6, atol=1e-6)
 
 
+def test_newton_leaves_out_the_windows_it_waits_for():
+    """Least squares without the first of the windows; the second batch element does not wait."""
+    problem, windows = Regression(), [5] * 6
+    found = list(problem.learn(laid_out(Newton(waits=[2.0, 0.0]), 2), windows))
+    np.testing.assert_array_equal(found[1][0][0], problem.mean[0])
+    np.testing.assert_array_equal(found[1][1][0], problem.prior[0])
+    for b, left_out in enumerate((10, 0)):
+        mean, precision = problem.posterior((np.arange(30) >= left_out).astype(float))
+        np.testing.assert_allclose(found[-1][0][b], mean[b], rtol=1e-9)
+        np.testing.assert_allclose(found[-1][1][b], precision[b], rtol=1e-9)
+
+
+def test_newton_does_not_wait_in_a_pass_over_recorded_data():
+    rule = laid_out(Newton(waits=3.0), 1)
+    gathered = rule.begin_again(rule.begin(tensor([[0.0]]), tensor([[[1.0]]])), tensor([[0.5]]))
+    change, _ = rule.step(rule.gather(gathered, tensor([[1.0]]), tensor([[[2.0]]])))
+    assert change.item() == pytest.approx(-1.5 / 3)
+
+
 def test_newton_reopens_where_parameters_jump_and_only_there():
     """Observations of θ itself, of unit variance: one batch element of which jumps by ten standard deviations."""
     rng, rule = np.random.default_rng(5), laid_out(Newton(reopening=True), 2)
