@@ -1,9 +1,8 @@
 """A Gaussian belief that is carried through time with all that it depends on, as pure functions of tensors.
 
 A variable s (n numbers) is believed to be N(m, P) at parameters θ and log-variances l of its noises. What other
-values of
-these would have made of the belief is carried along: W = ∂m/∂θ, ∂m/∂l, and P in shares P = Σ_k P_k, the part that each
-noise has brought in. Since a gain minimises P, ∂P/∂l_k is that share and nothing else.
+values of these would have made of the belief is carried along: W = ∂m/∂θ, ∂m/∂l, and P in shares P = Σ_k P_k, the part
+that each noise has brought in. Since a gain minimises P, ∂P/∂l_k is that share and nothing else.
 """
 
 from __future__ import annotations
@@ -72,6 +71,20 @@ def transport(carried: Carried, change: Tensor, slope: Tensor, by_parameters: Te
 def _add(whole: Tensor, part: Tensor, d: int) -> Tensor:
     """A tensor with something added to its first d rows."""
     return torch.cat([whole[:, :d] + part, whole[:, d:]], 1) if whole.shape[1] > d else whole + part
+
+
+def relax(carried: Carried, place: slice, keep: Tensor, noise: Tensor) -> Carried:
+    """Numbers of s at a `place` shrink to `keep` (B,) of themselves, with noise of so much variance.
+
+    noise: (B, 1 + s, channels); a number a channel.
+    """
+    scale = torch.ones_like(carried.mean)
+    scale[:, place] = keep[:, None]
+    shares = carried.shares * (scale[:, :, None] * scale[:, None, :])[:, None]
+    shares[..., place, place].diagonal(dim1=-2, dim2=-1).add_(noise)
+    return Carried(
+        carried.mean * scale, shares, carried.by_parameters * scale[..., None], carried.by_noise * scale[..., None]
+    )
 
 
 def renew(carried: Carried, forward: Tensor, fresh: Tensor, noise: Tensor, due: Tensor) -> Carried:

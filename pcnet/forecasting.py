@@ -21,7 +21,6 @@ from torch.func import jvp, vmap
 from pcnet.errors import DivergenceError, GraphError, ResultError, SettingError
 from pcnet.functions import Function
 from pcnet.kernels import Kernel, White
-from pcnet.linalg import Precision
 from pcnet.node import Link, Local, Node
 from pcnet.nodes import CauseNode, InputNode, ParameterNode, PrecisionNode, StateNode
 from pcnet.result import Interval
@@ -217,14 +216,16 @@ class System:
         self.mean = torch.cat(means, -1)
         self.covariance = _block_diagonal(covariances)
         self.sources: list[Source] = []
-        self._inputs: dict[str, slice] = {}
+        self._inputs: dict[str, list[slice]] = {}
         place = 0
         for name, node in self.graph.nodes.items():
             if isinstance(node, (StateNode, CauseNode)):
-                covariance, kernel = self.noise(name)
-                self._inputs[name] = slice(place, place + node.dim)
-                self.sources.append(Source(self._inputs[name], covariance, kernel))
-                place += node.dim
+                self._inputs[name] = []
+                for covariance, kernel in self.noises_of(name):
+                    here = slice(place, place + node.dim)
+                    self._inputs[name].append(here)
+                    self.sources.append(Source(here, covariance, kernel))
+                    place += node.dim
         self.noises = place
 
     @staticmethod
@@ -234,15 +235,22 @@ class System:
     def repeated(self, value: Tensor) -> Tensor:
         return value.clone().repeat(self.copies, *(1,) * (value.dim() - 1))
 
-    def noise(self, name: str) -> tuple[Tensor, Kernel]:
-        """The covariance of a node's noise at one time (B, m, m), and its autocorrelation."""
-        (link,) = self.locals[name].links_above("weighs")
-        precision: Precision = self.locals[name].prediction(link)
-        channel = self.repeated(precision.channel)
-        covariance = channel.reciprocal().diag_embed() if channel.dim() == 2 else torch.linalg.inv(channel)
-        assert isinstance(link.parent, PrecisionNode)
-        kernel: Kernel = self._lay_out(link.parent.noise_kernel)
-        return covariance, kernel
+    def noises_of(self, name: str) -> list[tuple[Tensor, Kernel]]:
+        """The covariance of each of a node's noises at one time (B, m, m), and its autocorrelation."""
+        found: list[tuple[Tensor, Kernel]] = []
+        for link in self.locals[name].links_above("weighs"):
+            message = self.locals[name].message(link)
+            channel = self.repeated(message.value.channel)
+            covariance = channel.reciprocal().diag_embed() if channel.dim() == 2 else torch.linalg.inv(channel)
+            assert isinstance(link.parent, PrecisionNode)
+            given = self._lay_out(link.parent.noise_kernel)
+            found.append((covariance, given if message.noise is None else message.noise.kernel))
+        return found
+
+    def pushed(self, name: str, noise: Tensor) -> Tensor:
+        """All noise inputs of a node, added up."""
+        parts = [noise[..., place] for place in self._inputs[name]]
+        return sum(parts[1:], parts[0])
 
     # --- functions of z -----------------------------------------------------------------------------------------------
     def flow(self, z: Tensor, noise: Tensor) -> Tensor:
@@ -251,7 +259,7 @@ class System:
             node = self.graph[name]
             assert isinstance(node, StateNode)
             moved = self._apply(node.flow, node, None, z, noise)
-            motion.append(moved + noise[..., self._inputs[name]])
+            motion.append(moved + self.pushed(name, noise))
         still = z.new_zeros(*z.shape[:-1], z.shape[-1] - self.moving)
         return torch.cat([*motion, still], -1)
 
@@ -278,7 +286,7 @@ class System:
         local = self.locals[node.name]
         given = bool(local.links_above("predicts"))
         expected = self._predicted(node, z, noise) if given else self.repeated(local.memory.prior[:, 0])
-        return expected + noise[..., self._inputs[node.name]]
+        return expected + self.pushed(node.name, noise)
 
     def _apply(self, function: Function, node: StateNode, of: Node | None, z: Tensor, noise: Tensor) -> Tensor:
         """A flow, or the mapping to `of`, of a state with its causes and parameters."""
@@ -343,7 +351,7 @@ def _propagate(system: System, every: float, count: int, substeps: int) -> tuple
     lags = [_cells(source.kernel, step, count * substeps, system.interval) for source in system.sources]
     # how past noise has come through, the newest first: (cells, B, n, m)
     carried = [z.new_zeros(0, *z.shape, source.covariance.shape[-1]) for source in system.sources]
-    own = {sensor.name: system.noise(sensor.name)[0] for sensor in system.sensors}
+    own = {sensor.name: system.noises_of(sensor.name)[0][0] for sensor in system.sensors}
     means: dict[str, list[Tensor]] = {name: [] for name in [*system.states, *own]}
     sds: dict[str, list[Tensor]] = {name: [] for name in means}
     eye = torch.eye(z.shape[-1], dtype=z.dtype, device=z.device)
@@ -417,7 +425,7 @@ def _simulate(system: System, every: float, count: int, substeps: int, generator
                 found[sensor.name].append(system.observe(sensor, z))
     values = {name: torch.stack(path) for name, path in found.items()}
     for sensor in system.sensors:
-        covariance, kernel = system.noise(sensor.name)
+        ((covariance, kernel),) = system.noises_of(sensor.name)
         weights = kernel.correlation(every * torch.arange(count, dtype=z.dtype)[:, None])
         values[sensor.name] = values[sensor.name] + _coloured(weights, count, covariance, generator)
     return values

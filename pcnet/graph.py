@@ -76,13 +76,13 @@ class Graph:
         self._connect(Link("parametrises", parent, child, None, of))
 
     def weighs(self, parent: Node, child: Node) -> None:
-        """The parent is the precision of the child's error."""
+        """The parent is the precision of the child's error, or of one of the noises behind it."""
         _nodes_only(parent, child)
-        for link in self.links:
-            if link.kind == "weighs" and link.child is child:
-                raise GraphError(
-                    f"{child.name!r} already has the precision {link.parent.name!r}; an error has exactly one"
-                )
+        weighers = [link.parent for link in self.links if link.kind == "weighs" and link.child is child]
+        if weighers and (parent in weighers or not child.several_noises):
+            raise GraphError(
+                f"{child.name!r} already has the precision {weighers[-1].name!r}; an error has exactly one"
+            )
         self._connect(Link("weighs", parent, child, None, None))
 
     def _connect(self, link: Link) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 from abc import ABC, abstractmethod
@@ -32,6 +33,12 @@ class Kernel(ABC):
         """∫κ(h)dh: white noise of that variance in a time unit is as strong at low frequencies; here by quadrature."""
         u = torch.linspace(-16, 16, 8001, dtype=torch.float64)
         return 2 * (self.correlation(u.exp()) * u.exp()).sum(-1) * (u[1] - u[0])
+
+    def of_width(self, width: Tensor) -> Kernel:
+        """The same with another width."""
+        other = copy.copy(self)
+        object.__setattr__(other, "width", width)
+        return other
 
     def __repr__(self) -> str:
         fields: tuple[Any, ...] = dataclasses.fields(self) if dataclasses.is_dataclass(self) else ()
@@ -166,6 +173,13 @@ class Autocorrelation(Kernel):
         curvature = float(derivatives(self._call, torch.zeros(1, dtype=torch.float64), 2)[2, 0])
         beside = 1e-6 / math.sqrt(-curvature) if -math.inf < curvature < 0 else 1e-6
         return derivatives(self._call, torch.tensor([0.0, beside, -beside], dtype=torch.float64), n)
+
+
+def width_of(kernel: Kernel) -> Tensor:
+    """The width of a kernel that has one."""
+    if not isinstance(kernel, (SquaredExponential, Matern, Autocorrelation)):
+        raise SettingError(f"{kernel!r} has no width")
+    return kernel.width
 
 
 def derivatives(function: Callable[[Tensor], Tensor], at: Tensor, n: int) -> Tensor:

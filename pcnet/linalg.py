@@ -13,18 +13,20 @@ from torch import Tensor
 class Precision:
     """Π̃ = temporal ⊗ diag(channel), channel = e^λ: temporal (B, rows, rows), channel (B, dim), log_det (B,).
 
-    It is formed densely only where it is small, since that is quicker there.
+    It is formed densely only where it is small, since that is quicker there. bends: whether the width w of the
+    autocorrelation behind the temporal part is a parameter as well: temporal = diag(wⁱ) T diag(wⁱ) over the orders i.
     """
 
-    __slots__ = ("_dense", "channel", "log_det", "temporal")
+    __slots__ = ("_dense", "bends", "channel", "log_det", "temporal")
 
     separable: ClassVar[bool] = True
     """Whether all channels have the same temporal part."""
 
-    def __init__(self, temporal: Tensor, channel: Tensor, log_det: Tensor) -> None:
+    def __init__(self, temporal: Tensor, channel: Tensor, log_det: Tensor, bends: bool = False) -> None:
         self.temporal = temporal
         self.channel = channel
         self.log_det = log_det
+        self.bends = bends
         self._dense: Tensor | None = None
 
     def of_seen(self, seen: Tensor) -> Precision:
@@ -33,11 +35,11 @@ class Precision:
         batch = torch.arange(len(seen), device=seen.device)[:, None]
         orders = seen.long()
         total = (torch.xlogy(seen, self.channel) + log_det[batch, orders]).sum(-1)
-        return SeenPrecision(leading[batch, orders], self.channel, total, seen)
+        return SeenPrecision(leading[batch, orders], self.channel, total, seen, self.bends)
 
     def scaled(self, weight: Tensor) -> Precision:
         """The same with channels weighed (B, dim); its log-determinant is left as it is."""
-        return Precision(self.temporal, self.channel * weight, self.log_det)
+        return Precision(self.temporal, self.channel * weight, self.log_det, self.bends)
 
     def weigh(self, error: Tensor) -> Tensor:
         """ξ = Π̃ε; (B, rows, dim) → (B, rows, dim)."""
@@ -86,6 +88,33 @@ class Precision:
         """∂²E/∂λ² = ½ξ·ε."""
         return 0.5 * quadratic(weighted, error)
 
+    def slope_by_width(self, error: Tensor, weighted: Tensor) -> Tensor:
+        """∂E/∂log w = Σ i(ξᵢ·εᵢ − channels of which the order i is seen); (B, 1)."""
+        order = torch.arange(error.shape[1]).to(error)
+        seen = self._orders_seen()
+        return ((order[:, None] * weighted * error).sum((1, 2)) - (seen * (seen - 1) / 2).sum(-1))[:, None]
+
+    def information_with_width(self) -> Tensor:
+        """The expected curvature of E over λ and then log w, (B, dim + 1, dim + 1).
+
+        Σi between the two, and Σ tr(N² + N S⁻¹ N S) with N = diag(i) over the channels along log w.
+        """
+        seen, own = self._orders_seen(), self.information()
+        temporal = self.temporal if self.temporal.dim() == 4 else self.temporal[:, None]
+        order = torch.arange(temporal.shape[-1]).to(temporal)
+        there = (order < seen[..., None]).to(temporal)
+        inverse = torch.linalg.inv(temporal + (1 - there[:, : temporal.shape[1]]).diag_embed())
+        turned = (order[:, None] * temporal * order * inverse.mT).sum((-2, -1))
+        along = ((order**2 * there).sum(-1) + turned).sum(-1)
+        joint = torch.constant_pad_nd(own.diag_embed(), (0, 1, 0, 1))
+        joint[:, -1, :-1] = joint[:, :-1, -1] = seen * (seen - 1) / 2
+        joint[:, -1, -1] = along
+        return joint
+
+    def _orders_seen(self) -> Tensor:
+        """Of each channel, (B, dim)."""
+        return torch.full_like(self.channel, self.temporal.shape[1])
+
 
 class SeenPrecision(Precision):
     """Π̃ where some channels are missing, or some of their orders: each channel has a temporal part of its own.
@@ -97,12 +126,12 @@ class SeenPrecision(Precision):
     __slots__ = ("seen",)
     separable = False
 
-    def __init__(self, temporal: Tensor, channel: Tensor, log_det: Tensor, seen: Tensor) -> None:
-        super().__init__(temporal, channel, log_det)
+    def __init__(self, temporal: Tensor, channel: Tensor, log_det: Tensor, seen: Tensor, bends: bool = False) -> None:
+        super().__init__(temporal, channel, log_det, bends)
         self.seen = seen
 
     def scaled(self, weight: Tensor) -> Precision:
-        return SeenPrecision(self.temporal, self.channel * weight, self.log_det, self.seen)
+        return SeenPrecision(self.temporal, self.channel * weight, self.log_det, self.seen, self.bends)
 
     def weigh(self, error: Tensor) -> Tensor:
         return torch.einsum("bcij,bjc->bic", self.temporal, error * self.channel[:, None, :])
@@ -126,6 +155,9 @@ class SeenPrecision(Precision):
 
     def information(self) -> Tensor:
         return 0.5 * self.seen
+
+    def _orders_seen(self) -> Tensor:
+        return self.seen
 
 
 class CoupledPrecision(Precision):

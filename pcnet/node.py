@@ -283,6 +283,8 @@ class Node(ABC):
     """Whether a run has to bring observations."""
     sure: ClassVar[bool] = False
     """Whether its predictions say all that is `expected`, with how sure it is of it."""
+    several_noises: ClassVar[bool] = False
+    """Whether more than one precision node may weigh it, each a noise of its own."""
     needs: ClassVar[tuple[str, ...]] = ()
     """What a schedule must ask it to do, or its belief would mean nothing."""
 

@@ -1,14 +1,17 @@
-"""Noise over time, for beliefs that are carried: as white noise, or as shocks that each act in the form of a bell."""
+"""Noise over time, for beliefs that are carried: white, lasting, or made of shocks, each in the form of a bell."""
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from pcnet.kernels import Kernel, SquaredExponential
+from pcnet import carrying
+from pcnet.carrying import Carried
+from pcnet.kernels import Kernel, Matern, SquaredExponential, width_of
 
 SPACING = 1.2
 """The time between two shocks, in widths of the bell: by not having more of them 0.2 % of the variance is lost."""
@@ -19,48 +22,139 @@ REST = 1e-3
 class Noise(NamedTuple):
     """A noise of so much variance in each channel (B, dim), with its autocorrelation, laid out for the batch.
 
-    levels: how many log-variances there are to be learned: one for each channel, one for all, or none.
+    levels: how many log-variances there are to be learned: one for each channel, one for all, or none. learned_width:
+    whether the width of the kernel is to be learned as well.
     """
 
     variance: Tensor
     kernel: Kernel
     levels: int
+    learned_width: bool = False
 
 
-class Colour(NamedTuple):
-    """How a noise of unit variance goes on in time: white, or smooth with `spacing` (B,) between its shocks.
+class Colour(ABC):
+    """How a noise of unit variance goes on in time: as so many `numbers` in each channel, and what is new each time.
 
-    duration: ∫κ(h)dh (B,), see `Kernel`; 0 for noise that is another at every observation.
+    width: its time scale, (B,). phase: how far its numbers are on their way, (B,), between 0 and 1 or so.
     """
 
-    duration: Tensor
-    spacing: Tensor | None
+    numbers: int = 0
 
-    def strength(self, elapsed: Tensor) -> Tensor:
-        """How many times its variance has white noise that is as strong, with one value in each `elapsed` (B,)."""
-        return (self.duration / elapsed).clamp_min(1.0)
+    def __init__(self, width: Tensor) -> None:
+        self.width = width
+
+    def of_width(self, width: Tensor) -> Colour:
+        """The same with another time scale."""
+        return type(self)(width)
+
+    def width_of(self, kernel: Kernel) -> Tensor:
+        """The time scale that a kernel has here."""
+        return width_of(kernel)
+
+    def fresh(self, elapsed: Tensor) -> Tensor:
+        """The variance of what is another at each observation, one every `elapsed` (B,); (B,)."""
+        return torch.zeros_like(elapsed)
 
     def rest(self, elapsed: Tensor) -> Tensor:
-        """The variance at each observation of what shocks cannot say, (B,)."""
-        assert self.spacing is not None
+        """The variance at each observation of what its numbers cannot say, (B,)."""
+        return torch.zeros_like(elapsed)
+
+    @abstractmethod
+    def loads(self, phase: Tensor) -> Tensor:
+        """What each of the numbers, of unit variance, contributes now; (B, numbers)."""
+
+    def go_on(
+        self, carried: Carried, place: slice, noise: Tensor, phase: Tensor, elapsed: Tensor
+    ) -> tuple[Carried, Tensor]:
+        """The numbers at a `place` of what is carried after some time, and their phase; noise: (B, 1 + s, channels)."""
+        return carried, phase
+
+
+class Rough(Colour):
+    """White noise that is as strong at low frequencies as noise of the duration ∫κ(h)dh: its width is that."""
+
+    def width_of(self, kernel: Kernel) -> Tensor:
+        return kernel.duration
+
+    def fresh(self, elapsed: Tensor) -> Tensor:
+        return (self.width / elapsed).clamp_min(1.0)
+
+    def loads(self, phase: Tensor) -> Tensor:
+        return phase.new_zeros(len(phase), 0)
+
+
+class Lasting(Colour):
+    """κ(h) = exp(−|h|/width): a number in each channel that decays, and is fed."""
+
+    numbers = 1
+
+    def loads(self, phase: Tensor) -> Tensor:
+        return torch.ones_like(phase)[:, None]
+
+    def go_on(
+        self, carried: Carried, place: slice, noise: Tensor, phase: Tensor, elapsed: Tensor
+    ) -> tuple[Carried, Tensor]:
+        keep = (-elapsed / self.width).exp()
+        return carrying.relax(carried, place, keep, (1 - keep**2)[:, None, None] * noise), phase
+
+
+class Bells(Colour):
+    """κ(h) = exp(−h²/2width²): a handful of shocks, the oldest first, `SPACING` bells apart.
+
+    phase: how far time is past the middle one of them, in distances between two.
+    """
+
+    def __init__(self, width: Tensor, shocks: int) -> None:
+        super().__init__(width)
+        self.numbers = shocks
+
+    def of_width(self, width: Tensor) -> Bells:
+        return Bells(width, self.numbers)
+
+    @property
+    def spacing(self) -> Tensor:
+        """The time between two shocks, (B,); a bell is narrower than the autocorrelation of a sum of them, by √2."""
+        return SPACING * self.width / math.sqrt(2)
+
+    def rest(self, elapsed: Tensor) -> Tensor:
         return (REST * self.spacing / elapsed).clamp_max(0.2)
 
-    def bells(self, phase: Tensor, shocks: int, elapsed: Tensor) -> Tensor:
-        """What each shock of unit variance, the oldest first, contributes now; (B, shocks)."""
-        place = torch.arange(shocks, dtype=phase.dtype, device=phase.device) - (shocks - 1) / 2
-        height = ((1 - self.rest(elapsed)) * SPACING / math.sqrt(math.pi)).sqrt()
-        return height[:, None] * (-0.5 * (SPACING * (place - phase[:, None])) ** 2).exp()
+    def loads(self, phase: Tensor) -> Tensor:
+        place = torch.arange(self.numbers, dtype=phase.dtype, device=phase.device) - (self.numbers - 1) / 2
+        height = math.sqrt(SPACING / math.sqrt(math.pi))
+        return height * (-0.5 * (SPACING * (place - phase[:, None])) ** 2).exp()
+
+    def go_on(
+        self, carried: Carried, place: slice, noise: Tensor, phase: Tensor, elapsed: Tensor
+    ) -> tuple[Carried, Tensor]:
+        """Drop the oldest shocks for new ones, where time is nearer to the next one than to the middle."""
+        phase = phase + elapsed / self.spacing
+        if not bool((phase >= 0.5).any()):
+            return carried, phase
+        channels = noise.shape[-1]
+        forward = torch.arange(carried.mean.shape[1])
+        forward[place] = forward[place].roll(-channels)
+        begin = torch.arange(place.stop - channels, place.stop)
+        for _ in range(self.numbers):
+            due = phase >= 0.5
+            if not bool(due.any()):
+                break
+            carried = carrying.renew(carried, forward, begin, noise, due)
+            phase = torch.where(due, phase - 1, phase)
+        return carried, phase.clamp_max(0.5)  # after a long pause all of them are new
 
 
-def colour_of(kernel: Kernel, elapsed: Tensor, shocks: int) -> Colour:
-    """The colour of noise of this kernel, with settings laid out for the batch, if it is seen every `elapsed` (B,).
+def colour_of(noise: Noise, elapsed: Tensor, shocks: int) -> Colour:
+    """The colour of a noise that is seen every `elapsed` (B,).
 
-    Only squared exponentials are smooth noise with a bell for a shock; and only where shocks are no closer than
-    observations they are worth having.
+    Only squared exponentials have a bell for a shock, and only where shocks are no closer than observations they are
+    worth having, unless their width is to be learned.
     """
-    duration = kernel.duration.to(elapsed).expand_as(elapsed)
+    kernel = noise.kernel
     if shocks and isinstance(kernel, SquaredExponential):
-        spacing = (SPACING * kernel.width / math.sqrt(2)).to(elapsed).expand_as(elapsed)
-        if bool((spacing >= elapsed).all()):
-            return Colour(duration, spacing)
-    return Colour(duration, None)
+        bells = Bells(kernel.width.to(elapsed).expand_as(elapsed), shocks)
+        if noise.learned_width or bool((bells.spacing >= elapsed).all()):
+            return bells
+    if isinstance(kernel, Matern) and bool((kernel.smoothness == 0.5).all()):
+        return Lasting(kernel.width.to(elapsed).expand_as(elapsed))
+    return Rough(kernel.duration.to(elapsed).expand_as(elapsed))

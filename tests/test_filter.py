@@ -378,19 +378,16 @@ def test_forgetting_is_a_random_walk_of_the_parameters():
 # --- smooth noise ----------------------------------------------------------------------------------------------------
 def test_shocks_make_a_noise_of_the_right_autocorrelation():
     """Σ_j b_j(t) b_j(t + h) of bells on a grid is close to exp(−h²/2w²), whatever the phase."""
-    from pcnet.noises import SPACING, Colour, colour_of
+    from pcnet.noises import SPACING, Bells
 
-    width, dt = 0.7, 1e-5
-    colour = colour_of(SquaredExponential(width), torch.tensor([dt], dtype=torch.float64), 99)
-    assert isinstance(colour, Colour)
+    width = 0.7
+    colour = Bells(torch.tensor([width], dtype=torch.float64), 99)
     assert colour.spacing.item() == pytest.approx(SPACING * width / math.sqrt(2))
-    tiny = torch.tensor([dt], dtype=torch.float64)
     for phase in (-0.5, -0.2, 0.1, 0.4):
         for lag in (0.0, 0.3, 0.9, 1.8):
-            now = colour.bells(torch.tensor([phase], dtype=torch.float64), 99, tiny)
-            then = colour.bells(torch.tensor([phase + lag / colour.spacing.item()], dtype=torch.float64), 99, tiny)
-            missing = colour.rest(tiny).item()
-            expected = (1 - missing) * math.exp(-(lag**2) / (2 * width**2))
+            now = colour.loads(torch.tensor([phase], dtype=torch.float64))
+            then = colour.loads(torch.tensor([phase + lag / colour.spacing.item()], dtype=torch.float64))
+            expected = math.exp(-(lag**2) / (2 * width**2))
             assert (now * then).sum().item() == pytest.approx(expected, abs=0.003)
 
 

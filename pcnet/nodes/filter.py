@@ -11,24 +11,28 @@ from pydantic import Field
 from torch import Tensor
 
 from pcnet import carrying
-from pcnet.carrying import Carried, Expected
+from pcnet.carrying import Carried, Evidence, Expected
 from pcnet.errors import GraphError, SettingError
 from pcnet.functions import Function
+from pcnet.kernels import SquaredExponential
+from pcnet.linalg import deviations
 from pcnet.linearisation import Linearisation
 from pcnet.messages import Error, Handover, Prediction
 from pcnet.node import Energy, Link, Local, Node, Quantity, Start
+from pcnet.nodes.precision import noise_error
 from pcnet.nodes.state import StateNode
-from pcnet.noises import Colour, Noise, colour_of
+from pcnet.noises import Colour, Noise
 from pcnet.settings import PositiveVector, listed, number, settings
+from pcnet.sources import Layout, Source, each, lay_out
 
 
 class FilterBelief(NamedTuple):
-    """What is carried (see `Carried`) of n numbers: the state, and after it the shocks of smooth noises.
+    """What is carried (see `Carried`) of n numbers: the state, and after it those that make up noises.
 
     Of all nodes below together, of d channels: what was expected before they were heard (see `Expected`), and its
     covariance with what had been expected of them before (B, d, d). What their errors said of the parameters (B, p)
-    and of the log-variances of the own noise (B, o), each with its information. By how much they
-    corrected the state, and how hard they pulled at it, Σ Cᵀξ (B, dim).
+    and of the own noises (B, o), each with its information. By how much they corrected the state, and how hard they
+    pulled at it, Σ Cᵀξ (B, dim).
     """
 
     mean: Tensor
@@ -49,7 +53,7 @@ class FilterBelief(NamedTuple):
 
     @property
     def carried(self) -> Carried:
-        return Carried(*self[:4])
+        return Carried(*self[: len(Carried._fields)])
 
     def expected_of(self, channels: slice, levels: slice) -> Expected:
         """What was expected of some of the channels, and what it owes to some of the log-variances."""
@@ -61,57 +65,23 @@ class FilterBelief(NamedTuple):
         )
 
 
-class FilterMemory(NamedTuple):
-    """At which parameters (B, p) and variances of the noises it runs (B, own channels and d), and until when (B,).
+HEARD = FilterBelief._fields[-6:]
+"""What is so only of the present observation."""
 
-    phase: how far time is past the middle one of the shocks of a smooth noise, in distances between two; (B, noises).
+
+class FilterMemory(NamedTuple):
+    """At which parameters (B, p), variances (B, all channels) and widths of noises (B, noises) it runs.
+
+    time: until when it was carried, (B,). phase: how far the numbers of each noise are on their way, (B, noises).
     handed: how often the beliefs about the parameters had been handed over by then, (B, p).
     """
 
     parameters: Tensor
     variance: Tensor
+    width: Tensor
     time: Tensor
     phase: Tensor
     handed: Tensor
-
-
-class Source(NamedTuple):
-    """A noise: its place among all channels and all log-variances; if it is smooth, among the shocks and phases."""
-
-    channels: slice
-    levels: slice
-    colour: Colour
-    shocks: slice
-    phase: int
-
-    @property
-    def smooth(self) -> bool:
-        return self.colour.spacing is not None
-
-
-class Layout(NamedTuple):
-    """Where everything is: the noises, own first, then of each node below; each link's parameters; n, p and d.
-
-    of_level: which channels a log-variance is that of, (log-variances, own channels and d).
-    """
-
-    own: Source
-    below: Mapping[Link, Source]
-    parameters: Mapping[Link, slice]
-    size: int
-    width: int
-    channels: int
-    of_level: Tensor
-
-    @property
-    def sources(self) -> tuple[Source, ...]:
-        return (self.own, *self.below.values())
-
-    def by_source(self, source: Source, variance: Tensor) -> Tensor:
-        """A variance (B, channels of a noise) by whom it is owed to: (B, 1 + log-variances, channels)."""
-        known = self.of_level[:, source.channels]
-        nobody = (known.sum(0) == 0).to(variance)
-        return variance[:, None] * torch.cat([nobody[None], known])
 
 
 class FilterRule:
@@ -136,8 +106,10 @@ class FilterNode(StateNode):
     owes to them.
 
     Noise with a kernel `White` is another at each observation and stays until the next. Noise with a
-    squared-exponential kernel is a sum of shocks, each of which acts in the form of a bell, and they are part of what
-    is believed. Other kernels, and all with shocks=0, are taken for white noise that is as strong at low frequencies.
+    squared-exponential kernel is a sum of shocks, each of which acts in the form of a bell; noise with a Matérn kernel
+    of smoothness 1/2 decays and is fed; both are part of what is believed. Other kernels, and squared exponentials with
+    shocks=0, are taken for white noise that is as strong at low frequencies. Several precision nodes may weigh the
+    state: its noise is the sum of theirs.
 
     initial_sd: how uncertain the first state is, one number or (..., dim).
     noise: "learned" lets precision nodes hear of the errors; "given" takes what they say as it is, which costs less.
@@ -154,6 +126,7 @@ class FilterNode(StateNode):
     role: ClassVar[str] = "state"
     sure: ClassVar[bool] = True
     needs: ClassVar[tuple[str, ...]] = ("carry", "move")
+    several_noises: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         StateNode.__post_init__(self)
@@ -191,10 +164,16 @@ class FilterNode(StateNode):
         mean = torch.zeros(1, self.dim) if self.initial_mean is None else self.initial_mean
         value, sd = start.fill(mean, 2)[:, 0], listed(self.initial_sd)
         local.rule = FilterRule(start.fill(sd.expand(*sd.shape[:-1], self.dim), 1) ** 2)
-        room = [(1, self.dim, self.dim), (self.dim, 0), (self.dim, 0), (0,), (0, 0), (0, 0), (0, 0, 0), (0, 0)]
-        room += [(0,), (0, 0), (0,), (0, 0), (self.dim,), (self.dim,)]
-        local.belief = FilterBelief(value, *(value.new_zeros(start.batch, *shape) for shape in room))
-        local.memory = FilterMemory(*(value.new_zeros(start.batch, *shape) for shape in ((0,), (0,), (), (0,), (0,))))
+        local.belief = self._blank(value, self.dim, 0, 0, 0, 0)
+        shapes: tuple[tuple[int, ...], ...] = ((0,), (0,), (0,), (), (0,), (0,))
+        local.memory = FilterMemory(*(value.new_zeros(start.batch, *shape) for shape in shapes))
+
+    def _blank(self, value: Tensor, n: int, p: int, d: int, s: int, o: int) -> FilterBelief:
+        """A belief in nothing but a value (B, dim), of these sizes (see `Layout`), with o log-variances of its own."""
+        room = [(1 + s, n, n), (n, p), (n, s), (d,), (d, d), (d, s), (s, d, d), (d, d)]
+        room += [(p,), (p, p), (o,), (o, o), (self.dim,), (self.dim,)]
+        mean = torch.constant_pad_nd(value, (0, n - self.dim))
+        return FilterBelief(mean, *(value.new_zeros(len(value), *shape) for shape in room))
 
     def orient(self, local: Local) -> None:
         """Find the first value from the first observation, and be as uncertain of it as `initial_sd` says."""
@@ -206,22 +185,19 @@ class FilterNode(StateNode):
     def _make_room(self, local: Local) -> None:
         """Give belief and memory the size that the neighbours ask for, once, and for all batch elements."""
         layout, belief = self._layout(local), local.belief
-        n, p, d, s = layout.size, layout.width, layout.channels, len(layout.of_level)
-        o = layout.own.levels.stop
-        if belief.expected.shape[1] == d:
+        if belief.expected.shape[1] == layout.channels:
             return
-        batch, value = belief.mean.shape[0], belief.mean
-        room = [(1 + s, n, n), (n, p), (n, s), (d,), (d, d), (d, s), (s, d, d), (d, d), (p,), (p, p), (o,), (o, o)]
-        room += [(self.dim,), (self.dim,)]
+        sizes = (layout.channels, len(layout.of_level), layout.own_levels.stop)
         mask, local.mask = local.mask, None
-        mean = torch.constant_pad_nd(value, (0, n - self.dim))
-        local.belief = FilterBelief(mean, *(value.new_zeros(batch, *shape) for shape in room))
+        value: Tensor = belief.mean
+        local.belief = self._blank(value, layout.size, layout.width, *sizes)
         local.memory = FilterMemory(
             self._all_parameters(local),
             self._variances(local),
+            self._widths(local, layout),
             local.time - local.elapsed,
-            value.new_zeros(batch, len(layout.sources)),
-            value.new_zeros(batch, p),
+            value.new_zeros(len(value), len(layout.sources)),
+            value.new_zeros(len(value), layout.width),
         )
         local.mask = mask
 
@@ -233,12 +209,12 @@ class FilterNode(StateNode):
         if moving:
             shares[:, 0, : self.dim, : self.dim] = local.rule.first.diag_embed()
             for source in layout.sources:
-                if source.smooth:
-                    each = layout.by_source(source, variances[:, source.channels]).repeat(1, 1, self.shocks)
-                    shares[..., source.shocks, source.shocks].diagonal(dim1=-2, dim2=-1).copy_(each)
+                variance = layout.by_source(source, variances[:, source.channels]).repeat(1, 1, source.colour.numbers)
+                shares[..., source.numbers, source.numbers].diagonal(dim1=-2, dim2=-1).copy_(variance)
         local.memory = FilterMemory(
             self._all_parameters(local),
             variances,
+            self._widths(local, layout),
             local.time - local.elapsed,
             torch.zeros_like(local.memory.phase),
             self._handovers(local, layout).number,
@@ -254,15 +230,18 @@ class FilterNode(StateNode):
         belief = local.belief
         if not belief.expected.shape[1] or local.rule.looking:  # it has not found its bearings yet
             return Prediction(self._linearised(local, link).value)
-        source = self._layout(local).below[link]
-        here = _shifted(source.channels, -self.dim)
-        expected = belief.expected_of(here, source.levels)
+        layout = self._layout(local)
+        here = layout.seen(link)
+        expected = belief.expected_of(here, layout.below[link].levels)
         return Prediction(expected.mean[:, None], expected=expected, between=belief.between[:, here, here])
 
     def err(self, local: Local, link: Link) -> Error[Any]:
         belief = local.belief
         if link.kind == "weighs":
-            return Error(-belief.of_noise, belief.information_of_noise)  # of log-precisions, not of log-variances
+            layout = self._layout(local)
+            source = layout.own[link]
+            here = source.levels
+            return noise_error(Evidence(belief.of_noise[:, here], belief.information_of_noise[:, here, here]))
         mine = self._layout(local).parameters.get(link, slice(0))
         return Error(belief.of_parameters[:, mine], belief.information_of_parameters[:, mine, mine])
 
@@ -282,7 +261,7 @@ class FilterNode(StateNode):
         for _ in range(self.substeps):
             carried, phase = self._advance(local, layout, carried, phase, elapsed)
         local.memory = local.memory._replace(time=local.time, phase=phase)
-        new = {name: torch.zeros_like(getattr(belief, name)) for name in belief._fields[-6:]}  # nothing heard yet
+        new = {name: torch.zeros_like(getattr(belief, name)) for name in HEARD}
         new |= carried._replace(by_parameters=carried.by_parameters[..., :p])._asdict()
         local.belief = belief._replace(**new)
         if told:
@@ -298,17 +277,15 @@ class FilterNode(StateNode):
         d, dt = self.dim, elapsed[:, None, None]
         x, theta = carried.mean[:, None, :d], self._parameters(local, None)
         flow = self.flow.linearise(x, theta, 1)
-        own = layout.own
         drift, slope = flow.value[:, 0], flow.jacobian.new_zeros(len(elapsed), d, layout.size)
         slope[..., :d] = flow.jacobian
-        variance = local.memory.variance[:, own.channels]
-        if own.smooth:
-            bells = own.colour.bells(phase[:, 0], self.shocks, local.elapsed)
-            slope[..., own.shocks] = _each(bells, d)
-            drift = drift + torch.bmm(slope[..., own.shocks], carried.mean[:, own.shocks, None])[..., 0]
-            noise = variance.new_zeros(len(elapsed), carried.shares.shape[1], d)
-        else:
-            noise = layout.by_source(own, variance) * (own.colour.strength(elapsed) * elapsed**2)[:, None, None]
+        noise = slope.new_zeros(len(elapsed), 1 + len(layout.of_level), d)
+        for source in layout.own.values():
+            colour, at = self._colour(local, source), phase[:, source.place]
+            slope[..., source.numbers] = each(colour.loads(at), d)
+            drift = drift + torch.bmm(slope[..., source.numbers], carried.mean[:, source.numbers, None])[..., 0]
+            fresh = (colour.fresh(elapsed) * elapsed**2)[:, None] * local.memory.variance[:, source.channels]
+            noise = noise + layout.by_source(source, fresh)
         by_parameters = carried.by_parameters.new_zeros(len(elapsed), d, carried.by_parameters.shape[-1])
         links = local.links_above("parametrises")
         if links:
@@ -316,56 +293,43 @@ class FilterNode(StateNode):
         carried = carrying.transport(carried, elapsed[:, None] * drift, dt * slope, by_parameters, noise)
         phases = []
         for source in layout.sources:
-            at = phase[:, source.phase]
-            if source.smooth:
-                assert source.colour.spacing is not None
-                at = at + elapsed / source.colour.spacing
-                carried, at = self._renew(local, layout, source, carried, at)
+            variance = layout.by_source(source, local.memory.variance[:, source.channels])
+            at = phase[:, source.place]
+            carried, at = self._colour(local, source).go_on(carried, source.numbers, variance, at, elapsed)
             phases.append(at)
         return carried, torch.stack(phases, 1)
-
-    def _renew(
-        self, local: Local, layout: Layout, source: Source, carried: Carried, phase: Tensor
-    ) -> tuple[Carried, Tensor]:
-        """Drop the oldest shocks of a noise for new ones, where time is nearer to the next one than to the middle."""
-        if not bool((phase >= 0.5).any()):
-            return carried, phase
-        channels = source.channels.stop - source.channels.start
-        forward = torch.arange(layout.size)
-        forward[source.shocks] = forward[source.shocks].roll(-channels)
-        fresh = torch.arange(source.shocks.stop - channels, source.shocks.stop)
-        noise = layout.by_source(source, local.memory.variance[:, source.channels])
-        for _ in range(self.shocks):
-            due = phase >= 0.5
-            if not bool(due.any()):
-                break
-            carried = carrying.renew(carried, forward, fresh, noise, due)
-            phase = torch.where(due, phase - 1, phase)
-        return carried, phase.clamp_max(0.5)  # after a long pause all of them are new
 
     def _expect(self, local: Local, link: Link) -> None:
         """Keep what is expected of a node below, by the belief as it is now."""
         layout, belief = self._layout(local), local.belief
         source = layout.below[link]
         mapping = self._linearised(local, link)
-        mean = mapping.value[:, 0]
         slope = self._slope(local, layout, link, mapping)
-        if source.smooth:
-            mean = mean + torch.bmm(slope[..., source.shocks], belief.mean[:, source.shocks, None])[..., 0]
+        numbers = belief.mean[:, source.numbers, None]
+        mean = mapping.value[:, 0] + torch.bmm(slope[..., source.numbers], numbers)[..., 0]
         found = carrying.expect(belief.carried, mean, slope, self._noise_of(local, layout, source))
-        here = _shifted(source.channels, -self.dim)
-        parts = [part.clone() for part in belief[4:8]]
-        parts[0][:, here], parts[2][:, here] = found.mean, found.by_noise
-        parts[1][:, here, here], parts[3][:, :, here, here] = found.covariance, found.covariance_by_noise
-        local.belief = belief._replace(**dict(zip(belief._fields[4:8], parts, strict=True)))
+        here = layout.seen(link)
+        names = ("expected", "expected_by_noise", "expected_covariance", "expected_covariance_by_noise")
+        parts = {name: getattr(belief, name).clone() for name in names}
+        parts["expected"][:, here], parts["expected_by_noise"][:, here] = found.mean, found.by_noise
+        parts["expected_covariance"][:, here, here] = found.covariance
+        parts["expected_covariance_by_noise"][:, :, here, here] = found.covariance_by_noise
+        local.belief = belief._replace(**parts)
+
+    def _colour(self, local: Local, source: Source) -> Colour:
+        """How a noise goes on in time, at the width at which this runs."""
+        width = local.memory.width[:, source.place]
+        return source.colour.of_width(width) if source.learned_width else source.colour
 
     def _noise_of(self, local: Local, layout: Layout, source: Source) -> Tensor:
-        """The variance of observing a node below by its source, without what its shocks say; (B, 1 + s, channels)."""
-        variance: Tensor = local.memory.variance[:, source.channels]
-        if not source.smooth:
-            return layout.by_source(source, variance) * source.colour.strength(local.elapsed)[:, None, None]
-        noise = variance.new_zeros(len(variance), 1 + len(layout.of_level), variance.shape[1])
-        noise[:, 0] = source.colour.rest(local.elapsed)[:, None] * variance
+        """The variance of what is another at each observation of a node below, by what it is owed to; (B, 1 + s, d).
+
+        What the numbers of a noise cannot say is owed to nobody: that this handful describes noise not exactly must not
+        be taken for less of it.
+        """
+        colour, variance = self._colour(local, source), local.memory.variance[:, source.channels]
+        noise = layout.by_source(source, colour.fresh(local.elapsed)[:, None] * variance)
+        noise[:, 0] += colour.rest(local.elapsed)[:, None] * variance
         return noise
 
     def move(self, local: Local) -> None:
@@ -386,8 +350,8 @@ class FilterNode(StateNode):
                 of_parameters = carrying.of_parameters(slope, carried.by_parameters, direct, weighted, precision)
                 said["of_parameters"] = belief.of_parameters + of_parameters.gradient
                 said["information_of_parameters"] = belief.information_of_parameters + of_parameters.information
-            if layout.own.levels.stop:
-                expected = belief.expected_of(_shifted(source.channels, -self.dim), layout.own.levels)
+            if layout.own_levels.stop:
+                expected = belief.expected_of(layout.seen(link), layout.own_levels)
                 raw = torch.bmm(expected.covariance, weighted[..., None])[..., 0]
                 of_noise = carrying.of_noise(expected, raw, weighted, precision)
                 said["of_noise"] = belief.of_noise + of_noise.gradient
@@ -402,7 +366,7 @@ class FilterNode(StateNode):
         self._make_room(local)
         layout, belief, memory = self._layout(local), local.belief, local.memory
         mean, shares, by_parameters, by_noise = belief.carried
-        theta, variance = self._all_parameters(local), self._variances(local)
+        theta, variance, width = self._all_parameters(local), self._variances(local), self._widths(local, layout)
         handed = memory.handed
         if layout.width:
             number, reached, kept, lost = self._handovers(local, layout)
@@ -419,7 +383,7 @@ class FilterNode(StateNode):
             change = ratio @ layout.of_level.mT / layout.of_level.sum(1)
             mean = mean + torch.bmm(by_noise, change[..., None])[..., 0]
             shares = torch.cat([shares[:, :1], shares[:, 1:] * change.exp()[..., None, None]], 1)
-        local.memory = memory._replace(parameters=theta, variance=variance, handed=handed)
+        local.memory = memory._replace(parameters=theta, variance=variance, width=width, handed=handed)
         local.belief = belief._replace(mean=mean, shares=shares, by_parameters=by_parameters)
 
     def energy(self, local: Local) -> Energy:
@@ -431,7 +395,7 @@ class FilterNode(StateNode):
     def quantities(self) -> Mapping[str, Quantity]:
         return {
             "mean": Quantity(("order", "dimension"), lambda local: local.belief.mean[:, None, : self.dim]),
-            "sd": Quantity(("order", "dimension"), self._deviation),
+            "sd": Quantity(("order", "dimension"), self.covariance, lambda found: deviations(found)[..., None, :]),
             "covariance": Quantity(("element", "element_"), self.covariance),
             "error": Quantity(("error_order", "dimension"), lambda local: local.belief.correction[:, None]),
             "weighted_error": Quantity(("error_order", "dimension"), lambda local: local.belief.pull[:, None]),
@@ -448,9 +412,6 @@ class FilterNode(StateNode):
     def hessian(self, local: Local) -> None:  # type: ignore[override]
         return None
 
-    def _deviation(self, local: Local) -> Tensor:
-        return self.covariance(local).diagonal(dim1=-2, dim2=-1).clamp_min(0.0).sqrt()[:, None]
-
     def covariance(self, local: Local) -> Tensor:
         """P of the state, with what parameters and precisions that are not known for sure add to it; (B, dim, dim)."""
         layout, belief = self._layout(local), local.belief
@@ -461,10 +422,11 @@ class FilterNode(StateNode):
             if uncertain is not None:
                 slope = belief.by_parameters[:, here, part]
                 total = total + slope @ uncertain @ slope.mT
-        if layout.own.levels.stop:
-            (link,) = local.links_above("weighs")
-            uncertain, slope = local.message(link).covariance, belief.by_noise[:, here, layout.own.levels]
-            total = total if uncertain is None else total + slope @ uncertain @ slope.mT
+        for link, source in layout.own.items():
+            uncertain = local.message(link).covariance
+            if source.levels.stop > source.levels.start and uncertain is not None:
+                slope = belief.by_noise[:, here, source.levels]
+                total = total + slope @ uncertain @ slope.mT
         return total
 
     # --- what the rules share ----------------------------------------------------------------------------------------
@@ -479,46 +441,47 @@ class FilterNode(StateNode):
 
     def _lay_out(self, local: Local) -> Layout:
         """Found from the links and the noises of the neighbours, which do not change in a run."""
-        (weigher,) = local.links_above("weighs")
-        noises: dict[Link | None, Noise | None] = {None: local.message(weigher).noise}
-        noises |= {link: local.error(link).noise for link in local.below}
-        channels, levels, size = 0, 0, self.dim
-        of_level: list[Tensor] = []
-        sources: list[Source] = []
-        for link, noise in noises.items():
-            if noise is None:
-                what = self.title if link is None else repr(link.child.name)
+        own = {link: local.message(link).noise for link in local.links_above("weighs")}
+        below = {link: local.error(link).noise for link in local.below}
+        for link, found in {**own, **below}.items():
+            if found is None:
+                what = self.title if link in own else repr(link.child.name)
                 raise GraphError(f"the precision of {what} couples channels, which {self.title} cannot carry")
-            width = noise.variance.shape[1]
-            known = noise.levels if self.noise == "learned" else 0
-            colour = colour_of(noise.kernel, local.elapsed, self.shocks)
-            shocks = width * self.shocks if colour.spacing is not None else 0
-            sources.append(
-                Source(
-                    slice(channels, channels + width),
-                    slice(levels, levels + known),
-                    colour,
-                    slice(size, size + shocks),
-                    len(sources),
-                )
-            )
-            rows = torch.ones(known, width) if known == 1 else torch.eye(width)[:known]
-            of_level.append(rows.to(noise.variance))
-            channels, levels, size = channels + width, levels + known, size + shocks
-        theirs, width = {}, 0
+        noises = _sure({**own, **below})
+        parameters: dict[Link, int] = {}
         for of in (None, *(link.child for link in local.below)):
-            for link in local.links_above("parametrises", of):
-                theirs[link] = slice(width, width + link.parent.width)
-                width += link.parent.width
-        below = dict(zip(local.below, sources[1:], strict=True))
-        stacked: Tensor = torch.block_diag(*of_level)  # type: ignore[no-untyped-call]
-        return Layout(sources[0], below, theirs, size, width, channels - self.dim, stacked)
+            parameters |= {link: link.parent.width for link in local.links_above("parametrises", of)}
+        learned = self.noise == "learned"
+        layout = lay_out(
+            self.dim, _sure(own), _sure(below), parameters, local.elapsed, shocks=self.shocks, learned=learned
+        )
+        for link, source in {**layout.own, **layout.below}.items():
+            if source.learned_width and link in layout.own:
+                raise GraphError(
+                    f"the width of {link.parent.name!r} cannot be learned, since the noise of {self.title} is never "
+                    "seen by itself; leave out smoothness_sd"
+                )
+            if source.learned_width and not isinstance(noises[link].kernel, SquaredExponential):
+                raise GraphError(
+                    f"the width of the noise of {link.child.name!r} is learned only of a squared-exponential kernel, "
+                    f"seen as it is by {self.title}; leave out smoothness_sd"
+                )
+        return layout
+
+    def _noises(self, local: Local) -> list[Noise]:
+        """The own ones and those of the nodes below."""
+        own = [local.message(link).noise for link in local.links_above("weighs")]
+        return [noise for noise in (*own, *(local.error(link).noise for link in local.below)) if noise is not None]
 
     def _variances(self, local: Local) -> Tensor:
-        """Of the own noise and of those below, (B, own channels and d)."""
-        (weigher,) = local.links_above("weighs")
-        noises = [local.message(weigher).noise, *(local.error(link).noise for link in local.below)]
-        return torch.cat([noise.variance for noise in noises if noise is not None], 1)
+        """Of all noises, (B, all channels)."""
+        return torch.cat([noise.variance for noise in self._noises(local)], 1)
+
+    def _widths(self, local: Local, layout: Layout) -> Tensor:
+        """The time scales of all noises as they are now, (B, noises)."""
+        pairs = zip(layout.sources, self._noises(local), strict=True)
+        found = [source.colour.width_of(noise.kernel) for source, noise in pairs]
+        return torch.stack([width.expand(len(local.belief.mean)) for width in found], 1)
 
     def _all_parameters(self, local: Local) -> Tensor:
         """θ of the flow and of all mappings, (B, p)."""
@@ -561,9 +524,9 @@ class FilterNode(StateNode):
         batch = len(local.belief.mean)
         slope = jacobian.new_zeros(batch, d, layout.size)
         slope[..., : self.dim] = jacobian
-        if source.smooth:
-            bells = source.colour.bells(local.memory.phase[:, source.phase], self.shocks, local.elapsed)
-            slope[..., source.shocks] = _each(bells, d)
+        colour = self._colour(local, source)
+        said = (1 - colour.rest(local.elapsed)).sqrt()[:, None]
+        slope[..., source.numbers] = each(said * colour.loads(local.memory.phase[:, source.place]), d)
         return slope
 
     def _slopes(self, local: Local) -> Tensor:
@@ -586,11 +549,5 @@ class FilterNode(StateNode):
         return torch.constant_pad_nd(found, (first, layout.width - first - found.shape[-1]))
 
 
-def _each(bells: Tensor, channels: int) -> Tensor:
-    """What shocks contribute to each of the channels: (B, shocks) → (B, channels, shocks · channels)."""
-    eye = torch.eye(channels).to(bells)
-    return (bells[:, None, :, None] * eye[:, None, :]).flatten(2)
-
-
-def _shifted(part: slice, by: int) -> slice:
-    return slice(part.start + by, part.stop + by)
+def _sure(noises: Mapping[Link, Noise | None]) -> dict[Link, Noise]:
+    return {link: noise for link, noise in noises.items() if noise is not None}

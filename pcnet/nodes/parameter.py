@@ -143,7 +143,7 @@ class ParameterNode(Node):
         """Gather anew, beginning with the pull of the prior; what earlier passes have said of the same is not added."""
         local.belief = belief
         pull = torch.bmm(belief.prior_precision, (belief.mean - belief.prior_mean)[..., None])[..., 0]
-        local.memory = local.memory._replace(gradient=pull)
+        local.memory = local.rule.mover.begin_again(local.memory, pull)
 
     def predict(self, local: Local, link: Link) -> Prediction[Tensor]:
         belief: ParameterBelief = local.belief

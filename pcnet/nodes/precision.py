@@ -12,9 +12,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from pcnet.carrying import Evidence
 from pcnet.errors import GraphError, SettingError
 from pcnet.generalised import check_smoothness, temporal_precision
-from pcnet.kernels import Kernel, SquaredExponential
+from pcnet.kernels import Autocorrelation, Kernel, Matern, SquaredExponential, width_of
 from pcnet.linalg import CoupledPrecision, Precision, covariance_of, deviations, posterior
 from pcnet.messages import Error, Prediction
 from pcnet.movers import ParameterMover, RobbinsMonro
@@ -39,11 +40,15 @@ class PrecisionBelief(NamedTuple):
 
 
 class PrecisionRule(NamedTuple):
-    """How λ moves, S⁻¹ with its log-determinant for each number of orders that is weighed, and the kernel of both."""
+    """How λ moves, S⁻¹ with its log-determinant for each number of orders that is weighed, and the kernel of both.
+
+    levels: how many log-precisions there are.
+    """
 
     mover: ParameterMover
     temporal: dict[int, tuple[Tensor, Tensor]]
     kernel: Kernel
+    levels: int
 
 
 @settings
@@ -60,6 +65,8 @@ class PrecisionNode(Node):
     sd: prior standard deviation of λ. expected, mean, sd: one number, or (..., channels) with leading batch dimensions.
     coupling_sd: prior standard deviation of the couplings of a full matrix, around 0, for channels scaled by e^(η/2).
     smoothness: width of a squared-exponential autocorrelation in time units; or give any `kernel`.
+    smoothness_sd: prior standard deviation of the log of that width (of either), which then is learned as well; it can
+    be recorded and read as "smoothness". Without it the width stays as it is given.
     curvature: of F; "gauss-newton" is the expected one, orders/2 along λ, "exact" is ½ε̃ᵀΠ̃ε̃ there.
     ridge: times the mean variance, added to the diagonal of S before it is inverted.
     """
@@ -70,6 +77,7 @@ class PrecisionNode(Node):
     sd: PositiveVector
     smoothness: Positive | None = None
     kernel: Kernel | None = None
+    smoothness_sd: Positive | None = None
     channels: Literal["each", "shared", "full"] = "each"
     coupling_sd: Positive = number(1.0)
     mover: ParameterMover = RobbinsMonro()
@@ -84,10 +92,21 @@ class PrecisionNode(Node):
             raise SettingError(f"{self.title}: give either expected (a precision) or mean (a log-precision)")
         if (self.smoothness is None) == (self.kernel is None):
             raise SettingError(f"{self.title}: give either smoothness (a width in time units) or a kernel")
+        if self.smoothness_sd is not None:
+            self._check_learned_width()
         try:
             _ = broadcast(self.prior_mean.shape, listed(self.sd).shape)
         except RuntimeError:
             raise SettingError(f"{self.title}: the shapes of sd and of expected or mean do not fit together") from None
+
+    def _check_learned_width(self) -> None:
+        if not isinstance(self.noise_kernel, (SquaredExponential, Matern, Autocorrelation)):
+            raise SettingError(f"{self.title}: {self.noise_kernel!r} has no width that could be learned")
+        if self.channels == "full" or self.curvature == "exact":
+            raise SettingError(
+                f"{self.title}: a width is not learned together with channels='full' or curvature='exact'; leave out "
+                "these, or smoothness_sd"
+            )
 
     @property
     def noise_kernel(self) -> Kernel:
@@ -157,6 +176,11 @@ class PrecisionNode(Node):
             units = (0.5 * (mean[:, j] - mean[:, i])).exp()
             mean = torch.cat([mean, torch.zeros_like(units)], -1)
             sd = torch.cat([sd, start.fill(self.coupling_sd, 0)[:, None] * units], -1)
+        kernel = start.lay_out(self.noise_kernel)
+        if self.smoothness_sd is not None:
+            log_width = width_of(kernel).log().expand(start.batch)
+            mean = torch.cat([mean, log_width[:, None]], -1)
+            sd = torch.cat([sd, start.fill(self.smoothness_sd, 0)[:, None]], -1)
         precision, log_det = sd**-2, 2 * sd.log().sum(-1)
         if self._interacting:
             precision = precision.diag_embed()
@@ -165,25 +189,34 @@ class PrecisionNode(Node):
         for rows in {link.child.error_shape.rows for link in local.below if link.child.error_shape is not None}:
             matrix = start.fill(temporal_precision(self.noise_kernel, rows, self.ridge), 2)
             temporal[rows] = matrix, torch.linalg.slogdet(matrix)[1]
-        local.rule = PrecisionRule(start.lay_out(self.mover), temporal, start.lay_out(self.noise_kernel))
+        local.rule = PrecisionRule(start.lay_out(self.mover), temporal, kernel, channels)
         local.memory = local.rule.mover.begin(mean, precision)
 
     def begin_again(self, local: Local, belief: PrecisionBelief) -> None:
         """Gather anew, beginning with the pull of the prior; what earlier passes have said of the same is not added."""
         local.belief = belief
         pull = _times(belief.prior_precision, belief.mean - belief.prior_mean)
-        local.memory = local.memory._replace(gradient=pull)
+        local.memory = local.rule.mover.begin_again(local.memory, pull)
 
     def predict(self, local: Local, link: Link) -> Prediction[Precision]:
         shape = link.child.error_shape
         assert shape is not None
-        temporal, log_det = local.rule.temporal[shape.rows]
-        mean = local.belief.mean[:, : shape.dim].expand(-1, shape.dim)
+        rule: PrecisionRule = local.rule
+        (temporal, log_det), kernel = rule.temporal[shape.rows], rule.kernel
+        mean = local.belief.mean[:, : rule.levels].expand(-1, shape.dim)
+        learned = self.smoothness_sd is not None
+        if learned:
+            width = self._width(local)[:, 0]
+            order = torch.arange(shape.rows).to(width)
+            scale = (width / width_of(kernel))[:, None] ** order
+            temporal = scale[..., None] * temporal * scale[:, None]
+            log_det, kernel = log_det + 2 * scale.log().sum(-1), kernel.of_width(width)
         total = shape.rows * mean.sum(-1) + shape.dim * log_det
         if self.channels != "full":
-            noise = Noise((-mean).exp(), local.rule.kernel, local.belief.mean.shape[1])
+            noise = Noise((-mean).exp(), kernel, rule.levels, learned)
             uncertainty = partial(self._uncertainty, local)
-            return Prediction(Precision(temporal, mean.exp(), total), covariance=uncertainty, noise=noise)
+            precision = Precision(temporal, mean.exp(), total, bends=learned)
+            return Prediction(precision, covariance=uncertainty, noise=noise)
         factor = torch.eye(shape.dim).to(mean).repeat(len(mean), 1, 1)
         i, j = torch.tril_indices(shape.dim, shape.dim, -1, device=mean.device)
         factor[:, i, j] = local.belief.mean[:, shape.dim :]
@@ -248,9 +281,9 @@ class PrecisionNode(Node):
         """A curvature with that of the errors below."""
         for link in local.below:
             error = local.error(link)
-            curvature = curvature + self._shaped(self._pull(error.precision))
+            curvature = curvature + self._shaped(self._pulled(error.precision))
             if self.curvature == "exact" and error.remainder is not None:
-                curvature = curvature + self._shaped(self._pull(error.remainder))
+                curvature = curvature + self._shaped(self._pulled(error.remainder))
         return curvature
 
     def _shaped(self, curvature: Tensor) -> Tensor:
@@ -261,8 +294,8 @@ class PrecisionNode(Node):
 
     @property
     def _interacting(self) -> bool:
-        """Whether precisions are matrices: for couplings, and for rules that learn from curvatures."""
-        return self.channels == "full" or self.mover.needs_curvature
+        """Whether precisions are matrices: for couplings and widths, and for rules that learn from curvatures."""
+        return self.channels == "full" or self.mover.needs_curvature or self.smoothness_sd is not None
 
     def carry(self, local: Local) -> None:
         local.memory = local.rule.mover.forget(local.memory)
@@ -290,10 +323,15 @@ class PrecisionNode(Node):
     @property
     def quantities(self) -> Mapping[str, Quantity]:
         known = {
-            "mean": Quantity(("dimension",), lambda local: local.belief.mean),
-            "sd": Quantity(("dimension",), self._covariance, deviations if self._interacting else torch.sqrt),
-            "covariance": Quantity(("dimension", "dimension_"), self._uncertainty),
+            "mean": Quantity(("dimension",), lambda local: self._but_width(local.belief.mean)),
+            "sd": Quantity(("dimension",), self._covariance_but_width, deviations if self._interacting else torch.sqrt),
+            "covariance": Quantity(
+                ("dimension", "dimension_"), lambda local: _matrix(self._covariance_but_width(local))
+            ),
         }
+        if self.smoothness_sd is not None:
+            known["smoothness"] = Quantity(("width",), self._width)
+            known["log_smoothness_sd"] = Quantity(("width",), lambda local: self._covariance(local)[:, -1:, -1].sqrt())
         if self.channels == "full":
             matrix = Quantity(("channel", "channel_"), lambda local: self.predict(local, local.below[0]).value.channel)
             known["matrix"] = matrix
@@ -307,8 +345,29 @@ class PrecisionNode(Node):
     def _uncertainty(self, local: Local) -> Tensor:
         return _matrix(self._covariance(local))
 
+    def _covariance_but_width(self, local: Local) -> Tensor:
+        known = self._covariance(local)
+        return known if self.smoothness_sd is None else known[:, :-1, :-1]
+
+    def _but_width(self, values: Tensor) -> Tensor:
+        """What is said of log-precisions and couplings alone."""
+        return values if self.smoothness_sd is None else values[..., :-1]
+
+    def _width(self, local: Local) -> Tensor:
+        """The width of the kernel, where it is learned; (B, 1)."""
+        log_width: Tensor = local.belief.mean[:, -1:]
+        return log_width.exp()
+
     def _pull(self, by_channel: Tensor) -> Tensor:
-        return by_channel.sum(-1, keepdim=True) if self.channels == "shared" else by_channel
+        """What errors say of all channels, and of a width after them, as what they say of the belief."""
+        if self.channels != "shared":
+            return by_channel
+        own = self._but_width(by_channel).sum(-1, keepdim=True)
+        return own if self.smoothness_sd is None else torch.cat([own, by_channel[..., -1:]], -1)
+
+    def _pulled(self, curvature: Tensor) -> Tensor:
+        """The same of a curvature, which may be a diagonal."""
+        return self._pull(curvature) if curvature.dim() == 2 else self._pull(self._pull(curvature).mT).mT
 
 
 CHANNELS = {
@@ -320,11 +379,25 @@ CHANNELS = {
 
 def precision_error(precision: Precision, error: Tensor, weighted: Tensor) -> Error[Tensor]:
     """What an error says of the parameters of its precision through the energy E = ½ε̃ᵀΠ̃ε̃ − ½log|Π̃|."""
+    slope = precision.slope(error, weighted)
+    if precision.bends:
+        slope = torch.cat([slope, precision.slope_by_width(error, weighted)], -1)
+        return Error(-slope, precision.information_with_width)
 
     def remainder() -> Tensor:
         return precision.curvature(error, weighted) - precision.information()
 
-    return Error(-precision.slope(error, weighted), precision.information, remainder)
+    return Error(-slope, precision.information, remainder)
+
+
+def noise_error(of_levels: Evidence, of_width: Evidence | None = None) -> Error[Tensor]:
+    """What is said of log-variances, and of a log-width, as an error of log-precisions and of that width after them."""
+    gradient, information = -of_levels.gradient, of_levels.information
+    if of_width is None:
+        return Error(gradient, information)
+    joint = torch.constant_pad_nd(information, (0, 1, 0, 1))
+    joint[:, -1:, -1:] = of_width.information
+    return Error(torch.cat([gradient, of_width.gradient], -1), joint)
 
 
 def _times(precision: Tensor, vector: Tensor) -> Tensor:

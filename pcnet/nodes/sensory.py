@@ -13,13 +13,15 @@ from pydantic import Field
 from torch import Tensor
 
 from pcnet import carrying
-from pcnet.carrying import Expected
+from pcnet.carrying import Evidence, Expected
 from pcnet.errors import GraphError, SettingError
 from pcnet.generalised import backward_differences, taylor_operator, taylor_shift
+from pcnet.kernels import width_of
 from pcnet.linalg import DensePrecision
 from pcnet.messages import Error
 from pcnet.node import Energy, ErrorShape, Link, Local, Node, Quantity, Start
-from pcnet.nodes.precision import precision_error
+from pcnet.nodes.precision import noise_error, precision_error
+from pcnet.noises import Noise
 from pcnet.settings import NotNegative, Positive, number, settings
 
 
@@ -36,13 +38,15 @@ class SensoryBelief(NamedTuple):
 class SensoryMemory(NamedTuple):
     """For each channel (B, dim): how long before now it was seen last, and how many orders of it were known then.
 
-    For a fit also the last samples (B, window, dim), the newest first, and how long they are ago.
+    For a fit also the last samples (B, window, dim), the newest first, and how long they are ago. To learn the width of
+    smooth noise, four orders of motion by differences (B, 4, dim), NaN where they are not known yet.
     """
 
     since: Tensor
     known: Tensor
     samples: Tensor
     ages: Tensor
+    motion: Tensor
 
 
 class SensoryRule(NamedTuple):
@@ -185,7 +189,9 @@ class SensoryNode(Node):
         local.belief = SensoryBelief(blank, full * there)
         begun = there & (self.start != "seen")
         ages = torch.where(begun[:, None], local.rule.ages, torch.inf)
-        local.memory = SensoryMemory(local.rule.now, full * begun, blank[:, :1].expand(-1, self.samples, -1), ages)
+        samples = blank[:, :1].expand(-1, self.samples, -1)
+        motion = blank.new_full((start.batch, 4, self.dim), torch.nan)
+        local.memory = SensoryMemory(local.rule.now, full * begun, samples, ages, motion)
 
     # --- taking in what is there --------------------------------------------------------------------------------------
     def sense(self, local: Local) -> None:
@@ -201,6 +207,29 @@ class SensoryNode(Node):
             local.belief = SensoryBelief(ahead, local.rule.full)
         else:
             self._sense_some(local, y, whole)
+        if self.orders == 1:  # more of them say themselves how fast noise changes
+            noise = self._noise(local)
+            if noise is not None and noise.learned_width:
+                motion = backward_differences(y, local.memory.motion, local.elapsed[:, None])
+                local.memory = local.memory._replace(motion=motion)
+
+    def _noise(self, local: Local) -> Noise | None:
+        weighers = local.links_above("weighs")
+        return local.message(weighers[0]).noise if weighers else None
+
+    def _of_width(self, local: Local, noise: Noise) -> Evidence:
+        """What observations say of the log of the width w of their noise, where it is a squared exponential.
+
+        Then ÿ and y⃛ are independent and normal, with y⃛ √5/w times as large, as far as noise moves faster than what is
+        observed: z = log √5|ÿ/y⃛| is log w in the mean, with the variance π²/4. This does not depend on what levels are
+        believed in, nor on states. As long as values resemble each other they count as one.
+        """
+        size = local.memory.motion[:, 2:].abs().log()
+        z, width = 0.5 * math.log(5) + size[:, 0] - size[:, 1], width_of(noise.kernel)
+        there = torch.isfinite(z)
+        each = 4 / math.pi**2 * (local.elapsed / (math.sqrt(math.pi) * width)).clamp_max(1.0)
+        apart = torch.where(there, z - width.log()[:, None], 0.0).sum(-1)
+        return Evidence((each * apart)[:, None], (each * there.sum(-1))[:, None, None])
 
     def _steady(self, local: Local) -> bool:
         """Whether all channels were seen at the previous observation, in all orders."""
@@ -275,7 +304,8 @@ class SensoryNode(Node):
         if not whole:
             fitted = torch.where(there[:, None], fitted, local.belief.observation)
         local.belief = SensoryBelief(fitted, rule.full if regular else seen)
-        local.memory = SensoryMemory(rule.now, torch.maximum(known, memory.known), samples, ages)
+        known = torch.maximum(known, memory.known)
+        local.memory = memory._replace(since=rule.now, known=known, samples=samples, ages=ages)
 
     def move(self, local: Local) -> None:
         """Let the data move on under their own derivatives."""
@@ -286,11 +316,12 @@ class SensoryNode(Node):
     def err(self, local: Local, link: Link) -> Error[Any]:
         work = self.work(local)
         if link.kind == "predicts":
-            (weigher,) = local.links_above("weighs")
-            return Error(work.weighted, work.precision, noise=local.message(weigher).noise)
+            return Error(work.weighted, work.precision, noise=self._noise(local))
         if work.expected is not None:
             said = carrying.of_noise(work.expected, work.error[:, 0], work.weighted[:, 0], work.precision.matrix)
-            return Error(-said.gradient, said.information)  # of log-precisions, not of log-variances
+            noise = local.message(link).noise
+            assert noise is not None
+            return noise_error(said, self._of_width(local, noise) if noise.learned_width else None)
         return precision_error(work.precision, work.error, work.weighted)
 
     def energy(self, local: Local) -> Energy:

@@ -1,0 +1,251 @@
+"""Noises that last, and widths that are learned, against Kalman filters of all their numbers and numerical slopes."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from test_filter import DT, FIRST, FLOW, GAIN, GATHER, NOISE_VARIANCE, OBSERVATIONS, STILL, Kalman, central_differences
+
+import pcnet as pc
+from pcnet.errors import GraphError, SettingError
+from pcnet.functions import Linear
+from pcnet.generalised import temporal_precision
+from pcnet.kernels import Autocorrelation, Matern, SquaredExponential, White
+from pcnet.linalg import Precision
+from pcnet.movers import Newton
+from pcnet.nodes import FilterNode, PrecisionNode, SensoryNode, StateNode
+from pcnet.nodes.precision import precision_error
+
+LAST_X, LAST_Y, WIDTH = 0.7, 0.25, 0.35
+"""How long noises last that do, and how wide the smooth ones are."""
+
+
+def noise(name: str, log, kernel, **options) -> PrecisionNode:
+    return PrecisionNode(name, mean=log, sd=1.0, kernel=kernel, mover=Newton(), **options)
+
+
+def graph_of(own: list[PrecisionNode], theirs: PrecisionNode) -> pc.Graph:
+    x = FilterNode("x", dim=2, flow=Linear(FLOW), initial_mean=FIRST[None], initial_sd=0.9)
+    y = SensoryNode("y", dim=3, orders=1, dt=DT)
+    graph = pc.Graph()
+    graph.predicts(x, y, via=Linear(GAIN))
+    for each in own:
+        graph.weighs(each, x)
+    graph.weighs(theirs, y)
+    return graph
+
+
+# --- noises that last, and several of them ---------------------------------------------------------------------------
+LOGS = {"white_x": np.array([0.4]), "drift": np.array([0.9, 0.2]), "noise_y": np.array([1.1])}
+DATA = np.where(np.random.default_rng(3).uniform(size=OBSERVATIONS.shape) < 0.1, np.nan, OBSERVATIONS)
+
+
+def lasting_graph(logs) -> pc.Graph:
+    """A state with white noise and noise that lasts, seen with noise that lasts."""
+    own = [
+        noise("white_x", logs["white_x"], White(), channels="shared"),
+        noise("drift", logs["drift"], Matern(LAST_X, 0.5)),
+    ]
+    return graph_of(own, noise("noise_y", logs["noise_y"], Matern(LAST_Y, 0.5), channels="shared"))
+
+
+def lasting_kalman(logs) -> Kalman:
+    """The textbook's filter of (x, drift, noise of y)."""
+    keep_x, keep_y = math.exp(-DT / LAST_X), math.exp(-DT / LAST_Y)
+    f = np.block(
+        [
+            [np.eye(2) + DT * FLOW, DT * np.eye(2), np.zeros((2, 3))],
+            [np.zeros((2, 2)), keep_x * np.eye(2), np.zeros((2, 3))],
+            [np.zeros((3, 4)), keep_y * np.eye(3)],
+        ]
+    )
+    white, drift, of_y = (
+        np.exp(-np.broadcast_to(logs[n], d)) for n, d in (("white_x", 2), ("drift", 2), ("noise_y", 3))
+    )
+    q = np.diag(np.concatenate([white * DT**2, drift * (1 - keep_x**2), of_y * (1 - keep_y**2)]))
+    first = np.diag(np.concatenate([[0.81, 0.81], drift, of_y]))
+    mean = np.concatenate([FIRST, np.zeros(5)])
+    return Kalman(f, q, np.hstack([GAIN, np.zeros((3, 2)), np.eye(3)]), np.zeros((3, 3)), mean, first)
+
+
+def test_noises_that_last_are_filtered_with_the_state():
+    live, oracle = lasting_graph(LOGS).start(STILL, record=()), lasting_kalman(LOGS)
+    for y in DATA:
+        live.step(y)
+        oracle.step(y)
+        np.testing.assert_allclose(live.mean("x")[0].numpy(), oracle.mean[:2], rtol=1e-9, atol=1e-11)
+        belief = live.local("x").belief
+        np.testing.assert_allclose(belief.mean[0].numpy(), oracle.mean, rtol=1e-9, atol=1e-11)
+        np.testing.assert_allclose(belief.carried.covariance[0].numpy(), oracle.covariance, rtol=1e-8, atol=1e-11)
+    assert float(live.total_accuracy) == pytest.approx(oracle.log_evidence, rel=1e-9)
+
+
+@pytest.mark.parametrize("node", LOGS)
+def test_each_noise_hears_its_own_slope_of_the_log_evidence(node):
+    live = lasting_graph(LOGS).start(GATHER, record=()).run(DATA)
+
+    def evidence(log) -> float:
+        oracle = lasting_kalman({**LOGS, node: log})
+        for y in DATA:
+            oracle.step(y)
+        return oracle.log_evidence
+
+    expected = central_differences(evidence, LOGS[node], 1e-5)
+    np.testing.assert_allclose(-live.local(node).memory.gradient[0].numpy(), expected, rtol=1e-6, atol=1e-8)
+
+
+def test_only_states_that_carry_their_belief_may_have_several_noises():
+    graph = lasting_graph(LOGS)
+    with pytest.raises(GraphError, match="'y' already has the precision 'noise_y'"):
+        graph.weighs(noise("more", 0.0, White()), graph["y"])
+    with pytest.raises(GraphError, match="'x' already has the precision"):
+        graph.weighs(graph["drift"], graph["x"])
+    graph.weighs(noise("third", 0.0, White()), graph["x"])
+
+
+# --- widths of noises that are filtered ------------------------------------------------------------------------------
+@pytest.mark.parametrize("wrong", [1 / 3, 3])
+def test_a_width_that_is_three_times_wrong_is_found(wrong):
+    """Observations of a slow oscillator with smooth noise: within 20 %, and the truth within three sd, in 20 seeds."""
+    width, dt, flow = 0.1, 0.01, Linear([[-0.1, 1.0], [-1.0, -0.1]])
+    world = pc.simulate.simulate(
+        flow,
+        parameters=[],
+        initial=[1.0, 0.0],
+        samples=1500,
+        dt=dt,
+        state_sd=0.05,
+        observation_sd=0.1,
+        width=width / math.sqrt(2),
+        seed=list(range(20)),
+    )
+    model = pc.graphs.triple(
+        flow, 2, dt, expected_precision_x=400, expected_precision_y=100, smoothness=width * wrong, smoothness_sd=1.0
+    )
+    result = model.graph.run(world.observations, model.schedule, record=["smoothness", "log_smoothness_sd"])
+    apart = np.log(result.traces["noise_y.smoothness"].values[:, -1, 0] / width)
+    assert np.abs(apart).max() < math.log(1.2)
+    assert (np.abs(apart) < 3 * result.traces["noise_y.log_smoothness_sd"].values[:, -1, 0]).all()
+
+
+def test_what_observations_say_of_a_width_is_what_their_motion_is_like():
+    """Against log √5|ÿ/y⃛| by the differences of numpy; after a gap nothing is said until there are four again."""
+    y = np.random.default_rng(0).standard_normal((12, 3)).cumsum(0)
+    y[5, 1] = np.nan
+    first, second = math.log(WIDTH), 0.3
+    own = noise("noise_x", 0.0, White())
+    live = graph_of([own], noise("noise_y", second, SquaredExponential(WIDTH), smoothness_sd=1.0)).start(
+        GATHER, record=()
+    )
+    live.run(y)
+    bends, jerks = np.diff(y, 2, axis=0)[1:] / DT**2, np.diff(y, 3, axis=0) / DT**3
+    z = np.log(np.sqrt(5) * np.abs(bends / jerks))
+    weight = 4 / math.pi**2 * DT / (math.sqrt(math.pi) * WIDTH)
+    gathered = live.local("noise_y").memory
+    assert -gathered.gradient[0, -1].item() == pytest.approx(weight * np.nansum(z - first), rel=1e-9)
+    assert gathered.curvature[0, -1, -1].item() == pytest.approx(weight * np.isfinite(z).sum(), rel=1e-9)
+
+
+def test_a_filter_follows_a_width_that_was_learned():
+    """Once it has settled, it runs with bells of the width that its precision node believes in."""
+    live = graph_of(
+        [noise("noise_x", 0.0, White())],
+        PrecisionNode("noise_y", mean=0.0, sd=1.0, smoothness=WIDTH, smoothness_sd=1.0, mover=Newton()),
+    ).start(pc.tracking(every=8), record=())
+    live.run(np.random.default_rng(0).standard_normal((24, 3)).cumsum(0))
+    learned = live.read("noise_y", "smoothness").item()
+    assert learned != WIDTH
+    assert live.local("x").memory.width[0, 1].item() == pytest.approx(learned)
+
+
+# --- widths of generalised errors -----------------------------------------------------------------------------------
+def energy(parameters: torch.Tensor, moment: torch.Tensor, kernel) -> torch.Tensor:
+    """½tr(Π̃M) − ½log|Π̃| of λ (2) and log w for a second moment M of errors, order by order and channel by channel."""
+    temporal = temporal_precision(kernel.of_width(parameters[2].exp()), 3)
+    full = torch.kron(temporal.contiguous(), parameters[:2].exp().diag().contiguous())
+    return 0.5 * (full * moment).sum() - 0.5 * torch.logdet(full)
+
+
+@pytest.mark.parametrize(
+    "kernel", [SquaredExponential(0.4), Matern(0.4, 3.5), Autocorrelation(lambda h: 1 / (1 + h**2), 0.4)]
+)
+def test_an_error_says_of_a_width_what_the_energy_does(kernel):
+    point = torch.tensor([0.3, -0.5, math.log(0.4)], dtype=torch.float64)
+    error = torch.randn(1, 3, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    temporal = temporal_precision(kernel, 3)[None]
+    precision = Precision(temporal, point[None, :2].exp(), torch.zeros(1, dtype=torch.float64), bends=True)
+    said = precision_error(precision, error, precision.weigh(error))
+    flat = error.reshape(-1)
+    slope = torch.func.grad(energy)(point, torch.outer(flat, flat), kernel)
+    torch.testing.assert_close(-said.weighted[0], slope)
+    # in the mean over errors of that precision, the curvature is that of the energy of their second moment
+    expected = torch.func.hessian(energy)(point, torch.linalg.inv(precision.dense()[0]), kernel)
+    torch.testing.assert_close(said.precision[0], expected)
+
+
+def test_of_what_is_missing_a_width_hears_nothing():
+    """Slope and curvature of a channel with two of three orders, and of one with none, are those of the two orders."""
+    kernel = SquaredExponential(0.4)
+    error = torch.randn(1, 3, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    error[:, 2:, 0], error[:, :, 1] = 0.0, 0.0
+    level = torch.tensor([[2.0, 3.0]], dtype=torch.float64)
+    nothing = torch.zeros(1, dtype=torch.float64)
+    seen = torch.tensor([[2.0, 0.0]], dtype=torch.float64)
+    some = Precision(temporal_precision(kernel, 3)[None], level, nothing, bends=True).of_seen(seen)
+    alone = Precision(temporal_precision(kernel, 2)[None], level[:, :1], nothing, bends=True)
+    heard = precision_error(some, error, some.weigh(error))
+    expected = precision_error(alone, error[:, :2, :1], alone.weigh(error[:, :2, :1]))
+    torch.testing.assert_close(heard.weighted[:, [0, 2]], expected.weighted)
+    torch.testing.assert_close(heard.precision[:, [0, 2]][..., [0, 2]], expected.precision)
+    assert not heard.precision[0, 1].any()
+
+
+def test_a_generalised_precision_node_learns_its_width():
+    """Of a state that is known and stands still: the width of smooth noise within 20 %, from three times as much."""
+    width, dt = 0.2, 0.01
+    still = Linear([[0.0]])
+    world = pc.simulate.simulate(
+        still,
+        parameters=[],
+        initial=[0.0],
+        samples=6000,
+        dt=dt,
+        state_sd=0.0,
+        observation_sd=0.5,
+        width=width / math.sqrt(2),
+        seed=4,
+    )
+    x = StateNode("x", dim=1, orders=2, flow=still, initial_mean=[[0.0], [0.0]])
+    y = SensoryNode("y", dim=1, orders=2, dt=dt)
+    graph = pc.Graph()
+    graph.predicts(x, y)
+    graph.weighs(PrecisionNode("noise_x", mean=20.0, sd=0.1, smoothness=width), x)
+    node = PrecisionNode("noise_y", mean=0.0, sd=2.0, smoothness=3 * width, smoothness_sd=1.0, mover=Newton())
+    graph.weighs(node, y)
+    schedule = pc.Schedule(
+        name="noise of y alone",
+        acts=(
+            pc.act("sense", "sensory"),
+            pc.act("gather", "noise_y"),
+            *(pc.act(verb, "noise_y", every=100) for verb in ("move", "settle", "carry")),
+        ),
+    )
+    result = graph.run(world.observations, schedule, record=["smoothness", "log_smoothness_sd", "mean"])
+    assert result.traces["noise_y.smoothness"].values[-1, 0] == pytest.approx(width, rel=0.2)
+    assert result.traces["noise_y.mean"].values.shape[-1] == 1
+    assert 0 < result.traces["noise_y.log_smoothness_sd"].values[-1, 0] < 0.1
+
+
+def test_widths_that_cannot_be_learned_are_refused_by_name():
+    with pytest.raises(SettingError, match=r"noise.*has no width that could be learned"):
+        noise("noise", 0.0, White(), smoothness_sd=1.0)
+    with pytest.raises(SettingError, match="a width is not learned together with"):
+        noise("noise", 0.0, SquaredExponential(1.0), smoothness_sd=1.0, channels="full")
+    own = noise("noise_x", 0.0, SquaredExponential(1.0), smoothness_sd=1.0)
+    graph = graph_of([own], noise("noise_y", -np.log(NOISE_VARIANCE), White()))
+    with pytest.raises(GraphError, match="the width of 'noise_x' cannot be learned"):
+        graph.run(OBSERVATIONS, GATHER)
+    theirs = noise("noise_y", 0.0, Matern(1.0, 2.5), smoothness_sd=1.0)
+    with pytest.raises(GraphError, match="the width of the noise of 'y' is learned only"):
+        graph_of([noise("noise_x", 0.0, White())], theirs).run(OBSERVATIONS, GATHER)
