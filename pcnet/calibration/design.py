@@ -210,6 +210,8 @@ CASES: Mapping[str, Case] = {
 }
 """All cases by their short names."""
 
+DRIFT = 1.0
+"""How long, in time units, what is wrong with a model of another form is taken to last."""
 RANDOM_WALK = 0.0005
 """By how much the parameters of the rival may walk at each observation, as a standard deviation: between
 0.0003 and 0.001, of which the first follows the jump in most development seeds with white noise, the second with

@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from pcnet.calibration import rivals
-from pcnet.calibration.design import DT, RANDOM_WALK, Case, Prior, first_state
+from pcnet.calibration.design import DRIFT, DT, RANDOM_WALK, Case, Prior, first_state
 from pcnet.calibration.measures import Beliefs
 from pcnet.calibration.rivals import THINNING, Filtered
 from pcnet.graph import Model
@@ -40,6 +40,7 @@ def _ours(case: Case, prior: Prior, observations: Tensor) -> Beliefs:
         by_channel="each" if several else "shared",
         initial_mean=first_state(case, observations) if partial else None,
         initial_sd=model.initial_sd,
+        drift=None if model.right else DRIFT,
     )
     return _run(case, built, observations, "noise_x", "noise_y")
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from pcnet.errors import SettingError
 from pcnet.functions import Function, Plain
 from pcnet.graph import Graph, Model
-from pcnet.kernels import Kernel, SquaredExponential, White
+from pcnet.kernels import Kernel, Matern, SquaredExponential, White
 from pcnet.movers import Newton
 from pcnet.nodes import FilterNode, ParameterNode, PrecisionNode, SensoryNode
 from pcnet.schedule import Level, tracking
@@ -22,9 +22,17 @@ def learner() -> Newton:
     return Newton(fading=number(0.5), reopening=True)
 
 
-def leveller() -> Newton:
-    """How log-precisions are learned: alike, and by at most one unit in a step."""
-    return Newton(fading=number(0.5), reopening=True, largest=number(1.0))
+def leveller(waits: int = 0) -> Newton:
+    """How log-precisions are learned: alike, by at most one unit in a step, and forgetting the first windows sooner.
+
+    A variance that was taken for too large shrinks by the share that one window has in all that are remembered.
+    """
+    return Newton(fading=number(1.0), reopening=True, largest=number(1.0), waits=number(waits))
+
+
+OBSERVATIONS_FIRST = 8
+"""For so many steps noise of states is left as it is: as long as observations are taken for too exact, all that is
+wrong with them looks like noise of the states, and it takes long to unlearn that."""
 
 
 def triple(
@@ -41,6 +49,8 @@ def triple(
     sd_lambda: Any = 2.0,
     smoothness: Any = None,
     smoothness_y: Any = None,
+    smoothness_sd: Any = None,
+    drift: Any = None,
     by_channel: Literal["each", "shared"] = "shared",
     initial_mean: Any = None,
     initial_sd: Any = 1.0,
@@ -52,8 +62,11 @@ def triple(
     mean, sd: the prior of the parameters; without them there are none. mapping: g, the identity unless given, to so
     many channels. expected_precision_x and _y: a first guess of 1/variance of z and w, which may be wrong by far.
     smoothness: the width, in time units, of the squared-exponential autocorrelation of z and w, or a `Kernel`;
-    without it both are white. smoothness_y: that of w, where it is another. by_channel: a precision for each channel,
-    or one for all. Numbers may be tensors with leading batch dimensions; then every result has them too.
+    without it both are white. smoothness_y: that of w, where it is another. smoothness_sd: how unsure the log of the
+    width of w is, which is then learned. drift: if f itself may be wrong, how long what is wrong with it lasts, in time
+    units: then z is the sum of two noises, and the other one, of `drift_x`, lasts so long and has a precision of its
+    own. by_channel: a precision for each channel, or one for all. Numbers may be tensors with leading batch dimensions;
+    then every result has them too.
     """
     if (mean is None) != (sd is None):
         raise SettingError("triple: give both mean and sd of the parameters, or neither")
@@ -63,18 +76,29 @@ def triple(
     x = FilterNode("x", dim=dim, flow=flow, initial_mean=row(initial_mean), initial_sd=initial_sd, substeps=substeps)
     y = SensoryNode("y", dim=seen, orders=1, dt=dt)
 
-    def precision(name: str, expected: Any, width: Any) -> PrecisionNode:
-        log = listed(to_tensor(expected)).log()
+    def precision(
+        name: str, expected: Any, kernel: Kernel, *, waits: int = OBSERVATIONS_FIRST, unsure: float = 1.0
+    ) -> PrecisionNode:
         return PrecisionNode(
-            name, mean=log, sd=sd_lambda, kernel=kernel_of(width), channels=by_channel, mover=leveller()
+            name,
+            mean=listed(to_tensor(expected)).log(),
+            sd=unsure * to_tensor(sd_lambda),
+            kernel=kernel,
+            smoothness_sd=smoothness_sd if name == "noise_y" else None,
+            channels=by_channel,
+            mover=leveller(waits),
         )
 
     graph = Graph()
     graph.predicts(x, y, via=mapping)
     if mean is not None:
         graph.parametrises(ParameterNode("theta", mean=mean, sd=sd, mover=learner()), x)
-    graph.weighs(precision("noise_x", expected_precision_x, smoothness), x)
-    graph.weighs(precision("noise_y", expected_precision_y, smoothness if smoothness_y is None else smoothness_y), y)
+    graph.weighs(precision("noise_x", expected_precision_x, kernel_of(smoothness)), x)
+    if drift is not None:
+        lasting = Matern(drift, number(0.5))
+        graph.weighs(precision("drift_x", expected_precision_x, lasting, unsure=2.0), x)  # by how much who could say
+    of_y = kernel_of(smoothness if smoothness_y is None else smoothness_y)
+    graph.weighs(precision("noise_y", expected_precision_y, of_y, waits=0), y)
     level = Level(parameters=() if mean is None else ("parameter",))
     return Model(graph, tracking(every, levels=(level,)))
 
