@@ -279,14 +279,16 @@ class Newton(ParameterMover):
     largest: no component moves by more than this in the first step, and by less in later ones: largest · 10/(j + 10).
     So levels of noise that were guessed wrong are soon found, but what parameters have to learn later is not taken
     for noise.
-    waits: so many steps are left out at first, with all that was gathered for them; but not of recorded data.
+    rising: in so many steps at first no component falls. A window that would let one fall is held back, to count
+    together with the next one; what is still held back after these steps is dropped. Steps are counted from then on,
+    for what is less with each of them. Not so in passes over recorded data.
     """
 
     forgetting: Fraction = number(0.0)
     fading: NotNegative = number(0.0)
     reopening: bool = False
     largest: Positive | None = None
-    waits: NotNegative = number(0.0)
+    rising: NotNegative = number(0.0)
     needs_curvature = True
 
     def gather(self, gathered: Gathered, gradient: Tensor, curvature: Tensor | None = None) -> Gathered:
@@ -296,43 +298,44 @@ class Newton(ParameterMover):
         )
 
     def step(self, gathered: Gathered) -> tuple[Tensor, Gathered]:
-        gathered = self._leave_out(gathered)
         if self.reopening:
             gathered = self._reopen(gathered)
         known = gathered.known + gathered.curvature
         factor = torch.linalg.cholesky_ex(posterior(known).precision)[0]
         change = -torch.cholesky_solve(gathered.gradient[..., None], factor)[..., 0]
         if self.largest is not None:
-            largest = (self.largest * FADES_AFTER / (self._taken(gathered) + FADES_AFTER))[:, None]
+            largest = (self.largest * FADES_AFTER / (self._later(gathered) + FADES_AFTER))[:, None]
             change = torch.maximum(torch.minimum(change, largest), -largest)
-        return change, gathered._replace(
+        nothing = gathered._replace(
             gradient=torch.zeros_like(change),
             seen=torch.zeros_like(gathered.seen),
             steps=gathered.steps + 1,
             curvature=torch.zeros_like(known),
             known=known,
         )
+        early = gathered.steps < self.rising
+        return self._hold_back(change, gathered, nothing) if bool(early.any()) else (change, nothing)
 
-    def begin_again(self, gathered: Gathered, pull: Tensor) -> Gathered:
-        """There is one step in a pass: it is not waited for."""
-        return gathered._replace(gradient=pull, steps=torch.zeros_like(gathered.steps) + self.waits)
+    def _later(self, gathered: Gathered) -> Tensor:
+        """How many steps there were after the first ones, (B,)."""
+        return (gathered.steps - self.rising).clamp_min(0)
 
-    def _taken(self, gathered: Gathered) -> Tensor:
-        """How many steps were taken, (B,)."""
-        return (gathered.steps - self.waits).clamp_min(0)
-
-    def _leave_out(self, gathered: Gathered) -> Gathered:
-        """Nothing gathered, where it is too early for a step."""
-        early = gathered.steps < self.waits
-        if not bool(early.any()):
-            return gathered
-        return gathered._replace(
-            gradient=torch.where(early[:, None], 0.0, gathered.gradient),
-            curvature=torch.where(early[:, None, None], 0.0, gathered.curvature),
+    def _hold_back(self, change: Tensor, gathered: Gathered, after: Gathered) -> tuple[Tensor, Gathered]:
+        """No step, where it is too early for a component to fall: what was gathered is kept, but for the last time."""
+        held = (gathered.steps < self.rising) & (change < 0).any(-1)
+        kept = held & (after.steps < self.rising)
+        return torch.where(held[:, None], 0.0, change), after._replace(
+            gradient=torch.where(kept[:, None], gathered.gradient, 0.0),
+            curvature=torch.where(kept[:, None, None], gathered.curvature, 0.0),
+            known=torch.where(held[:, None, None], gathered.known, after.known),
         )
 
+    def begin_again(self, gathered: Gathered, pull: Tensor) -> Gathered:
+        """No step is among the first ones."""
+        return gathered._replace(gradient=pull, steps=torch.zeros_like(gathered.steps) + self.rising)
+
     def forget(self, gathered: Gathered) -> Gathered:
-        share = (self.forgetting + self.fading / (self._taken(gathered) + FADES_AFTER)).clamp_max(1.0)
+        share = (self.forgetting + self.fading / (self._later(gathered) + FADES_AFTER)).clamp_max(1.0)
         return gathered._replace(known=torch.lerp(gathered.known, gathered.prior, share[:, None, None]))
 
     def _reopen(self, gathered: Gathered) -> Gathered:

@@ -22,17 +22,17 @@ def learner() -> Newton:
     return Newton(fading=number(0.5), reopening=True)
 
 
-def leveller(waits: int = 0) -> Newton:
+def leveller(rising: int = 0) -> Newton:
     """How log-precisions are learned: alike, by at most one unit in a step, and forgetting the first windows sooner.
 
     A variance that was taken for too large shrinks by the share that one window has in all that are remembered.
     """
-    return Newton(fading=number(1.0), reopening=True, largest=number(1.0), waits=number(waits))
+    return Newton(fading=number(1.0), reopening=True, largest=number(1.0), rising=number(rising))
 
 
 OBSERVATIONS_FIRST = 8
-"""For so many steps noise of states is left as it is: as long as observations are taken for too exact, all that is
-wrong with them looks like noise of the states, and it takes long to unlearn that."""
+"""In so many steps at first noise of states is not taken for stronger: as long as observations are taken for too exact,
+all that is wrong with them looks like noise of the states, and it takes long to unlearn that."""
 
 
 def triple(
@@ -77,7 +77,7 @@ def triple(
     y = SensoryNode("y", dim=seen, orders=1, dt=dt)
 
     def precision(
-        name: str, expected: Any, kernel: Kernel, *, waits: int = OBSERVATIONS_FIRST, unsure: float = 1.0
+        name: str, expected: Any, kernel: Kernel, *, rising: int = OBSERVATIONS_FIRST, unsure: float = 1.0
     ) -> PrecisionNode:
         return PrecisionNode(
             name,
@@ -86,7 +86,7 @@ def triple(
             kernel=kernel,
             smoothness_sd=smoothness_sd if name == "noise_y" else None,
             channels=by_channel,
-            mover=leveller(waits),
+            mover=leveller(rising),
         )
 
     graph = Graph()
@@ -96,9 +96,9 @@ def triple(
     graph.weighs(precision("noise_x", expected_precision_x, kernel_of(smoothness)), x)
     if drift is not None:
         lasting = Matern(drift, number(0.5))
-        graph.weighs(precision("drift_x", expected_precision_x, lasting, unsure=2.0), x)  # by how much who could say
+        graph.weighs(precision("drift_x", expected_precision_x, lasting, unsure=2.0), x)
     of_y = kernel_of(smoothness if smoothness_y is None else smoothness_y)
-    graph.weighs(precision("noise_y", expected_precision_y, of_y, waits=0), y)
+    graph.weighs(precision("noise_y", expected_precision_y, of_y, rising=0), y)
     level = Level(parameters=() if mean is None else ("parameter",))
     return Model(graph, tracking(every, levels=(level,)))
 
