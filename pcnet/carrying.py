@@ -147,7 +147,7 @@ def absorb(
     new = shares - half - half.mT + spread
     new = 0.5 * (new + new.mT)  # else rounding makes it less symmetric with every step
     if theta.shape[-1]:
-        theta = theta - torch.bmm(gain, _through(slope, theta, direct))
+        theta = theta - torch.bmm(gain, through(slope, theta, direct))
     if log_variance.shape[-1]:
         pulled = torch.einsum("bkdn,bd->bnk", seen[:, 1:], weighted)
         log_variance = log_variance + pulled
@@ -157,18 +157,18 @@ def absorb(
     return Carried(mean + torch.bmm(total.mT, weighted[..., None])[..., 0], new, theta, log_variance)
 
 
-def _through(slope: Tensor, by_parameters: Tensor, direct: Tensor | None) -> Tensor:
+def through(slope: Tensor, by_parameters: Tensor, direct: Tensor | None) -> Tensor:
     """dg/dθ = C ∂m/∂θ + ∂g/∂θ, (B, d, p)."""
-    through = torch.bmm(slope, by_parameters)
-    return through if direct is None else through + direct
+    by_state = torch.bmm(slope, by_parameters)
+    return by_state if direct is None else by_state + direct
 
 
 def of_parameters(
     slope: Tensor, by_parameters: Tensor, direct: Tensor | None, weighted: Tensor, precision: Tensor
 ) -> Evidence:
     """What an error says of θ: (dg/dθ)ᵀξ and (dg/dθ)ᵀΩ dg/dθ."""
-    through = _through(slope, by_parameters, direct)
-    return Evidence(torch.bmm(through.mT, weighted[..., None])[..., 0], through.mT @ precision @ through)
+    along = through(slope, by_parameters, direct)
+    return Evidence(torch.bmm(along.mT, weighted[..., None])[..., 0], along.mT @ precision @ along)
 
 
 def of_noise(expected: Expected, error: Tensor, weighted: Tensor, precision: Tensor) -> Evidence:

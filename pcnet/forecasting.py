@@ -2,7 +2,8 @@
 
 The graph is read as ẋ = f(x, v, θ) + ω, y = g(x, v, θ) + ω_y with smooth noises ω whose variance and autocorrelation
 its precision nodes believe in. States begin where they are believed to be, parameters stay as they are believed, causes
-are what is expected of them plus noise, and inputs hold.
+are what is expected of them plus noise, and inputs hold. A single state that carries its belief says itself what it
+expects, noise that lasts included; draws, and forecasts of several states, begin with noise that is new.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from pcnet.errors import DivergenceError, GraphError, ResultError, SettingError
 from pcnet.functions import Function
 from pcnet.kernels import Kernel, White
 from pcnet.node import Link, Local, Node
-from pcnet.nodes import CauseNode, InputNode, ParameterNode, PrecisionNode, StateNode
+from pcnet.nodes import CauseNode, FilterNode, InputNode, ParameterNode, PrecisionNode, StateNode
 from pcnet.result import Interval
 
 if TYPE_CHECKING:
@@ -102,12 +103,38 @@ def forecast(live: Live, horizon: float, every: float | None = None, *, paramete
     """Means and standard deviations at every `every` until `horizon` from now; see `Live.forecast`."""
     every, count = _grid(live, horizon, every)
     with torch.inference_mode(False), torch.no_grad():
-        system = System(live, parameters=parameters)
-        means, sds = _propagate(system, every, count, _substeps(live, every))
+        carrier = _carrier(live)
+        if carrier is not None:
+            means, sds = _carried_on(live, carrier, every, count, parameters)
+        else:
+            system = System(live, parameters=parameters)
+            means, sds = _propagate(system, every, count, _substeps(live, every))
     times = live.time + every * np.arange(1, count + 1)
     shape = live.batch_shape
     _check_finite(means | {f"{name} (sd)": sd for name, sd in sds.items()}, times)
     return Forecast(times, _arrays(means, shape), _arrays(sds, shape))
+
+
+def _carrier(live: Live) -> FilterNode | None:
+    """The only state, if it carries its belief and nothing above it moves: then it says itself what is to come."""
+    states = [node for node in live.graph.nodes.values() if node.role == "state"]
+    moved = any(isinstance(link.child, ParameterNode) for link in live.graph.links if link.kind == "predicts")
+    regular = bool((live.intervals == live.intervals[0]).all())
+    return states[0] if len(states) == 1 and isinstance(states[0], FilterNode) and regular and not moved else None
+
+
+def _carried_on(
+    live: Live, node: FilterNode, every: float, count: int, parameters: bool
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Means and standard deviations (T, B, dim) by node, in steps of the sampling interval or nearly so."""
+    steps = max(1, round(every / live.interval))
+    with torch.inference_mode():
+        step = torch.full_like(live.intervals, every / steps)
+        coming = node.imagine(live.local(node.name), step, steps, count, parameters)
+    found = [{node.name: (each.mean, each.covariance), **each.below} for each in coming]
+    means = {name: torch.stack([each[name][0] for each in found]) for name in found[0]}
+    spread = {name: torch.stack([each[name][1] for each in found]) for name in found[0]}
+    return means, {name: each.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt() for name, each in spread.items()}
 
 
 def draw(live: Live, horizon: float, draws: int, every: float | None, seed: int) -> Draws:

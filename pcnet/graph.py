@@ -79,7 +79,9 @@ class Graph:
         """The parent is the precision of the child's error, or of one of the noises behind it."""
         _nodes_only(parent, child)
         weighers = [link.parent for link in self.links if link.kind == "weighs" and link.child is child]
-        if weighers and (parent in weighers or not child.several_noises):
+        if parent in weighers:
+            raise GraphError(f"{parent.name!r} already weighs {child.name!r}")
+        if weighers and not child.several_noises:
             raise GraphError(
                 f"{child.name!r} already has the precision {weighers[-1].name!r}; an error has exactly one"
             )

@@ -145,16 +145,14 @@ class Bells(Colour):
 
 
 def colour_of(noise: Noise, elapsed: Tensor, shocks: int) -> Colour:
-    """The colour of a noise that is seen every `elapsed` (B,).
+    """The colour of a noise, for as many batch elements as `elapsed` (B,) has.
 
-    Only squared exponentials have a bell for a shock, and only where shocks are no closer than observations they are
-    worth having, unless their width is to be learned.
+    Only squared exponentials have a bell for a shock. Where shocks are closer than observations, all of them are new at
+    each one: that is white noise.
     """
     kernel = noise.kernel
     if shocks and isinstance(kernel, SquaredExponential):
-        bells = Bells(kernel.width.to(elapsed).expand_as(elapsed), shocks)
-        if noise.learned_width or bool((bells.spacing >= elapsed).all()):
-            return bells
+        return Bells(kernel.width.to(elapsed).expand_as(elapsed), shocks)
     if isinstance(kernel, Matern) and bool((kernel.smoothness == 0.5).all()):
         return Lasting(kernel.width.to(elapsed).expand_as(elapsed))
     return Rough(kernel.duration.to(elapsed).expand_as(elapsed))

@@ -14,7 +14,7 @@ from pcnet.generalised import temporal_precision
 from pcnet.kernels import Autocorrelation, Matern, SquaredExponential, White
 from pcnet.linalg import Precision
 from pcnet.movers import Newton
-from pcnet.nodes import FilterNode, PrecisionNode, SensoryNode, StateNode
+from pcnet.nodes import FilterNode, ParameterNode, PrecisionNode, SensoryNode, StateNode
 from pcnet.nodes.precision import precision_error
 
 LAST_X, LAST_Y, WIDTH = 0.7, 0.25, 0.35
@@ -81,6 +81,84 @@ def test_noises_that_last_are_filtered_with_the_state():
     assert float(live.total_accuracy) == pytest.approx(oracle.log_evidence, rel=1e-9)
 
 
+def test_what_is_to_come_is_forecast_with_the_noise_that_lasts():
+    """As by the textbook's filter, if it sees nothing more."""
+    live, oracle = lasting_graph(LOGS).start(STILL, record=()), lasting_kalman(LOGS)
+    for y in DATA:
+        live.step(y)
+        oracle.step(y)
+    before = live.mean("x")
+    coming = live.forecast(1.0, 2 * DT, parameters=False)
+    for k in range(5):
+        for _ in range(2):
+            oracle.step(np.full(3, np.nan))
+        np.testing.assert_allclose(coming.mean("x")[k], oracle.mean[:2], rtol=1e-9)
+        np.testing.assert_allclose(coming.sd("x")[k], np.sqrt(np.diag(oracle.covariance)[:2]), rtol=1e-9)
+        np.testing.assert_allclose(coming.mean("y")[k], oracle.g @ oracle.mean, rtol=1e-9)
+        spread = oracle.g @ oracle.covariance @ oracle.g.T
+        np.testing.assert_allclose(coming.sd("y")[k], np.sqrt(np.diag(spread)), rtol=1e-9)
+    assert torch.equal(live.mean("x"), before)
+
+
+def test_a_forecast_counts_what_is_not_known_of_parameters():
+    """A state that is known moves by dt θ in each step, and is seen as θ' times itself: all of it is normal in θ."""
+    x = FilterNode("x", dim=1, flow=pc.Derived(lambda x, theta: 0 * x + theta), initial_mean=[[2.0]], initial_sd=1e-9)
+    y = SensoryNode("y", dim=1, orders=1, dt=DT)
+    graph = pc.Graph()
+    graph.predicts(x, y, via=pc.Derived(lambda x, theta: x * theta))
+    graph.parametrises(ParameterNode("theta", mean=[0.5], sd=0.3, mover=Newton()), x)
+    graph.parametrises(ParameterNode("gain", mean=[1.5], sd=0.2, mover=Newton()), x, of=y)
+    graph.weighs(noise("noise_x", 60.0, White()), x)
+    graph.weighs(noise("noise_y", math.log(4.0), White()), y)
+    live = graph.start(STILL, record=()).step([np.nan])
+    for parameters in (True, False):
+        coming = live.forecast(3 * DT, DT, parameters=parameters)
+        reached = float(live.mean("x")) + 0.5 * DT * np.arange(1, 4)
+        moved = 0.3 * DT * np.arange(2, 5) * parameters
+        np.testing.assert_allclose(coming.mean("x")[:, 0], reached, rtol=1e-9)
+        np.testing.assert_allclose(coming.sd("x")[:, 0], moved, rtol=1e-6, atol=1e-8)
+        seen = np.sqrt((1.5 * moved) ** 2 + (0.2 * reached) ** 2 * parameters + 0.25)
+        np.testing.assert_allclose(coming.sd("y")[:, 0], seen, rtol=1e-6)
+
+
+@pytest.mark.parametrize("smoothness", [0.3, Matern(0.3, 0.5)])
+def test_noise_that_lasts_is_no_obstacle_to_finding_the_first_state(smoothness):
+    model = pc.graphs.triple(lambda x, _: -x, 2, DT, smoothness=smoothness)
+    live = model.graph.start(model.schedule).step([3.0, -1.0])
+    np.testing.assert_allclose(live.mean("x")[0].numpy(), [3.0, -1.0], rtol=0.2)
+
+
+def test_a_run_that_is_reset_after_a_long_pause_goes_on():
+    model = pc.graphs.triple(lambda x, _: -x, 1, 0.01, smoothness=0.1, every=16)
+    live = model.graph.start(model.schedule, on_divergence="reset")
+    for i in range(20):
+        live.step([1.0], t=0.01 * i)
+    live.step([1e200], t=1.0).step([1.0], t=1.01).step([1.0], t=1.02)
+    assert float(live.fallbacks["reset"]) == 1
+    assert float(live.mean("x")) == pytest.approx(1.0, abs=0.1)
+
+
+def test_levels_of_noise_that_are_given_stay_as_they_are():
+    x = FilterNode("x", dim=2, flow=Linear(FLOW), initial_mean=FIRST[None], noise="given")
+    y = SensoryNode("y", dim=3, orders=1, dt=DT)
+    graph = pc.Graph()
+    graph.predicts(x, y, via=Linear(GAIN))
+    graph.weighs(noise("noise_x", [0.5, 0.2], White()), x)
+    graph.weighs(noise("noise_y", [0.1, 0.2, 0.3], White()), y)
+    live = graph.start(pc.tracking(every=5), record=()).run(OBSERVATIONS)
+    assert live.mean("noise_x").tolist() == pytest.approx([0.5, 0.2])
+    assert live.mean("noise_y").tolist() == pytest.approx([0.1, 0.2, 0.3])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"drift": 0.0}, "triple: drift must be positive"), ({"smoothness_sd": 1.0}, "triple: smoothness_sd needs")],
+)
+def test_first_mistakes_with_noises_are_named(options, message):
+    with pytest.raises(SettingError, match=message):
+        pc.graphs.triple(lambda x, _: -x, 1, 0.01, **options)
+
+
 @pytest.mark.parametrize("node", LOGS)
 def test_each_noise_hears_its_own_slope_of_the_log_evidence(node):
     live = lasting_graph(LOGS).start(GATHER, record=()).run(DATA)
@@ -99,7 +177,7 @@ def test_only_states_that_carry_their_belief_may_have_several_noises():
     graph = lasting_graph(LOGS)
     with pytest.raises(GraphError, match="'y' already has the precision 'noise_y'"):
         graph.weighs(noise("more", 0.0, White()), graph["y"])
-    with pytest.raises(GraphError, match="'x' already has the precision"):
+    with pytest.raises(GraphError, match="'drift' already weighs 'x'"):
         graph.weighs(graph["drift"], graph["x"])
     graph.weighs(noise("third", 0.0, White()), graph["x"])
 
@@ -157,6 +235,25 @@ def test_a_filter_follows_a_width_that_was_learned():
     learned = live.read("noise_y", "smoothness").item()
     assert learned != WIDTH
     assert live.local("x").memory.width[0, 1].item() == pytest.approx(learned)
+
+
+def test_a_width_is_not_learned_in_passes():
+    model = pc.graphs.triple(lambda x, _: -x, 3, DT, smoothness=WIDTH, smoothness_sd=1.0)
+    with pytest.raises(GraphError, match="learns a width"):
+        model.graph.fit(OBSERVATIONS)
+
+
+@pytest.mark.parametrize("width", [0.004, 0.05])
+def test_each_noise_of_a_batch_is_as_it_is_alone(width):
+    """Whether its shocks are closer than observations, and those of its neighbours are not, or the other way round."""
+    data = np.random.default_rng(5).standard_normal((60, 1)).cumsum(0) / 10
+
+    def run(smoothness):
+        model = pc.graphs.triple(lambda x, _: -x, 1, 0.01, smoothness=smoothness, every=16)
+        return model.graph.run(data, model.schedule, record=["mean"]).mean("x")
+
+    both = run(torch.tensor([0.004, 0.05], dtype=torch.float64))
+    np.testing.assert_allclose(both[[0.004, 0.05].index(width)], run(width), rtol=1e-9, atol=1e-12)
 
 
 # --- widths of generalised errors -----------------------------------------------------------------------------------

@@ -73,6 +73,11 @@ def triple(
     seen = dim if channels is None else channels
     if mapping is None and seen != dim:
         raise SettingError(f"triple: without a mapping there are as many channels as dimensions, {dim}, not {seen}")
+    if drift is not None and not bool((torch.as_tensor(to_tensor(drift)) > 0).all()):
+        raise SettingError(f"triple: drift must be positive, how long what is wrong with the flow lasts, not {drift!r}")
+    of_x, of_y = kernel_of(smoothness), kernel_of(smoothness if smoothness_y is None else smoothness_y)
+    if smoothness_sd is not None and not isinstance(of_y, SquaredExponential):
+        raise SettingError("triple: smoothness_sd needs a smoothness to begin with, a width in time units")
     x = FilterNode("x", dim=dim, flow=flow, initial_mean=row(initial_mean), initial_sd=initial_sd, substeps=substeps)
     y = SensoryNode("y", dim=seen, orders=1, dt=dt)
 
@@ -93,11 +98,10 @@ def triple(
     graph.predicts(x, y, via=mapping)
     if mean is not None:
         graph.parametrises(ParameterNode("theta", mean=mean, sd=sd, mover=learner()), x)
-    graph.weighs(precision("noise_x", expected_precision_x, kernel_of(smoothness)), x)
+    graph.weighs(precision("noise_x", expected_precision_x, of_x), x)
     if drift is not None:
         lasting = Matern(drift, number(0.5))
         graph.weighs(precision("drift_x", expected_precision_x, lasting, unsure=2.0), x)
-    of_y = kernel_of(smoothness if smoothness_y is None else smoothness_y)
     graph.weighs(precision("noise_y", expected_precision_y, of_y, rising=0), y)
     level = Level(parameters=() if mean is None else ("parameter",))
     return Model(graph, tracking(every, levels=(level,)))

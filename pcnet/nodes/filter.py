@@ -84,6 +84,17 @@ class FilterMemory(NamedTuple):
     handed: Tensor
 
 
+class Coming(NamedTuple):
+    """Mean (B, dim) and covariance (B, dim, dim) of a state that is to come, and the same of the nodes below, by name.
+
+    Those of what would be observed, with its noise.
+    """
+
+    mean: Tensor
+    covariance: Tensor
+    below: Mapping[str, tuple[Tensor, Tensor]]
+
+
 class FilterRule:
     """The variance of the first state (B, dim), and, once it was found, where everything is."""
 
@@ -208,9 +219,9 @@ class FilterNode(StateNode):
         shares = torch.zeros_like(belief.shares)
         if moving:
             shares[:, 0, : self.dim, : self.dim] = local.rule.first.diag_embed()
-            for source in layout.sources:
-                variance = layout.by_source(source, variances[:, source.channels]).repeat(1, 1, source.colour.numbers)
-                shares[..., source.numbers, source.numbers].diagonal(dim1=-2, dim2=-1).copy_(variance)
+        for source in layout.sources:
+            variance = layout.by_source(source, variances[:, source.channels]).repeat(1, 1, source.colour.numbers)
+            shares[..., source.numbers, source.numbers].diagonal(dim1=-2, dim2=-1).copy_(variance)
         local.memory = FilterMemory(
             self._all_parameters(local),
             variances,
@@ -241,7 +252,8 @@ class FilterNode(StateNode):
             layout = self._layout(local)
             source = layout.own[link]
             here = source.levels
-            return noise_error(Evidence(belief.of_noise[:, here], belief.information_of_noise[:, here, here]))
+            said = Evidence(belief.of_noise[:, here], belief.information_of_noise[:, here, here])
+            return noise_error(said, local.message(link).noise)
         mine = self._layout(local).parameters.get(link, slice(0))
         return Error(belief.of_parameters[:, mine], belief.information_of_parameters[:, mine, mine])
 
@@ -386,6 +398,40 @@ class FilterNode(StateNode):
         local.memory = memory._replace(parameters=theta, variance=variance, width=width, handed=handed)
         local.belief = belief._replace(mean=mean, shares=shares, by_parameters=by_parameters)
 
+    # --- what is to come ---------------------------------------------------------------------------------------------
+    def imagine(self, local: Local, step: Tensor, every: int, count: int, parameters: bool) -> list[Coming]:
+        """What is to come if nothing is seen: after each `every` steps (B,) in time, `count` times.
+
+        The belief is carried on and then put back. parameters: whether what is not known of them counts.
+        """
+        before = local.belief, local.memory
+        found = []
+        try:
+            for i in range(count * every):
+                local.memory = local.memory._replace(time=local.time - step)
+                self.carry(local)
+                if (i + 1) % every == 0:
+                    found.append(self._coming(local, parameters))
+        finally:
+            local.belief, local.memory = before
+        return found
+
+    def _coming(self, local: Local, parameters: bool) -> Coming:
+        layout, belief = self._layout(local), local.belief
+        state = self.covariance(local) if parameters else belief.carried.covariance[:, : self.dim, : self.dim]
+        unsure = torch.zeros_like(belief.information_of_parameters)
+        for link, part in layout.parameters.items():
+            known = local.message(link).covariance
+            if parameters and known is not None:
+                unsure[:, part, part] = known
+        below = {}
+        for link in local.below:
+            slope = self._slope(local, layout, link, self._linearised(local, link))
+            through = carrying.through(slope, belief.by_parameters, self._direct(local, layout, link))
+            expected = belief.expected_of(layout.seen(link), slice(0))
+            below[link.child.name] = expected.mean, expected.covariance + through @ unsure @ through.mT
+        return Coming(belief.mean[:, : self.dim], state, below)
+
     def energy(self, local: Local) -> Energy:
         """None of its own: the nodes below say how likely they were, with all that was uncertain."""
         return Energy()
@@ -452,9 +498,8 @@ class FilterNode(StateNode):
         for of in (None, *(link.child for link in local.below)):
             parameters |= {link: link.parent.width for link in local.links_above("parametrises", of)}
         learned = self.noise == "learned"
-        layout = lay_out(
-            self.dim, _sure(own), _sure(below), parameters, local.elapsed, shocks=self.shocks, learned=learned
-        )
+        interval = local.elapsed if local.pace is None else local.elapsed / local.pace
+        layout = lay_out(self.dim, _sure(own), _sure(below), parameters, interval, shocks=self.shocks, learned=learned)
         for link, source in {**layout.own, **layout.below}.items():
             if source.learned_width and link in layout.own:
                 raise GraphError(
@@ -520,9 +565,8 @@ class FilterNode(StateNode):
     def _slope(self, local: Local, layout: Layout, link: Link, mapping: Linearisation) -> Tensor:
         """∂g/∂s of a node below with the shocks of its noise, (B, d, n)."""
         jacobian, source = mapping.jacobian, layout.below[link]
-        batch, d, _ = jacobian.shape
-        batch = len(local.belief.mean)
-        slope = jacobian.new_zeros(batch, d, layout.size)
+        d = jacobian.shape[1]
+        slope = jacobian.new_zeros(len(local.belief.mean), d, layout.size)
         slope[..., : self.dim] = jacobian
         colour = self._colour(local, source)
         said = (1 - colour.rest(local.elapsed)).sqrt()[:, None]

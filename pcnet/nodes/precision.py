@@ -160,6 +160,11 @@ class PrecisionNode(Node):
 
     def check_passes(self, above: tuple[Link, ...]) -> None:
         self.mover.check_passes(self.title)
+        if self.smoothness_sd is not None:
+            raise GraphError(
+                f"{self.title} learns a width, for which the free action of a pass is too jagged: leave out "
+                "smoothness_sd, or run it online first to find the width"
+            )
 
     def begin(self, local: Local, start: Start) -> None:
         shape = local.below[0].child.error_shape
@@ -225,9 +230,7 @@ class PrecisionNode(Node):
     def move(self, local: Local) -> None:
         change, local.memory = local.rule.mover.step(local.memory)
         mean: Tensor = local.belief.mean + change
-        shape = local.below[0].child.error_shape
-        assert shape is not None
-        size = mean[:, : shape.dim].abs()  # log-precisions come first, couplings after them
+        size = mean[:, : local.rule.levels].abs()
         beyond = size > math.log(torch.finfo(mean.dtype).max)
         if bool(beyond.any()):
             local.fail(
@@ -390,9 +393,14 @@ def precision_error(precision: Precision, error: Tensor, weighted: Tensor) -> Er
     return Error(-slope, precision.information, remainder)
 
 
-def noise_error(of_levels: Evidence, of_width: Evidence | None = None) -> Error[Tensor]:
-    """What is said of log-variances, and of a log-width, as an error of log-precisions and of that width after them."""
-    gradient, information = -of_levels.gradient, of_levels.information
+def noise_error(of_levels: Evidence, noise: Noise | None, of_width: Evidence | None = None) -> Error[Tensor]:
+    """What is said of log-variances, and of a log-width, as an error of log-precisions and of that width after them.
+
+    Where nothing is said of levels that a noise has, that is zero.
+    """
+    unsaid = 0 if noise is None else noise.levels - of_levels.gradient.shape[1]
+    gradient = torch.constant_pad_nd(-of_levels.gradient, (0, unsaid))
+    information = torch.constant_pad_nd(of_levels.information, (0, unsaid, 0, unsaid))
     if of_width is None:
         return Error(gradient, information)
     joint = torch.constant_pad_nd(information, (0, 1, 0, 1))

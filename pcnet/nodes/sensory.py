@@ -211,6 +211,8 @@ class SensoryNode(Node):
             noise = self._noise(local)
             if noise is not None and noise.learned_width:
                 motion = backward_differences(y, local.memory.motion, local.elapsed[:, None])
+                if local.pace is not None:  # differences of samples that come as they like say little of such motion
+                    motion[:, 1:] = torch.nan
                 local.memory = local.memory._replace(motion=motion)
 
     def _noise(self, local: Local) -> Noise | None:
@@ -321,7 +323,7 @@ class SensoryNode(Node):
             said = carrying.of_noise(work.expected, work.error[:, 0], work.weighted[:, 0], work.precision.matrix)
             noise = local.message(link).noise
             assert noise is not None
-            return noise_error(said, self._of_width(local, noise) if noise.learned_width else None)
+            return noise_error(said, noise, self._of_width(local, noise) if noise.learned_width else None)
         return precision_error(work.precision, work.error, work.weighted)
 
     def energy(self, local: Local) -> Energy:
