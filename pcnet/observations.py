@@ -56,6 +56,8 @@ class Intake:
 
         given: (..., T, dim), a mapping from names to these, or an iterable of single observations or samples.
         """
+        if isinstance(given, (list, tuple)) and any(isinstance(item, (Mapping, Sample)) for item in given):
+            return (self.timed(item) for item in given), len(given)
         if isinstance(given, ARRAYS):
             given = {self._only(): given}
         if isinstance(given, Mapping):

@@ -194,3 +194,13 @@ def test_a_sensor_that_never_speaks_is_as_if_it_were_not_there():
     both = two_clocks().run({"fast": y}, schedule=pc.odem(every=4))
     np.testing.assert_allclose(both.mean("x"), alone.mean("x"), rtol=1e-10, atol=1e-12)
     np.testing.assert_allclose(both.free_action, alone.free_action, rtol=1e-10)
+
+
+@pytest.mark.parametrize("kind", ["mapping", "sample"])
+def test_a_list_of_observations_is_as_good_as_an_iterator(kind):
+    """Of mappings or of samples, which are no array."""
+    y = np.random.default_rng(2).standard_normal((12, 3))
+    model = paper.odem("glv")
+    each = [{"y": row} if kind == "mapping" else pc.Sample(row, 0.01 * t) for t, row in enumerate(y)]
+    whole, listed = (model.graph.run(given, model.schedule, progress=False) for given in (y, each))
+    np.testing.assert_allclose(listed.mean("x"), whole.mean("x"), rtol=1e-9)
