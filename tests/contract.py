@@ -141,8 +141,12 @@ class NodeContract:
         for i, scale in enumerate(self.scales):
             alone = self.run(scale)
             for key, trace in together.traces.items():
+                node, _, quantity = key.partition(".")
+                # eigenvalues that were lifted to 1e-9 leave few digits of a covariance: how many depends on the machine
+                mended = quantity in ("sd", "covariance") and bool(alone.fallbacks.get(node, 0))
                 expected = torch.as_tensor(alone.traces[key].values)
-                torch.testing.assert_close(torch.as_tensor(trace.values[i]), expected, rtol=1e-10, atol=1e-10)
+                atol = 1e-6 * float(expected.abs().max()) if mended else 1e-10
+                torch.testing.assert_close(torch.as_tensor(trace.values[i]), expected, rtol=1e-10, atol=atol)
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
     def test_dtype_is_that_of_the_run(self, dtype):
