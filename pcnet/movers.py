@@ -137,7 +137,8 @@ class Gathered(NamedTuple):
     """What a slow node has gathered: gradient (B, n), of how many observations (B,), and how many steps it took (B,).
 
     mended: how often its posterior was mended (B,). For a rule that needs curvatures (B, n, n): that of the gradient,
-    all that is known with what came before, and the prior's in the beginning; and what the last few windows brought.
+    all that is known with what came before, and the prior's in the beginning; the gradient that steps have left over
+    (B, n); and what the last few windows brought.
     """
 
     gradient: Tensor
@@ -147,6 +148,7 @@ class Gathered(NamedTuple):
     curvature: Tensor = NONE
     known: Tensor = NONE
     prior: Tensor = NONE
+    unspent: Tensor = NONE
     recent_gradient: Tensor = NONE
     recent_curvature: Tensor = NONE
 
@@ -205,9 +207,9 @@ class ParameterMover(ABC):
         nothing = Gathered.nothing(mean)
         if not self.needs_curvature:
             return nothing
-        zero = torch.zeros_like(precision)
+        zero, none = torch.zeros_like(precision), nothing.gradient
         return nothing._replace(
-            curvature=zero, known=precision, prior=precision, recent_gradient=nothing.gradient, recent_curvature=zero
+            curvature=zero, known=precision, prior=precision, unspent=none, recent_gradient=none, recent_curvature=zero
         )
 
     def begin_again(self, gathered: Gathered, pull: Tensor) -> Gathered:
@@ -276,9 +278,11 @@ class Newton(ParameterMover):
     thousand should be, χ² = gᵀ(C + CL⁻¹C)⁻¹g with C their curvature, knowledge counts for that much less before the
     step is taken. So parameters that jump are found again, and so are those whose first observations were taken for
     too exact.
-    largest: no component moves by more than this in the first step, and by less in later ones: largest · 10/(j + 10).
+    largest: no component moves by more than this in the first step, and by less in later ones: largest/(1 + (j/20)²).
     So levels of noise that were guessed wrong are soon found, but what parameters have to learn later is not taken
-    for noise.
+    for noise. What is too much for a step is left for the next ones, less of it each time: windows say more when they
+    say "more noise" than when they say "less", and to cut off what they say would be to believe in too little noise.
+    And a step is too much by the logarithm: noise that is e² times what it was taken for looks like e² steps, not two.
     rising: in so many steps at first no component falls. A window that would let one fall is held back, to count
     together with the next one; what is still held back after these steps is dropped. Steps are counted from then on,
     for what is less with each of them. Not so in passes over recorded data.
@@ -302,12 +306,11 @@ class Newton(ParameterMover):
             gathered = self._reopen(gathered)
         known = gathered.known + gathered.curvature
         factor = torch.linalg.cholesky_ex(posterior(known).precision)[0]
-        change = -torch.cholesky_solve(gathered.gradient[..., None], factor)[..., 0]
-        if self.largest is not None:
-            largest = (self.largest * FADES_AFTER / (self._later(gathered) + FADES_AFTER))[:, None]
-            change = torch.maximum(torch.minimum(change, largest), -largest)
+        change = -torch.cholesky_solve((gathered.gradient + gathered.unspent)[..., None], factor)[..., 0]
+        change, rest = self._within(change, gathered)
         nothing = gathered._replace(
             gradient=torch.zeros_like(change),
+            unspent=-LEFT * torch.bmm(known, rest[..., None])[..., 0],
             seen=torch.zeros_like(gathered.seen),
             steps=gathered.steps + 1,
             curvature=torch.zeros_like(known),
@@ -315,6 +318,16 @@ class Newton(ParameterMover):
         )
         early = gathered.steps < self.rising
         return self._hold_back(change, gathered, nothing) if bool(early.any()) else (change, nothing)
+
+    def _within(self, change: Tensor, gathered: Gathered) -> tuple[Tensor, Tensor]:
+        """As much of a change (B, n) as a step may be long, and the rest of it."""
+        if self.largest is None:
+            return change, torch.zeros_like(change)
+        first = column(self.largest, 1)
+        change = torch.where(change.abs() > first, change.sign() * first * (1 + (change.abs() / first).log()), change)
+        largest = first / (1 + (self._later(gathered) / SETTLES) ** 2)[:, None]
+        step = torch.maximum(torch.minimum(change, largest), -largest)
+        return step, change - step
 
     def _later(self, gathered: Gathered) -> Tensor:
         """How many steps there were after the first ones, (B,)."""
@@ -325,6 +338,7 @@ class Newton(ParameterMover):
         held = (gathered.steps < self.rising) & (change < 0).any(-1)
         kept = held & (after.steps < self.rising)
         return torch.where(held[:, None], 0.0, change), after._replace(
+            unspent=torch.where(held[:, None], 0.0, after.unspent),
             gradient=torch.where(kept[:, None], gathered.gradient, 0.0),
             curvature=torch.where(kept[:, None, None], gathered.curvature, 0.0),
             known=torch.where(held[:, None, None], gathered.known, after.known),
@@ -332,7 +346,8 @@ class Newton(ParameterMover):
 
     def begin_again(self, gathered: Gathered, pull: Tensor) -> Gathered:
         """No step is among the first ones."""
-        return gathered._replace(gradient=pull, steps=torch.zeros_like(gathered.steps) + self.rising)
+        steps = torch.zeros_like(gathered.steps) + self.rising
+        return gathered._replace(gradient=pull, steps=steps, unspent=torch.zeros_like(pull))
 
     def forget(self, gathered: Gathered) -> Gathered:
         share = (self.forgetting + self.fading / (self._later(gathered) + FADES_AFTER)).clamp_max(1.0)
@@ -356,6 +371,10 @@ class Newton(ParameterMover):
 
 FADES_AFTER = 10
 """So many steps are remembered alike before fading sets in."""
+SETTLES = 20
+"""After so many steps the longest one is half as long as the first may be."""
+LEFT = 0.75
+"""The share of what was too much for a step that is left for the next one."""
 WINDOWS = 8
 """How many of the last windows a contradiction is looked for in, each counting less than the one after it."""
 ONE_IN_A_THOUSAND = 3.09

@@ -377,6 +377,28 @@ def test_newton_moves_no_further_than_it_may():
     assert change[0].tolist() == pytest.approx([0.5, -0.1])
 
 
+def test_newton_leaves_what_is_too_much_for_a_step_to_the_next_ones():
+    """A gradient of −3 per unit of curvature asks for 3, of which ½ and its logarithm count: ½(1 + ln 6).
+
+    Nothing more is gathered then. Later steps are shorter, and each finds three quarters of what the one before left.
+    """
+    rule = laid_out(Newton(largest=[0.5, 4.0]), 2)
+    gathered = rule.begin(torch.zeros(2, 1, dtype=F64), tensor([[[1.0]], [[1.0]]]))
+    gathered = rule.gather(gathered, tensor([[-6.0], [-6.0]]), torch.ones(2, 1, 1, dtype=F64))
+    steps = []
+    for _ in range(4):
+        change, gathered = rule.step(gathered)
+        steps.append(change[:, 0].tolist())
+    expected, left = [], 3.0
+    for j in range(4):
+        wanted = left if left <= 0.5 else 0.5 * (1 + math.log(left / 0.5))  # the rest is a step like any other
+        expected.append(min(wanted, 0.5 / (1 + (j / 20) ** 2)))
+        left = 0.75 * (wanted - expected[-1])
+    assert [step[0] for step in steps] == pytest.approx(expected)
+    assert expected[2] > 0
+    assert [step[1] for step in steps] == pytest.approx([3.0, 0.0, 0.0, 0.0])
+
+
 def test_newton_fades_by_weights_that_add_up_to_a_share_of_all_windows():
     """After step j what is known is kept to 1 − a/(j + 10): window k of n counts Π_{j=k..n} of these."""
     problem, windows = Regression(prior=1e-9), [5] * 6

@@ -23,11 +23,8 @@ def learner() -> Newton:
 
 
 def leveller(rising: int = 0) -> Newton:
-    """How log-precisions are learned: alike, by at most one unit in a step, and forgetting the first windows sooner.
-
-    A variance that was taken for too large shrinks by the share that one window has in all that are remembered.
-    """
-    return Newton(fading=number(1.0), reopening=True, largest=number(1.0), rising=number(rising))
+    """How log-precisions are learned: alike, by at most one unit in a step."""
+    return Newton(fading=number(0.5), reopening=True, largest=number(1.0), rising=number(rising))
 
 
 OBSERVATIONS_FIRST = 8
