@@ -122,7 +122,45 @@ def test_three_tiers_run_on_three_clocks():
     assert len(moved["x3"]) == 2
 
 
+def test_categories_may_be_on_top():
+    """The same as composed by hand, and over two tiers as over one."""
+    data, above = OBSERVATIONS, CategoricalNode("which", values=VALUES, stay=STAY)
+    by_hand = switching(5)
+    expected = by_hand[0].run(data, by_hand[1], record=["probability"]).get("which", "probability")
+    lowest = Tier(CRUISE, 1, mean=[0.0], sd=1e-6, expected_precision=4.0, initial_mean=[0.0], initial_sd=0.5)
+    model = hierarchy(lowest, above, dt=DT, expected_precision_y=math.e, noise_y="given", every=5)
+    found = model.graph.run(data, model.schedule, record=["probability"]).get("which", "probability")
+    np.testing.assert_allclose(found, expected, rtol=1e-9)
+    middle = Tier(CRUISE, 1, mean=[0.0], sd=1e-6, expected_precision=4.0, initial_mean=[0.0])
+    model = velocity_stack(middle, above, every=3)
+    found = model.graph.run(data, model.schedule, record=["probability"]).get("which", "probability")
+    assert (np.flatnonzero(np.diff(found[:, 0])) + 2).tolist() == [9, 18, 27, 36]  # on a clock of nine observations
+
+
+def test_before_anything_is_seen_tiers_are_as_sure_as_they_were_told():
+    """No observation at first: the first state's variance grows by that of its noise, and those above it stay."""
+    middle = Tier(CRUISE, 1, mean=[0.0], sd=0.1, expected_precision=100.0, initial_mean=[0.0], initial_sd=0.7)
+    top = Tier(Linear([[-0.1]]), 1, expected_precision=100.0, initial_mean=[0.0], initial_sd=0.3)
+    graph, schedule = velocity_stack(middle, top, every=4)
+    data = OBSERVATIONS.copy()
+    data[:3] = np.nan
+    result = graph.run(data, schedule, record=["sd", "mean"])
+    alone = np.sqrt(0.25 + 0.25 * DT**2 * np.arange(1, 4))
+    np.testing.assert_allclose(result.sd("x1")[:3, 0, 0], alone, rtol=1e-5)
+    np.testing.assert_allclose(result.sd("x2")[:3, 0, 0], 0.7)
+    np.testing.assert_allclose(result.sd("x3")[:3, 0, 0], 0.3)
+    assert np.isfinite(result.mean("x3")).all()
+
+
+def test_a_stack_with_categories_is_drawn():
+    graph, schedule = switching(5)
+    figure = graph.run(OBSERVATIONS, schedule).plot()
+    assert "which" in {ax.get_ylabel() for sub in figure.subfigs for ax in sub.axes}
+
+
 def test_a_stack_without_parameters_below_is_refused():
+    with pytest.raises(SettingError, match="'which' has no parameters to be predicted; let it be the last"):
+        velocity_stack(CategoricalNode("which", values=VALUES, stay=STAY), Tier(CRUISE, 1))
     with pytest.raises(SettingError, match="tier 1 has no parameters that tier 2 could predict"):
         hierarchy(Tier(Linear([[0.0]]), 1), Tier(Linear([[0.0]]), 1), dt=0.1)
     with pytest.raises(SettingError, match="at least one Tier"):
@@ -232,7 +270,7 @@ def test_stages_of_categories_are_those_of_all_paths_together(first):
     np.testing.assert_allclose(result.get("which", "stage")[-1].reshape(-1), expected, rtol=1e-4)
     by_value = expected.reshape(2, 2).sum(1)
     np.testing.assert_allclose(result.get("which", "probability")[-1], by_value, rtol=1e-4)
-    np.testing.assert_allclose(result.mean("which")[-1], by_value @ np.array(TINY), rtol=1e-4)
+    np.testing.assert_allclose(result.mean("which")[-1, 0], by_value @ np.array(TINY), rtol=1e-4)
 
 
 def test_categories_that_dwell_are_those_of_all_paths_together():

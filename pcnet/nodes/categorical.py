@@ -226,6 +226,10 @@ class CategoricalNode(Node):
         return {
             "probability": Quantity(("category",), lambda local: local.belief.probability.sum(-1)),
             "stage": Quantity(("category", "stage"), lambda local: local.belief.probability),
-            "mean": Quantity(("dimension",), lambda local: local.belief.expected),
-            "sd": Quantity(("dimension",), lambda local: local.belief.expected_covariance, deviations),
+            "mean": Quantity(("order", "dimension"), lambda local: local.belief.expected[:, None]),
+            "sd": Quantity(
+                ("order", "dimension"),
+                lambda local: local.belief.expected_covariance,
+                lambda found: deviations(found)[..., None, :],
+            ),
         }
