@@ -3,6 +3,7 @@
 from pcnet import errors, flows, graphs, kernels, movers, nodes, simulate
 from pcnet.checkpoint import resume
 from pcnet.derived import Derived
+from pcnet.dwelling import Dwelling
 from pcnet.fitting import Fit
 from pcnet.graph import Graph
 from pcnet.networks import Network
@@ -31,6 +32,7 @@ __all__ = [
     "CauseNode",
     "Clock",
     "Derived",
+    "Dwelling",
     "FilterNode",
     "Fit",
     "Graph",

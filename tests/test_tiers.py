@@ -1,8 +1,10 @@
 """Stacks of carried beliefs: what is above predicts the parameters below, against filters of everything at once."""
 
+import itertools
 import math
 from pathlib import Path
 
+import jsonschema
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,7 @@ from contract import NodeContract
 from test_filter import DT, STILL, Kalman
 
 import pcnet as pc
+from pcnet.dwelling import Dwelling
 from pcnet.errors import GraphError, SettingError
 from pcnet.functions import Linear
 from pcnet.graphs import Tier, hierarchy
@@ -119,7 +122,45 @@ def test_three_tiers_run_on_three_clocks():
     assert len(moved["x3"]) == 2
 
 
+def test_categories_may_be_on_top():
+    """The same as composed by hand, and over two tiers as over one."""
+    data, above = OBSERVATIONS, CategoricalNode("which", values=VALUES, stay=STAY)
+    by_hand = switching(5)
+    expected = by_hand[0].run(data, by_hand[1], record=["probability"]).get("which", "probability")
+    lowest = Tier(CRUISE, 1, mean=[0.0], sd=1e-6, expected_precision=4.0, initial_mean=[0.0], initial_sd=0.5)
+    model = hierarchy(lowest, above, dt=DT, expected_precision_y=math.e, noise_y="given", every=5)
+    found = model.graph.run(data, model.schedule, record=["probability"]).get("which", "probability")
+    np.testing.assert_allclose(found, expected, rtol=1e-9)
+    middle = Tier(CRUISE, 1, mean=[0.0], sd=1e-6, expected_precision=4.0, initial_mean=[0.0])
+    model = velocity_stack(middle, above, every=3)
+    found = model.graph.run(data, model.schedule, record=["probability"]).get("which", "probability")
+    assert (np.flatnonzero(np.diff(found[:, 0])) + 2).tolist() == [9, 18, 27, 36]  # on a clock of nine observations
+
+
+def test_before_anything_is_seen_tiers_are_as_sure_as_they_were_told():
+    """No observation at first: the first state's variance grows by that of its noise, and those above it stay."""
+    middle = Tier(CRUISE, 1, mean=[0.0], sd=0.1, expected_precision=100.0, initial_mean=[0.0], initial_sd=0.7)
+    top = Tier(Linear([[-0.1]]), 1, expected_precision=100.0, initial_mean=[0.0], initial_sd=0.3)
+    graph, schedule = velocity_stack(middle, top, every=4)
+    data = OBSERVATIONS.copy()
+    data[:3] = np.nan
+    result = graph.run(data, schedule, record=["sd", "mean"])
+    alone = np.sqrt(0.25 + 0.25 * DT**2 * np.arange(1, 4))
+    np.testing.assert_allclose(result.sd("x1")[:3, 0, 0], alone, rtol=1e-5)
+    np.testing.assert_allclose(result.sd("x2")[:3, 0, 0], 0.7)
+    np.testing.assert_allclose(result.sd("x3")[:3, 0, 0], 0.3)
+    assert np.isfinite(result.mean("x3")).all()
+
+
+def test_a_stack_with_categories_is_drawn():
+    graph, schedule = switching(5)
+    figure = graph.run(OBSERVATIONS, schedule).plot()
+    assert "which" in {ax.get_ylabel() for sub in figure.subfigs for ax in sub.axes}
+
+
 def test_a_stack_without_parameters_below_is_refused():
+    with pytest.raises(SettingError, match="'which' has no parameters to be predicted; let it be the last"):
+        velocity_stack(CategoricalNode("which", values=VALUES, stay=STAY), Tier(CRUISE, 1))
     with pytest.raises(SettingError, match="tier 1 has no parameters that tier 2 could predict"):
         hierarchy(Tier(Linear([[0.0]]), 1), Tier(Linear([[0.0]]), 1), dt=0.1)
     with pytest.raises(SettingError, match="at least one Tier"):
@@ -183,6 +224,97 @@ def test_categories_are_weighed_by_bayes_and_then_pass_on():
     np.testing.assert_allclose(result.sd("a")[-1] ** 2, [passed @ (values - mean) ** 2], rtol=1e-3)
 
 
+TINY = [[1.0], [-0.5]]
+STAGES = np.array([[0.6, 0.3, 0.1, 0.0], [0.0, 0.7, 0.3, 0.0], [0.0, 0.0, 0.2, 0.8], [0.5, 0.0, 0.0, 0.5]])
+"""Two stages of each of two categories."""
+
+
+@pc.register("test: shifted")
+def shifted(x, theta):
+    return x + theta
+
+
+def seen_directly(which: CategoricalNode) -> tuple[pc.Graph, pc.Schedule]:
+    """y = θ + noise of sd 0.9: a state is there, but it is 0."""
+    x = FilterNode("x", dim=1, flow=Linear([[0.0]]), initial_mean=[[0.0]], initial_sd=1e-6, noise="given")
+    y, a = SensoryNode("y", dim=1, orders=1, dt=DT), ParameterNode("a", mean=[0.0], sd=1e-6, mover=Newton())
+    graph = pc.Graph()
+    graph.predicts(x, y, via=shifted)
+    graph.parametrises(a, x, of=y)
+    graph.predicts(which, a)
+    graph.weighs(PrecisionNode("noise_x", mean=30.0, sd=1.0, kernel=White()), x)
+    graph.weighs(PrecisionNode("noise_y", mean=-2 * math.log(0.9), sd=1.0, kernel=White()), y)
+    return graph, tracking(2, levels=(Level(("x",), (), ("a",)), Level((which.name,), (), ())))
+
+
+def by_enumeration(data: np.ndarray, first: np.ndarray, transition: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """The probabilities of the stages after the data, by adding up all paths; a window has two observations."""
+    windows, n = len(data) // 2, len(first)
+    found = np.zeros(n)
+    for path in itertools.product(range(n), repeat=windows):
+        weight = first[path[0]] * np.prod([transition[a, b] for a, b in itertools.pairwise(path)])
+        away = data - np.repeat(values[list(path)], 2)
+        found += weight * np.exp(-0.5 * (away**2).sum() / 0.81) * transition[path[-1]]
+    return found / found.sum()
+
+
+@pytest.mark.parametrize("first", [None, [0.9, 0.1], [0.4, 0.3, 0.2, 0.1]])
+def test_stages_of_categories_are_those_of_all_paths_together(first):
+    """Six windows, 4,096 paths."""
+    data = np.random.default_rng(4).normal(size=12) + np.repeat([1.0, 1.0, -0.5, -0.5, -0.5, 1.0], 2)
+    node = CategoricalNode("which", values=TINY, transition=STAGES, first=first)
+    graph, schedule = seen_directly(node)
+    result = graph.run(data[:, None], schedule, record=["probability", "stage", "mean"])
+    start = {None: [0.25] * 4, 2: [0.45, 0.45, 0.05, 0.05], 4: first}[first and len(first)]
+    expected = by_enumeration(data, np.array(start), STAGES, np.array([1.0, 1.0, -0.5, -0.5]))
+    np.testing.assert_allclose(result.get("which", "stage")[-1].reshape(-1), expected, rtol=1e-4)
+    by_value = expected.reshape(2, 2).sum(1)
+    np.testing.assert_allclose(result.get("which", "probability")[-1], by_value, rtol=1e-4)
+    np.testing.assert_allclose(result.mean("which")[-1, 0], by_value @ np.array(TINY), rtol=1e-4)
+
+
+def test_categories_that_dwell_are_those_of_all_paths_together():
+    data = np.random.default_rng(5).normal(size=10) + np.repeat([1.0, 1.0, 1.0, -0.5, -0.5], 2)
+    graph, schedule = seen_directly(CategoricalNode("which", values=TINY, dwell=Dwelling(mean=3.0, sd=0.0)))
+    result = graph.run(data[:, None], schedule, record=["probability"])
+    # three stages of one step each, and then the other
+    cycle = np.roll(np.eye(6), 1, 1)
+    expected = by_enumeration(data, np.full(6, 1 / 6), cycle, np.array([1.0, 1.0, 1.0, -0.5, -0.5, -0.5]))
+    np.testing.assert_allclose(result.get("which", "probability")[-1], expected.reshape(2, 3).sum(1), rtol=1e-4)
+
+
+def test_staying_is_a_transition_of_its_own():
+    eye = np.eye(3)
+    ways = {"stay": STAY, "transition": STAY * eye + (1 - STAY) / 2 * (1 - eye)}
+    graph, schedule = switching(5)
+    found = []
+    for way, value in ways.items():
+        node = CategoricalNode("which", values=VALUES, **{way: value})
+        found.append(graph.with_nodes({**graph.nodes, "which": node}).run(OBSERVATIONS, schedule).mean("a"))
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-10)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"stay": 0.9},
+        {"transition": [[0.9, 0.1], [0.25, 0.75]], "first": [0.3, 0.7]},
+        {"dwell": Dwelling(mean=[4.0, 6.0], sd=1.5, order="cycle")},
+    ],
+)
+def test_categories_are_written_and_read(how, tmp_path):
+    graph, schedule = seen_directly(CategoricalNode("which", values=TINY, **how))
+    data = np.random.default_rng(6).normal(size=(12, 1))
+    before = graph.run(data, schedule, record=["stage"]).get("which", "stage")
+    for ending in ("yaml", "json"):
+        path = pc.save_model(tmp_path / f"model.{ending}", graph, schedule)
+        jsonschema.validate(pc.specification.read(path), pc.specification.schema())
+        again = pc.load_model(path)
+        np.testing.assert_array_equal(
+            again.graph.run(data, again.schedule, record=["stage"]).get("which", "stage"), before
+        )
+
+
 def test_freedom_blurs_the_categories():
     """With values free by as much as they are apart, the same data say less."""
     sharp, blurred = (
@@ -210,6 +342,23 @@ class TestCategoricalNode(NodeContract):
     [
         (lambda: CategoricalNode("c", values=[[0.1]], stay=0.9), "two categories or more"),
         (lambda: CategoricalNode("c", values=[[0.1], [0.2]], stay=1.0), "below 1"),
+        (lambda: CategoricalNode("c", values=[[0.1], [0.2]]), "'c': give one of stay"),
+        (lambda: CategoricalNode("c", values=[[0.1], [0.2]], stay=0.9, transition=np.eye(2)), "give one of stay"),
+        (
+            lambda: CategoricalNode("c", values=[[0.1], [0.2]], transition=np.eye(3)),
+            r"end in \(2, 2\).*not in \(3, 3\)",
+        ),
+        (lambda: CategoricalNode("c", values=[[0.1], [0.2]], transition=0.9), r"end in \(2, 2\)"),
+        (
+            lambda: CategoricalNode("c", values=[[0.1], [0.2]], transition=[[0.9, 0.1], [0.1, 0.8]]),
+            "'c': each row of transition, which says what comes next, must sum to 1, not to 0.9",
+        ),
+        (
+            lambda: CategoricalNode("c", values=[[0.1], [0.2]], transition=[[1.5, -0.5], [0.0, 1.0]]),
+            "'transition': must not be negative",
+        ),
+        (lambda: CategoricalNode("c", values=[[0.1], [0.2]], stay=0.9, first=[0.5, 0.4]), "first must sum to 1"),
+        (lambda: CategoricalNode("c", values=[[0.1], [0.2]], stay=0.9, first=[1.0]), "first must end in 2"),
         (
             lambda: pc.Graph().predicts(
                 CategoricalNode("c", values=[[0.1], [0.2]], stay=0.9), SensoryNode("y", dim=1, orders=1)

@@ -12,7 +12,7 @@ from pcnet.graph import Graph, Model
 from pcnet.graphs.triple import kernel_of, learner, leveller, row
 from pcnet.movers import Newton
 from pcnet.node import Node
-from pcnet.nodes import FilterNode, ParameterNode, PrecisionNode, SensoryNode
+from pcnet.nodes import CategoricalNode, FilterNode, ParameterNode, PrecisionNode, SensoryNode
 from pcnet.schedule import Level, tracking
 from pcnet.settings import PositiveVector, Vector, number, settings, to_tensor
 
@@ -48,7 +48,7 @@ class Tier:
 
 
 def hierarchy(
-    *tiers: Tier,
+    *tiers: Tier | CategoricalNode,
     dt: Any,
     channels: int | None = None,
     expected_precision_y: Any = 1.0,
@@ -60,11 +60,13 @@ def hierarchy(
     """A stack of tiers, the lowest first, with its schedule: nodes x1, x2, …, theta1, …, noise1, …, y and noise_y.
 
     The lowest tier is observed at intervals dt, in so many channels (as many as it has dimensions unless given). Each
-    tier acts once in `every` times that the one below it does.
+    tier acts once in `every` times that the one below it does. The top may be a `CategoricalNode`, under its own name.
     """
-    if not tiers:
+    if not tiers or not isinstance(tiers[0], Tier):
         raise SettingError("hierarchy: give at least one Tier, the lowest first")
     for i, tier in enumerate(tiers[:-1], 1):
+        if not isinstance(tier, Tier):
+            raise SettingError(f"hierarchy: {tier.title} has no parameters to be predicted; let it be the last tier")
         if tier.mean is None:
             raise SettingError(
                 f"hierarchy: tier {i} has no parameters that tier {i + 1} could predict: give mean and sd"
@@ -79,6 +81,10 @@ def hierarchy(
     below: Node = SensoryNode("y", dim=tiers[0].dim if channels is None else channels, orders=1, dt=dt)
     noisy = precision("noise_y", expected_precision_y, smoothness_y)
     for i, tier in enumerate(tiers, 1):
+        if not isinstance(tier, Tier):
+            graph.predicts(tier, below)
+            levels.append(Level((tier.name,), (), ()))
+            continue
         learned = (f"noise{i}",) if tier.noise == "learned" else ()
         if i == 1 and noise_y == "learned":
             learned = (*learned, noisy.name)

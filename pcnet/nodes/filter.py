@@ -175,16 +175,21 @@ class FilterNode(StateNode):
         mean = torch.zeros(1, self.dim) if self.initial_mean is None else self.initial_mean
         value, sd = start.fill(mean, 2)[:, 0], listed(self.initial_sd)
         local.rule = FilterRule(start.fill(sd.expand(*sd.shape[:-1], self.dim), 1) ** 2)
-        local.belief = self._blank(value, self.dim, 0, 0, 0, 0)
+        local.belief = self._blank(value, local.rule.first, self.dim, 0, 0, 0, 0)
         shapes: tuple[tuple[int, ...], ...] = ((0,), (0,), (0,), (), (0,), (0,))
         local.memory = FilterMemory(*(value.new_zeros(start.batch, *shape) for shape in shapes))
 
-    def _blank(self, value: Tensor, n: int, p: int, d: int, s: int, o: int) -> FilterBelief:
-        """A belief in nothing but a value (B, dim), of these sizes (see `Layout`), with o log-variances of its own."""
+    def _blank(self, value: Tensor, variance: Tensor, n: int, p: int, d: int, s: int, o: int) -> FilterBelief:
+        """A belief in nothing but a value (B, dim), as sure as its variance (B, dim) says.
+
+        Of these sizes (see `Layout`), with o log-variances of its own.
+        """
         room = [(1 + s, n, n), (n, p), (n, s), (d,), (d, d), (d, s), (s, d, d), (d, d)]
         room += [(p,), (p, p), (o,), (o, o), (self.dim,), (self.dim,)]
         mean = torch.constant_pad_nd(value, (0, n - self.dim))
-        return FilterBelief(mean, *(value.new_zeros(len(value), *shape) for shape in room))
+        belief = FilterBelief(mean, *(value.new_zeros(len(value), *shape) for shape in room))
+        belief.shares[:, 0, : self.dim, : self.dim] = variance.diag_embed()
+        return belief
 
     def orient(self, local: Local) -> None:
         """Find the first value from the first observation, and be as uncertain of it as `initial_sd` says."""
@@ -201,7 +206,7 @@ class FilterNode(StateNode):
         sizes = (layout.channels, len(layout.of_level), layout.own_levels.stop)
         mask, local.mask = local.mask, None
         value: Tensor = belief.mean
-        local.belief = self._blank(value, layout.size, layout.width, *sizes)
+        local.belief = self._blank(value, local.rule.first, layout.size, layout.width, *sizes)
         local.memory = FilterMemory(
             self._all_parameters(local),
             self._variances(local),
@@ -463,6 +468,8 @@ class FilterNode(StateNode):
         layout, belief = self._layout(local), local.belief
         here = slice(self.dim)
         total: Tensor = belief.carried.covariance[:, here, here]
+        if belief.expected.shape[1] != layout.channels:  # it has not found its bearings yet
+            return total
         for link, part in layout.parameters.items():
             uncertain = local.message(link).covariance
             if uncertain is not None:

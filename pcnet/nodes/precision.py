@@ -66,7 +66,8 @@ class PrecisionNode(Node):
     coupling_sd: prior standard deviation of the couplings of a full matrix, around 0, for channels scaled by e^(η/2).
     smoothness: width of a squared-exponential autocorrelation in time units; or give any `kernel`.
     smoothness_sd: prior standard deviation of the log of that width (of either), which then is learned as well; it can
-    be recorded and read as "smoothness". Without it the width stays as it is given.
+    be recorded and read as "smoothness". Without it the width stays as it is given. Errors of a `StateNode` that
+    follows the observations are not the noise and mislead; of a `FilterNode` it is learned.
     curvature: of F; "gauss-newton" is the expected one, orders/2 along λ, "exact" is ½ε̃ᵀΠ̃ε̃ there.
     ridge: times the mean variance, added to the diagonal of S before it is inverted.
     """
