@@ -98,7 +98,7 @@ def triple(
     graph.weighs(precision("noise_x", expected_precision_x, of_x), x)
     if drift is not None:
         lasting = Matern(drift, number(0.5))
-        graph.weighs(precision("drift_x", expected_precision_x, lasting, unsure=2.0), x)
+        graph.weighs(precision("drift_x", expected_precision_x, lasting, rising=0, unsure=2.0), x)
     graph.weighs(precision("noise_y", expected_precision_y, of_y, rising=0), y)
     level = Level(parameters=() if mean is None else ("parameter",))
     return Model(graph, tracking(every, levels=(level,)))
