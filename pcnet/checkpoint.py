@@ -19,6 +19,7 @@ from torch import Tensor
 
 from pcnet.batching import digest
 from pcnet.errors import CheckpointError, SpecError
+from pcnet.failures import OnDivergence
 from pcnet.files import whole
 from pcnet.graph import Graph, Model
 from pcnet.record import Record
@@ -84,12 +85,13 @@ def resume(
     device: torch.device | str = "cpu",
     threads: int | None = 1,
     strict: bool = True,
+    on_divergence: OnDivergence | None = None,
 ) -> Live:
     """The run that `live.save(path)` wrote, to go on as if it had never stopped.
 
     graph, schedule: those of the run; a file holds no code. They may be left out if all of its functions have names
     here (see `pcnet.register`). With strict=False they may differ in numbers and functions, but must have the same
-    nodes.
+    nodes. on_divergence: what to do from here on, if not what was done so far.
     """
     path = Path(path)
     about, tensors = _read(path)
@@ -111,7 +113,7 @@ def resume(
         dtype=getattr(torch, about["dtype"]),
         device=torch.device(device),
         threads=threads,
-        on_divergence=about["on_divergence"],
+        on_divergence=about["on_divergence"] if on_divergence is None else on_divergence,
     )
     taken = {name for name in tensors if name.startswith((TAPE, OPEN)) or name == GOING}
     tapes = {name: tensors.pop(name).to("cpu" if name.startswith(TAPE) else device) for name in taken}
