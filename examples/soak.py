@@ -4,9 +4,9 @@ Run it:  python examples/soak.py            (make soak)
          python examples/soak.py --graph triple --observations 200000
 The paper's graph, or `triple`, tracks the paper's process, one observation at a time, some of them missing and some
 late. At every look: the memory of the process, the asymmetry and the smallest eigenvalue of what is kept of beliefs
-about states and parameters (precisions; of a filter the covariance), and the free action. Half-way, the run is saved and
-goes on from the file; for a while the one that never stopped goes on beside it, and both must be the same to the last
-digit. Ends with exit code 1 if anything is not as it should be.
+about states and parameters (precisions; of a filter the covariance), and the free action. Half-way, the run is saved
+and goes on from the file; for a while the one that never stopped goes on beside it, and both must be the same to the
+last digit. Ends with exit code 1 if anything is not as it should be.
 """
 
 from __future__ import annotations

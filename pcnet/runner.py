@@ -6,7 +6,7 @@ import sys
 from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -31,8 +31,6 @@ from pcnet.wiring import connect
 
 if TYPE_CHECKING:
     from pcnet.forecasting import Ahead, Draws, Forecast
-
-P = TypeVar("P")
 
 
 class BreakdownError(Exception):
@@ -284,10 +282,10 @@ class Live:
         self._need_begun()
         return self._course.clock.interval
 
-    def laid_out(self, part: P) -> P:
-        """A copy of a part (a kernel, a mover) with its settings as this run has them; see `Start.lay_out`."""
+    def period(self, node: str) -> Tensor:
+        """After how many observations a node that is carried on is so again, (B,); 1 for others."""
         self._need_begun()
-        return self._start.lay_out(part)
+        return plan.period(self._acts, self._locals[node], "carry", self._nothing)
 
     def result(self) -> Result:
         """All that was recorded so far."""

@@ -19,7 +19,7 @@ from pcnet.kernels import SquaredExponential
 from pcnet.linalg import deviations
 from pcnet.linearisation import Linearisation
 from pcnet.messages import Error, Handover, Prediction
-from pcnet.node import Energy, Link, Local, Node, Quantity, Start
+from pcnet.node import Coming, Energy, Link, Local, Node, Quantity, Start
 from pcnet.nodes.precision import noise_error
 from pcnet.nodes.state import StateNode
 from pcnet.noises import Colour, Noise
@@ -84,17 +84,6 @@ class FilterMemory(NamedTuple):
     time: Tensor
     phase: Tensor
     handed: Tensor
-
-
-class Coming(NamedTuple):
-    """Mean (B, dim) and covariance (B, dim, dim) of a state that is to come, and the same of the nodes below, by name.
-
-    Those of what would be observed, with its noise.
-    """
-
-    mean: Tensor
-    covariance: Tensor
-    below: Mapping[str, tuple[Tensor, Tensor]]
 
 
 class FilterRule:
@@ -419,15 +408,17 @@ class FilterNode(StateNode):
 
         The belief is carried on and then put back. parameters: whether what is not known of them counts.
         """
-        before = local.belief, local.memory
+        before, clock = (local.belief, local.memory), local.clock.mark()
         found = []
         try:
+            local.clock.wait(step)
             for i in range(count * every):
                 local.memory = local.memory._replace(time=local.time - step)
                 self.carry(local)
                 if (i + 1) % every == 0:
                     found.append(self._coming(local, parameters))
         finally:
+            local.clock.go_back(clock)
             local.belief, local.memory = before
         return found
 
