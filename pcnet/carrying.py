@@ -176,13 +176,14 @@ def of_noise(expected: Expected, error: Tensor, weighted: Tensor, precision: Ten
 
     Its information is ½tr(ΩS_jΩS_k) + (∂y/∂l_j)ᵀΩ∂y/∂l_k. The second part grows with the square of errors that were
     larger than expected, as they are until l is right; it is scaled down by as much, or it would keep l from getting
-    there.
+    there. Channels that are not seen, of which Ω is 0, do not count.
     """
     share = torch.einsum("bde,bkef->bkdf", precision, expected.covariance_by_noise)
     fit = torch.einsum("bd,bkde,be->bk", weighted, expected.covariance_by_noise, weighted)
     gradient = 0.5 * (fit - share.diagonal(dim1=-2, dim2=-1).sum(-1))
     gradient = gradient + torch.bmm(expected.by_noise.mT, weighted[..., None])[..., 0]
     information = 0.5 * torch.einsum("bjde,bked->bjk", share, share)
-    size = (error * weighted).sum(-1) / error.shape[-1]
+    seen = (precision.diagonal(dim1=-2, dim2=-1) > 0).sum(-1).clamp_min(1)
+    size = (error * weighted).sum(-1) / seen
     by_mean = expected.by_noise.mT @ precision @ expected.by_noise
     return Evidence(gradient, information + by_mean / size.clamp_min(1.0)[:, None, None])

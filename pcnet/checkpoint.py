@@ -19,6 +19,7 @@ from torch import Tensor
 
 from pcnet.batching import digest
 from pcnet.errors import CheckpointError, SpecError
+from pcnet.failures import OnDivergence
 from pcnet.files import whole
 from pcnet.graph import Graph, Model
 from pcnet.record import Record
@@ -29,7 +30,11 @@ from pcnet.specification import describe, load_model
 
 FORMAT = 1
 """The version of the file format that `save` writes."""
-TAPE = "tape/"
+TAPE, OPEN, GOING = "/tape/", "/open tape/", "/going on tape"
+"""What is recorded: blocks that are full, the values of those that are not, and the batch elements that these are of.
+
+No node has a name with a slash.
+"""
 
 
 def save(live: Live, path: Path, recording: bool = True) -> Path:
@@ -39,9 +44,9 @@ def save(live: Live, path: Path, recording: bool = True) -> Path:
     tensors, facts = live.state()
     if recording:
         for name, tape in live.tapes.items():
-            values = tape.tensor()
-            if values is not None:
-                tensors[TAPE + name] = values
+            full, unfinished = tape.state()
+            parts = {TAPE + name: full, OPEN + name: unfinished, GOING: tape.going}
+            tensors |= {key: value for key, value in parts.items() if value is not None}
     record = live.record
     about = {
         "format": FORMAT,
@@ -80,12 +85,13 @@ def resume(
     device: torch.device | str = "cpu",
     threads: int | None = 1,
     strict: bool = True,
+    on_divergence: OnDivergence | None = None,
 ) -> Live:
     """The run that `live.save(path)` wrote, to go on as if it had never stopped.
 
     graph, schedule: those of the run; a file holds no code. They may be left out if all of its functions have names
     here (see `pcnet.register`). With strict=False they may differ in numbers and functions, but must have the same
-    nodes.
+    nodes. on_divergence: what to do from here on, if not what was done so far.
     """
     path = Path(path)
     about, tensors = _read(path)
@@ -107,17 +113,20 @@ def resume(
         dtype=getattr(torch, about["dtype"]),
         device=torch.device(device),
         threads=threads,
-        on_divergence=about["on_divergence"],
+        on_divergence=about["on_divergence"] if on_divergence is None else on_divergence,
     )
-    tapes = {name.removeprefix(TAPE): tensors.pop(name) for name in list(tensors) if name.startswith(TAPE)}
+    taken = {name for name in tensors if name.startswith((TAPE, OPEN)) or name == GOING}
+    tapes = {name: tensors.pop(name).to("cpu" if name.startswith(TAPE) else device) for name in taken}
     moved = {name: _strided(value.to(device), about["strides"][name]) for name, value in tensors.items()}
     try:
         live.restore(moved, about)
     except (KeyError, RuntimeError) as error:
         raise CheckpointError(f"{str(path)!r} is of a graph with other nodes than this one: {error}") from None
-    for name, values in tapes.items():
-        if name in live.tapes:
-            live.tapes[name].rewind(values)
+    going, now = tapes.get(GOING), moved.get("going")
+    if going is not None and now is not None and torch.equal(going, now):
+        going = now  # blocks end where another goes on
+    for name, tape in live.tapes.items():
+        tape.restore(tapes.get(TAPE + name), tapes.get(OPEN + name), going)
     live.recorded_times.extend(about["times"])
     return live
 
@@ -158,9 +167,12 @@ def _digest(text: str, tensors: Mapping[str, Tensor]) -> str:
 
 
 def _strided(value: Tensor, strides: list[int]) -> Tensor:
-    """A tensor laid out in memory as it was: what is computed from it may depend on that in its last digit."""
+    """A tensor laid out in memory as it was: what is computed from it may depend on that in its last digit.
+
+    In memory of its own, which begins where torch lets memory begin, and not where a file has it.
+    """
     if list(value.stride()) == strides:
-        return value
+        return value.clone()
     once = value[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in strides)]
     made = torch.empty_strided(
         once.shape, [max(1, stride) for stride in strides], dtype=value.dtype, device=value.device

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -29,8 +31,11 @@ class Clock:
         """The time since the previous observation (B,); at the first one, the sampling interval."""
         self.pace: Tensor | None = None
         """`elapsed` over the sampling interval (B,), where observations do not come at that interval."""
-        self.now = torch.zeros_like(interval)
-        """The time now (B,), from one sampling interval before the first observation on."""
+        self.now = torch.zeros_like(interval, dtype=torch.float64)
+        """The time now (B,), from one sampling interval before the first observation on.
+
+        In double precision whatever the run's is: in single precision a clock that has run for long would stand still.
+        """
 
     def advance(self, t: float | None, tick: int) -> None:
         """Go on to observation number `tick`, at t or a sampling interval after the one before."""
@@ -53,6 +58,13 @@ class Clock:
             )
         regular = self._common and abs(elapsed - self.dt) <= ROUNDING * self.dt
         return None if regular else torch.full_like(self.interval, elapsed)
+
+    def mark(self) -> tuple[Any, ...]:
+        """How things are, to go back to."""
+        return self.time, self.timed, self.elapsed, self.pace, self.now
+
+    def go_back(self, mark: tuple[Any, ...]) -> None:
+        self.time, self.timed, self.elapsed, self.pace, self.now = mark
 
     def wait(self, elapsed: Tensor | None) -> None:
         """So much time has passed (B,); None for a sampling interval."""

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pcnet.errors import DivergenceError, PcnetError, ResultError
+from pcnet.errors import DivergenceError, ObservationError, PcnetError, ResultError
 
 if TYPE_CHECKING:
+    from pcnet.failures import OnDivergence
     from pcnet.runner import Live
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -145,9 +146,10 @@ class PolicyName(StrEnum):
 
 
 Policy = Annotated[
-    PolicyName,
+    PolicyName | None,
     typer.Option(
-        help="On divergence: end with an error, stop, hold for that observation, or begin anew with the next."
+        help="On divergence: end with an error, stop, hold for that observation, or begin anew with the next. An error "
+        "unless given, or what a resumed run did so far."
     ),
 ]
 
@@ -164,7 +166,7 @@ def run(
     ] = None,
     time: TimeColumn = None,
     functions: Functions = None,
-    on_divergence: Policy = PolicyName.stop_run,
+    on_divergence: Policy = None,
     watch: Annotated[
         bool,
         typer.Option(
@@ -178,8 +180,14 @@ def run(
     """Run a graph over observations."""
     from pcnet.following import follow, start, summary, take_in
 
+    policy: OnDivergence | None = None if on_divergence is None else on_divergence.value
     with _plain_errors(), ExitStack() as stack:
-        live = start(graph, functions or [], resume, on_divergence.value, recording=observations != "-" or bool(output))
+        for path in (output, checkpoint):  # hours later it would be too late to say so
+            if path is not None and not path.parent.is_dir():
+                raise ResultError(f"there is no folder {str(path.parent)!r} to save into")
+        if observations == "-" and time is not None:
+            raise ObservationError('--time is for files; a line brings its time as {"t": …}')
+        live = start(graph, functions or [], resume, policy, recording=observations != "-" or bool(output))
         if watch:
             address = stack.enter_context(_page(live, port, f"Error flow of {graph.name}"))
             typer.echo(f"watch at {address}", err=True)
@@ -232,7 +240,7 @@ def forecast(
 @app.command()
 def schema() -> None:
     """Print the JSON schema of graph files, for editors and checks."""
-    from pcnet.specification import schema as made
+    from pcnet.schema import schema as made
 
     typer.echo(json.dumps(made(), indent=1, ensure_ascii=False))
 

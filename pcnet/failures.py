@@ -60,6 +60,14 @@ class Failures:
         """How things are, to go back to."""
         return [(local.belief, local.memory) for local in self._locals.values()]
 
+    def mark(self) -> tuple[Any, ...]:
+        """What went wrong so far, to go back to."""
+        return self.going, self.missed, dict(self.stopped), self.incidents.copy()
+
+    def go_back(self, mark: tuple[Any, ...]) -> None:
+        self.going, self.missed, self.stopped, self.incidents = mark
+        self._now.clear()
+
     def note(self, node: Node, where: Tensor | None, why: str, tick: int) -> None:
         """A node cannot go on with batch elements (B,), or with any: end the run, or remember it for the tick's end."""
         if where is None:

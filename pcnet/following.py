@@ -39,13 +39,13 @@ def name_functions(files: Sequence[Path]) -> None:
 
 
 def start(
-    graph: Path, functions: Sequence[Path], checkpoint: Path | None, policy: OnDivergence, recording: bool
+    graph: Path, functions: Sequence[Path], checkpoint: Path | None, policy: OnDivergence | None, recording: bool
 ) -> Live:
     """A run of a graph, from its beginning or from a checkpoint."""
     model = model_of(graph, functions)
     if checkpoint is not None:
-        return resume(checkpoint, model.graph, model.schedule)
-    return model.graph.start(model.schedule, record=None if recording else (), on_divergence=policy)
+        return resume(checkpoint, model.graph, model.schedule, on_divergence=policy)
+    return model.graph.start(model.schedule, record=None if recording else (), on_divergence=policy or "raise")
 
 
 def begin_from(checkpoint: Path, functions: Sequence[Path]) -> Live:
@@ -60,13 +60,13 @@ def begin_from(checkpoint: Path, functions: Sequence[Path]) -> Live:
 def take_in(live: Live, path: str, time: str | None, checkpoint: Path | None, every: int) -> None:
     """Take in what a file holds beyond what the run has taken in already."""
     table = read_table(path, widths_of(live), time)
-    length = max(len(values) for values in table.observations.values())
+    length = max(values.shape[-2] for values in table.observations.values())
     if live.tick > length:
         raise ObservationError(f"{path!r} has {length} observations; the checkpoint has taken in {live.tick} already")
     done = live.tick
     while done < length:
         part = slice(done, min(length, done + every) if checkpoint is not None else length)
-        whole = {name: values[part] for name, values in table.observations.items()}
+        whole = {name: values[..., part, :] for name, values in table.observations.items()}
         live.run(whole, times=None if table.times is None else table.times[part])
         done = live.tick
         if checkpoint is not None:

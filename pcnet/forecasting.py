@@ -2,8 +2,10 @@
 
 The graph is read as ẋ = f(x, v, θ) + ω, y = g(x, v, θ) + ω_y with smooth noises ω whose variance and autocorrelation
 its precision nodes believe in. States begin where they are believed to be, parameters stay as they are believed, causes
-are what is expected of them plus noise, and inputs hold. A single state that carries its belief says itself what it
-expects, noise that lasts included; draws, and forecasts of several states, begin with noise that is new.
+are what is expected of them plus noise, and inputs hold; parameters that a state above predicts go on with it, as far
+from that as they are believed to be. What each node makes of this it says itself. A single state that carries its
+belief says all that it expects, noise that lasts included; draws, and forecasts of several states, begin with noise
+that is new.
 """
 
 from __future__ import annotations
@@ -20,10 +22,8 @@ from torch import Tensor
 from torch.func import jvp, vmap
 
 from pcnet.errors import DivergenceError, GraphError, ResultError, SettingError
-from pcnet.functions import Function
 from pcnet.kernels import Kernel, White
-from pcnet.node import Link, Local, Node
-from pcnet.nodes import CauseNode, FilterNode, InputNode, ParameterNode, PrecisionNode, StateNode
+from pcnet.node import Instant, Local
 from pcnet.result import Interval
 
 if TYPE_CHECKING:
@@ -103,9 +103,11 @@ def forecast(live: Live, horizon: float, every: float | None = None, *, paramete
     """Means and standard deviations at every `every` until `horizon` from now; see `Live.forecast`."""
     every, count = _grid(live, horizon, every)
     with torch.inference_mode(False), torch.no_grad():
-        carrier = _carrier(live)
-        if carrier is not None:
-            means, sds = _carried_on(live, carrier, every, count, parameters)
+        found = _by_itself(live, every, count, parameters)
+        if found is not None:
+            means = {name: torch.stack([each[name][0] for each in found]) for name in found[0]}
+            spread = {name: torch.stack([each[name][1] for each in found]) for name in found[0]}
+            sds = {name: each.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt() for name, each in spread.items()}
         else:
             system = System(live, parameters=parameters)
             means, sds = _propagate(system, every, count, _substeps(live, every))
@@ -115,26 +117,20 @@ def forecast(live: Live, horizon: float, every: float | None = None, *, paramete
     return Forecast(times, _arrays(means, shape), _arrays(sds, shape))
 
 
-def _carrier(live: Live) -> FilterNode | None:
-    """The only state, if it carries its belief and nothing above it moves: then it says itself what is to come."""
+def _by_itself(live: Live, every: float, count: int, parameters: bool) -> list[dict[str, tuple[Tensor, Tensor]]] | None:
+    """Mean and covariance by node, time by time, if there is one state, led by nothing, that can say so itself."""
     states = [node for node in live.graph.nodes.values() if node.role == "state"]
-    moved = any(isinstance(link.child, ParameterNode) for link in live.graph.links if link.kind == "predicts")
-    regular = bool((live.intervals == live.intervals[0]).all())
-    return states[0] if len(states) == 1 and isinstance(states[0], FilterNode) and regular and not moved else None
-
-
-def _carried_on(
-    live: Live, node: FilterNode, every: float, count: int, parameters: bool
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Means and standard deviations (T, B, dim) by node, in steps of the sampling interval or nearly so."""
-    steps = max(1, round(every / live.interval))
+    led = any(link.kind == "predicts" and not link.child.observes for link in live.graph.links)
+    if len(states) != 1 or led or bool((live.intervals != live.intervals[0]).any()):
+        return None
+    (node,) = states
+    steps = max(1, round(every / live.interval))  # of the sampling interval, or nearly so
     with torch.inference_mode():
         step = torch.full_like(live.intervals, every / steps)
         coming = node.imagine(live.local(node.name), step, steps, count, parameters)
-    found = [{node.name: (each.mean, each.covariance), **each.below} for each in coming]
-    means = {name: torch.stack([each[name][0] for each in found]) for name in found[0]}
-    spread = {name: torch.stack([each[name][1] for each in found]) for name in found[0]}
-    return means, {name: each.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt() for name, each in spread.items()}
+    if coming is None:
+        return None
+    return [{node.name: (each.mean, each.covariance), **each.below} for each in coming]
 
 
 def draw(live: Live, horizon: float, draws: int, every: float | None, seed: int) -> Draws:
@@ -155,7 +151,7 @@ def draw(live: Live, horizon: float, draws: int, every: float | None, seed: int)
 
 def one_ahead(live: Live, observation: Mapping[str, Tensor], t: float | None) -> dict[str, Ahead]:
     """Errors of predictions of values, one step ahead; NaN where an observation is missing."""
-    wait = float(live.interval) if t is None else t - live.time
+    wait = _interval(live) if t is None else t - live.time
     expected = forecast(live, wait, wait)
     found = {}
     for name, value in observation.items():
@@ -167,7 +163,7 @@ def one_ahead(live: Live, observation: Mapping[str, Tensor], t: float | None) ->
 
 
 def _grid(live: Live, horizon: float, every: float | None) -> tuple[float, int]:
-    every = live.interval if every is None else every
+    every = _interval(live) if every is None else every
     for name, value in (("horizon", horizon), ("every", every)):
         number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
         if not number or not 0 < value < 1e300:
@@ -178,8 +174,14 @@ def _grid(live: Live, horizon: float, every: float | None) -> tuple[float, int]:
     return float(every), count
 
 
+def _interval(live: Live) -> float:
+    if bool((live.intervals != live.intervals[0]).any()):
+        raise SettingError("batch elements have sampling intervals of their own: give `every`, or a time t, for all")
+    return live.interval
+
+
 def _substeps(live: Live, every: float) -> int:
-    return max(1, math.ceil(SUBSTEPS * every / live.interval - 1e-9))
+    return max(1, math.ceil(SUBSTEPS * every / float(live.intervals.min()) - 1e-9))
 
 
 def _arrays(values: Mapping[str, Tensor], shape: tuple[int, ...]) -> dict[str, Array]:
@@ -199,65 +201,56 @@ def _check_finite(values: Mapping[str, Tensor], times: Array) -> None:
 
 # --- the graph as one system ------------------------------------------------------------------------------------------
 class Source(NamedTuple):
-    """A noise: which of the system's noise inputs it is, its covariance (B, m, m) and its autocorrelation."""
+    """A noise: which of the system's noise inputs it is, its covariance (B, m, m) and its autocorrelation.
+
+    stays: how long it stays the same if it is white, (B,).
+    """
 
     place: slice
     covariance: Tensor
     kernel: Kernel
+    stays: Tensor
 
 
 class System:
-    """All states of a graph in one vector z, followed by its parameters, which stand still.
+    """The numbers of all nodes that have a part in what is to come, in one vector z.
 
-    `flow` is ż (B, n) of z and of the noise inputs, motion by motion and cause by cause; `observe` what a sensory node
-    would see of z without its own noise. With `copies`, everything is there so many times, copy by copy.
+    `flow` is ż (B, n) of z and of the noise inputs, `seen` what nodes show of z without the noise of observing them.
+    What each node makes of it is for the node to say, from what it hears of those above it. With `copies`, everything
+    is there so many times, copy by copy.
     """
 
     def __init__(self, live: Live, copies: int = 1, parameters: bool = True) -> None:
-        self.graph = live.graph
+        self.nodes = live.graph.from_above
         self.copies = copies
-        self.locals: dict[str, Local] = {name: live.local(name) for name in self.graph.nodes}
-        self._lay_out = live.laid_out
-        self.interval = live.intervals.repeat(copies)
-        self.states: dict[str, slice] = {}
-        self.parameters: dict[str, slice] = {}
-        self.sensors = [node for node in self.graph.nodes.values() if self._is_predicted_sensor(node)]
+        self.locals: dict[str, Local] = {name: live.local(name) for name in self.nodes}
+        self.places: dict[str, slice] = {}
         means, covariances, first = [], [], 0
-        for kind, places in ((StateNode, self.states), (ParameterNode, self.parameters)):
-            for name, node in self.graph.nodes.items():
-                if isinstance(node, kind):
-                    local = self.locals[name]
-                    mean = node.quantities["mean"].read(local)
-                    mean = mean[:, 0] if mean.dim() == 3 else mean
-                    size = mean.shape[-1]
-                    covariance = node.quantities["covariance"].read(local)[:, :size, :size]
-                    if kind is ParameterNode and not parameters:
-                        covariance = torch.zeros_like(covariance)
-                    places[name] = slice(first, first + size)
-                    means.append(self.repeated(mean))
-                    covariances.append(self.repeated(covariance))
-                    first += size
-        if not self.states:
+        for name, node in self.nodes.items():
+            standing = node.standing(self.locals[name])
+            if standing is not None:
+                mean, covariance = self.repeated(standing.mean), self.repeated(standing.covariance)
+                known = node.role == "parameter" and not parameters
+                means.append(mean)
+                covariances.append(torch.zeros_like(covariance) if known else covariance)
+                self.places[name] = slice(first, first + mean.shape[-1])
+                first += mean.shape[-1]
+        if not any(self.nodes[name].role == "state" for name in self.places):
             raise GraphError("there is no state in the graph that could be forecast")
-        self.moving = max(place.stop for place in self.states.values())
-        self.mean = torch.cat(means, -1)
-        self.covariance = _block_diagonal(covariances)
+        self.mean, self.covariance = torch.cat(means, -1), _block_diagonal(covariances)
         self.sources: list[Source] = []
-        self._inputs: dict[str, list[slice]] = {}
-        place = 0
-        for name, node in self.graph.nodes.items():
-            if isinstance(node, (StateNode, CauseNode)):
-                self._inputs[name] = []
-                for covariance, kernel in self.noises_of(name):
-                    here = slice(place, place + node.dim)
-                    self._inputs[name].append(here)
-                    self.sources.append(Source(here, covariance, kernel))
-                    place += node.dim
-        self.noises = place
-
-    @staticmethod
-    def _is_predicted_sensor(node: Node) -> bool:
-        return node.observes and not isinstance(node, InputNode)
+        self._inputs: dict[str, list[slice]] = {name: [] for name in self.nodes}
+        self.noises = 0
+        for name, node in self.nodes.items():
+            stays = self.repeated(live.intervals * live.period(name))
+            for covariance, kernel in [] if node.observes else self.noises_of(name):
+                here = slice(self.noises, self.noises + covariance.shape[-1])
+                self._inputs[name].append(here)
+                self.sources.append(Source(here, covariance, kernel, stays))
+                self.noises = here.stop
+        shown = self.seen(self.mean)
+        self.states = [name for name in live.graph.nodes if name in shown and not self.nodes[name].observes]
+        self.sensors = [name for name in live.graph.nodes if name in shown and self.nodes[name].observes]
 
     def repeated(self, value: Tensor) -> Tensor:
         return value.clone().repeat(self.copies, *(1,) * (value.dim() - 1))
@@ -269,64 +262,42 @@ class System:
             message = self.locals[name].message(link)
             channel = self.repeated(message.value.channel)
             covariance = channel.reciprocal().diag_embed() if channel.dim() == 2 else torch.linalg.inv(channel)
-            assert isinstance(link.parent, PrecisionNode)
-            given = self._lay_out(link.parent.noise_kernel)
-            found.append((covariance, given if message.noise is None else message.noise.kernel))
+            assert message.kernel is not None
+            found.append((covariance, message.kernel))
         return found
 
-    def pushed(self, name: str, noise: Tensor) -> Tensor:
-        """All noise inputs of a node, added up."""
-        parts = [noise[..., place] for place in self._inputs[name]]
-        return sum(parts[1:], parts[0])
-
     # --- functions of z -----------------------------------------------------------------------------------------------
+    def at(self, z: Tensor, noise: Tensor | None = None) -> dict[str, Instant]:
+        """A moment at which things are so, as each node would find it."""
+        found: dict[str, Instant] = {}
+        for name in self.nodes:
+            heard = {}
+            for link in self.locals[name].above:
+                if link.kind != "weighs":
+                    sender = link.parent.name
+                    heard[link] = link.parent.foresee(self.locals[sender], link, found[sender])
+            pushes = [] if noise is None else [noise[..., place] for place in self._inputs[name]]
+            pushed = sum(pushes[1:], pushes[0]) if pushes else z.new_zeros(())
+            found[name] = Instant(z[..., self.places.get(name, slice(0))], pushed, heard)
+        return found
+
+    def origin(self, z: Tensor) -> Tensor:
+        """z in numbers of which those that have no motion of their own stand still."""
+        now = self.at(z)
+        return torch.cat([self.nodes[name].origin(self.locals[name], now[name]) for name in self.places], -1)
+
     def flow(self, z: Tensor, noise: Tensor) -> Tensor:
-        motion = []
-        for name in self.states:
-            node = self.graph[name]
-            assert isinstance(node, StateNode)
-            moved = self._apply(node.flow, node, None, z, noise)
-            motion.append(moved + self.pushed(name, noise))
-        still = z.new_zeros(*z.shape[:-1], z.shape[-1] - self.moving)
-        return torch.cat([*motion, still], -1)
+        now = self.at(z, noise)
+        return torch.cat([self.nodes[name].drift(self.locals[name], now[name]) for name in self.places], -1)
 
-    def observe(self, sensor: Node, z: Tensor) -> Tensor:
-        nothing = z.new_zeros(*z.shape[:-1], self.noises)
-        return self._predicted(sensor, z, nothing)
-
-    def _predicted(self, node: Node, z: Tensor, noise: Tensor) -> Tensor:
-        """What the nodes above expect of a node, added up."""
-        parts = [self._prediction(link, z, noise) for link in self.locals[node.name].links_above("predicts")]
-        return sum(parts[1:], parts[0])
-
-    def _prediction(self, link: Link, z: Tensor, noise: Tensor) -> Tensor:
-        parent, function = link.parent, link.function
-        if isinstance(parent, InputNode):
-            return self.repeated(self.locals[parent.name].belief.observation[:, 0])
-        assert function is not None
-        if isinstance(parent, CauseNode):
-            return function(self._cause(parent, z, noise), z.new_zeros(*z.shape[:-1], 0))
-        assert isinstance(parent, StateNode)
-        return self._apply(function, parent, link.child, z, noise)
-
-    def _cause(self, node: CauseNode, z: Tensor, noise: Tensor) -> Tensor:
-        local = self.locals[node.name]
-        given = bool(local.links_above("predicts"))
-        expected = self._predicted(node, z, noise) if given else self.repeated(local.memory.prior[:, 0])
-        return expected + self.pushed(node.name, noise)
-
-    def _apply(self, function: Function, node: StateNode, of: Node | None, z: Tensor, noise: Tensor) -> Tensor:
-        """A flow, or the mapping to `of`, of a state with its causes and parameters."""
-        local = self.locals[node.name]
-        argument = z[..., self.states[node.name]]
-        if function.caused:
-            causes = [link.parent for link in local.links_above("drives")]
-            argument = torch.cat(
-                [argument, *(self._cause(v, z, noise) for v in causes if isinstance(v, CauseNode))], -1
-            )
-        links = local.links_above("parametrises", of)
-        parts = [z[..., self.parameters[link.parent.name]] for link in links]
-        return function(argument, torch.cat(parts, -1) if parts else z.new_zeros(*z.shape[:-1], 0))
+    def seen(self, z: Tensor) -> dict[str, Tensor]:
+        """What forecasts show, by node."""
+        now, found = self.at(z), {}
+        for name, node in self.nodes.items():
+            value = node.foreseen(self.locals[name], now[name])
+            if value is not None:
+                found[name] = value
+        return found
 
 
 def _block_diagonal(blocks: list[Tensor]) -> Tensor:
@@ -373,13 +344,14 @@ def _cells(kernel: Kernel, step: float, most: int, interval: Tensor) -> Tensor:
 def _propagate(system: System, every: float, count: int, substeps: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Mean and covariance along the flow, linearised, with its noises; (T, B, dim) of each state and sensor."""
     step = every / substeps
-    z, covariance = system.mean, system.covariance
+    turned = _slope(system.origin, system.mean)
+    z, covariance = system.origin(system.mean), turned @ system.covariance @ turned.mT
     nothing = z.new_zeros(z.shape[0], system.noises)
-    lags = [_cells(source.kernel, step, count * substeps, system.interval) for source in system.sources]
+    lags = [_cells(source.kernel, step, count * substeps, source.stays) for source in system.sources]
     # how past noise has come through, the newest first: (cells, B, n, m)
     carried = [z.new_zeros(0, *z.shape, source.covariance.shape[-1]) for source in system.sources]
-    own = {sensor.name: system.noises_of(sensor.name)[0][0] for sensor in system.sensors}
-    means: dict[str, list[Tensor]] = {name: [] for name in [*system.states, *own]}
+    own = {name: system.noises_of(name)[0][0] for name in system.sensors}
+    means: dict[str, list[Tensor]] = {name: [] for name in [*system.states, *system.sensors]}
     sds: dict[str, list[Tensor]] = {name: [] for name in means}
     eye = torch.eye(z.shape[-1], dtype=z.dtype, device=z.device)
 
@@ -400,15 +372,12 @@ def _propagate(system: System, every: float, count: int, substeps: int) -> tuple
             carried[i] = torch.cat([new[None], past])
         z = after
         if (k + 1) % substeps == 0:
-            variance = covariance.diagonal(dim1=-2, dim2=-1)
-            for name, place in system.states.items():
-                means[name].append(z[:, place])
-                sds[name].append(variance[:, place].clamp_min(0).sqrt())
-            for sensor in system.sensors:
-                seen = _slope(lambda v, s=sensor: system.observe(s, v), z)  # type: ignore[misc]
-                spread = (seen @ covariance * seen).sum(-1) + own[sensor.name].diagonal(dim1=-2, dim2=-1)
-                means[sensor.name].append(system.observe(sensor, z))
-                sds[sensor.name].append(spread.clamp_min(0).sqrt())
+            for name, value in system.seen(z).items():
+                seen = _slope(lambda v, of=name: system.seen(v)[of], z)  # type: ignore[misc]
+                spread = (seen @ covariance * seen).sum(-1)
+                spread = spread + own[name].diagonal(dim1=-2, dim2=-1) if name in own else spread
+                means[name].append(value)
+                sds[name].append(spread.clamp_min(0).sqrt())
     return {n: torch.stack(v) for n, v in means.items()}, {n: torch.stack(v) for n, v in sds.items()}
 
 
@@ -432,13 +401,14 @@ def _runge_kutta(
 def _simulate(system: System, every: float, count: int, substeps: int, generator: torch.Generator) -> dict[str, Tensor]:
     """One path for each batch element and copy; (T, B, dim) of each state and sensor."""
     step, steps = every / substeps, count * substeps
-    start = torch.linalg.cholesky_ex(system.covariance + 1e-300 * torch.eye(system.mean.shape[-1]))[0].nan_to_num(0.0)
-    z = system.mean + (start @ _normal(system.mean[..., None], generator))[..., 0]
+    values, vectors = torch.linalg.eigh(system.covariance)  # what is known for sure has no square root of Cholesky's
+    start = vectors * values.clamp_min(0).sqrt()[:, None, :]
+    z = system.origin(system.mean + (start @ _normal(system.mean[..., None], generator))[..., 0])
     noise = z.new_zeros(steps, z.shape[0], system.noises)
     for source in system.sources:
-        weights = _cells(source.kernel, step, steps, system.interval) / step**2
+        weights = _cells(source.kernel, step, steps, source.stays) / step**2
         noise[..., source.place] = _coloured(weights, steps, source.covariance, generator)
-    found: dict[str, list[Tensor]] = {name: [] for name in [*system.states, *(s.name for s in system.sensors)]}
+    found: dict[str, list[Tensor]] = {name: [] for name in [*system.states, *system.sensors]}
     for k in range(steps):
         now = noise[k]
         k1 = system.flow(z, now)
@@ -446,16 +416,14 @@ def _simulate(system: System, every: float, count: int, substeps: int, generator
         k3 = system.flow(z + 0.5 * step * k2, now)
         z = z + step / 6 * (k1 + 2 * k2 + 2 * k3 + system.flow(z + step * k3, now))
         if (k + 1) % substeps == 0:
-            for name, place in system.states.items():
-                found[name].append(z[:, place])
-            for sensor in system.sensors:
-                found[sensor.name].append(system.observe(sensor, z))
-    values = {name: torch.stack(path) for name, path in found.items()}
-    for sensor in system.sensors:
-        ((covariance, kernel),) = system.noises_of(sensor.name)
+            for name, value in system.seen(z).items():
+                found[name].append(value)
+    paths = {name: torch.stack(path) for name, path in found.items()}
+    for name in system.sensors:
+        ((covariance, kernel),) = system.noises_of(name)
         weights = kernel.correlation(every * torch.arange(count, dtype=z.dtype)[:, None])
-        values[sensor.name] = values[sensor.name] + _coloured(weights, count, covariance, generator)
-    return values
+        paths[name] = paths[name] + _coloured(weights, count, covariance, generator)
+    return paths
 
 
 def _normal(like: Tensor, generator: torch.Generator) -> Tensor:

@@ -8,6 +8,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from torch import Tensor
 
 from pcnet.carrying import Expected
+from pcnet.kernels import Kernel
 from pcnet.noises import Noise
 
 T_co = TypeVar("T_co", covariant=True)
@@ -32,10 +33,11 @@ class Prediction(Generic[T_co]):
     How sure the sender is of it, if it says so: the covariance (B, n, n) of the value, or of log-precisions. For
     neighbours
     that carry beliefs through time also: all that is `expected` of an observation, and the covariance `between` it and
-    what had been expected of the one before; how a belief was handed over; or which noise a precision is that of.
+    what had been expected of the one before; how a belief was handed over; or which noise a precision is that of. A
+    precision also says the autocorrelation of the noise.
     """
 
-    __slots__ = ("_between", "_covariance", "_expected", "_handover", "_noise", "_value")
+    __slots__ = ("_between", "_covariance", "_expected", "_handover", "_kernel", "_noise", "_value")
 
     def __init__(
         self,
@@ -45,8 +47,10 @@ class Prediction(Generic[T_co]):
         between: Tensor | None = None,
         handover: Handover | None = None,
         noise: Noise | None = None,
+        kernel: Kernel | None = None,
     ) -> None:
         self._value = value
+        self._kernel = kernel
         self._covariance: Callable[[], Tensor] | Tensor | None = covariance
         self._expected = expected
         self._between = between
@@ -78,6 +82,10 @@ class Prediction(Generic[T_co]):
     @property
     def noise(self) -> Noise | None:
         return self._noise
+
+    @property
+    def kernel(self) -> Kernel | None:
+        return self._kernel
 
     def __repr__(self) -> str:
         return f"Prediction({self._value!r})"

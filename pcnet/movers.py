@@ -355,10 +355,10 @@ class Newton(ParameterMover):
 
     def _reopen(self, gathered: Gathered) -> Gathered:
         """Less knowledge, where the last few windows contradict it."""
-        n = gathered.gradient.shape[-1]
         gradient = (1 - 1 / WINDOWS) * gathered.recent_gradient + gathered.gradient
         curvature = (1 - 1 / WINDOWS) * gathered.recent_curvature + gathered.curvature
         known = gathered.known
+        n = (curvature.diagonal(dim1=-2, dim2=-1) > 0).sum(-1).clamp_min(1)  # of the others nothing was heard
         expected = curvature + curvature @ torch.linalg.solve(known, curvature)
         scale = known.diagonal(dim1=-2, dim2=-1) * torch.finfo(known.dtype).eps ** 0.5  # for what nothing is learned of
         surprise = (gradient * torch.linalg.solve(expected + scale.diag_embed(), gradient)).sum(-1)

@@ -118,6 +118,43 @@ class Quantity(NamedTuple):
         return kept if self.meaning is None else self.meaning(kept)
 
 
+class Standing(NamedTuple):
+    """What a node believes of numbers of its own that have a part in what is to come: (B, n) and (B, n, n)."""
+
+    mean: Tensor
+    covariance: Tensor
+
+
+class Instant(NamedTuple):
+    """A moment to come, as a node would find it: its own numbers (B, n), its noise (B, dim), what it hears from above.
+
+    There may be several copies of each batch element, copy by copy.
+    """
+
+    own: Tensor
+    noise: Tensor
+    heard: Mapping[Link, Tensor]
+
+    def of(self, kind: Kind) -> list[Tensor]:
+        """All that is heard along links of a kind."""
+        return [value for link, value in self.heard.items() if link.kind == kind]
+
+    def spread(self, value: Tensor) -> Tensor:
+        """What is so now (b, ...), as it is in all copies."""
+        return value.repeat(len(self.own) // len(value), *(1,) * (value.dim() - 1))
+
+
+class Coming(NamedTuple):
+    """Mean (B, dim) and covariance (B, dim, dim) of a state that is to come, and the same of the nodes below, by name.
+
+    Those of what would be observed, with its noise.
+    """
+
+    mean: Tensor
+    covariance: Tensor
+    below: Mapping[str, tuple[Tensor, Tensor]]
+
+
 class Trouble(NamedTuple):
     """Which batch elements (B,) a node cannot go on with, and why."""
 
@@ -402,6 +439,34 @@ class Node(ABC):
 
     def carry(self, local: Local) -> None:
         """Make the posterior the prior of what comes next."""
+
+    # --- what is to come if nothing is seen: see `pcnet.forecasting`; a node has no part in it unless it says so ------
+    def standing(self, local: Local) -> Standing | None:
+        """What is believed now of numbers of its own that go on, or stay as they are."""
+        return None
+
+    def origin(self, local: Local, now: Instant) -> Tensor:
+        """These numbers (B, n) as others that stay as they are, where they themselves would be led from above."""
+        return now.own
+
+    def drift(self, local: Local, now: Instant) -> Tensor:
+        """How fast they change, (B, n)."""
+        return torch.zeros_like(now.own)
+
+    def foresee(self, local: Local, link: Link, now: Instant) -> Tensor:
+        """The value (B, ...) that it would predict along a link below."""
+        raise GraphError(f"{self.title} does not say what is to come")
+
+    def foreseen(self, local: Local, now: Instant) -> Tensor | None:
+        """What a forecast shows of it, (B, dim): a value, or what would be observed but for its noise."""
+        return None
+
+    def imagine(self, local: Local, step: Tensor, every: int, count: int, parameters: bool) -> list[Coming] | None:
+        """What is to come after each `every` steps (B,) in time, `count` times, if it can say so all by itself.
+
+        parameters: whether what is not known of them counts.
+        """
+        return None
 
     def fallbacks(self, local: Local) -> Tensor | None:
         """How often a named fallback acted; (B,), or None where there is none."""

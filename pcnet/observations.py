@@ -31,6 +31,8 @@ class Table(Protocol):
 
 
 ARRAYS = (Tensor, np.ndarray, list, tuple, Table)
+SINGLE = (Mapping, Sample)
+"""What a list has among its items only if these are observations, one by one."""
 
 
 class Intake:
@@ -56,7 +58,7 @@ class Intake:
 
         given: (..., T, dim), a mapping from names to these, or an iterable of single observations or samples.
         """
-        if isinstance(given, (list, tuple)) and any(isinstance(item, (Mapping, Sample)) for item in given):
+        if isinstance(given, (list, tuple)) and any(item is None or isinstance(item, SINGLE) for item in given):
             return (self.timed(item) for item in given), len(given)
         if isinstance(given, ARRAYS):
             given = {self._only(): given}
@@ -98,6 +100,8 @@ class Intake:
 
     def _tensor(self, name: str, value: Any, own: int) -> Tensor:
         try:
+            if isinstance(value, np.ma.MaskedArray):  # what is masked is missing, whatever is behind the mask
+                value = np.ma.filled(value.astype(np.float64), np.nan)
             tensor = value.detach() if isinstance(value, Tensor) else torch.from_numpy(np.array(value))
             if tensor.is_complex():
                 raise TypeError

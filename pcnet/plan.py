@@ -78,3 +78,11 @@ def lay_out(
         doers = tuple((getattr(nodes[name], act.verb), locals_[name], nodes[name]) for name in who_acts(act, nodes))
         lines.append(Line(doers, act.times, periods, by_element))
     return tuple(lines)
+
+
+def period(lines: Iterable[Line], local: Local, verb: str, like: Tensor) -> Tensor:
+    """How many ticks pass until a node does something again, (B,); 1 if it does it never."""
+    for line in lines:
+        if any(doer is local and do.__name__ == verb for do, doer, _ in line.doers):
+            return torch.full_like(like, line.periods[0]) if line.by_element is None else line.by_element.to(like)
+    return torch.ones_like(like)

@@ -70,20 +70,46 @@ class Tape:
             self._going = going
         kept = self._source()
         if not self._open:
-            self._room = max(1, min(BLOCK, ROOM // max(1, kept.nbytes)))
+            self._room = _room(kept)
         self._open.append(kept)
         if len(self._open) == self._room:
             self._close()
 
     def keep(self, last: int) -> None:
         """Forget blocks that lie wholly before the last so many values."""
-        spare = sum(map(len, self._full)) + len(self._open) - last
+        spare = len(self) - last
         while self._full and len(self._full[0]) <= spare:
             spare -= len(self._full.pop(0))
 
-    def rewind(self, values: Tensor) -> None:
-        """Go on after what another tape has kept, (T, B, ...)."""
-        self._full, self._open = [values], []
+    def __len__(self) -> int:
+        return sum(map(len, self._full)) + len(self._open)
+
+    def cut(self, length: int) -> None:
+        """Forget what was written after the first so many values."""
+        while len(self) > length:
+            if self._open:
+                self._open.pop()
+            else:
+                self._full[-1:] = [self._full[-1][:-1]]
+
+    @property
+    def going(self) -> Tensor | None:
+        """Which batch elements went on when it was written last, if not all."""
+        return self._going
+
+    def state(self) -> tuple[Tensor | None, Tensor | None]:
+        """What blocks that are full say (T, B, ...), and what the open one has kept as it is; None where it is empty.
+
+        A matrix may be inverted to another last digit at another place of its block, so that blocks must not end where
+        a run is saved.
+        """
+        return (torch.cat(self._full) if self._full else None), (torch.stack(self._open) if self._open else None)
+
+    def restore(self, full: Tensor | None, unfinished: Tensor | None, going: Tensor | None) -> None:
+        """Go on from a `state`; going: which batch elements went on during the open block."""
+        self._full = [] if full is None else [full]
+        self._open = [] if unfinished is None else list(unfinished.unbind())
+        self._room, self._going = (_room(self._open[0]) if self._open else BLOCK), going
 
     def tensor(self) -> Tensor | None:
         """(T, B, ...), or None where nothing was written."""
@@ -92,8 +118,7 @@ class Tape:
 
     def _close(self) -> None:
         if self._open:
-            self._full.append(self._opened())
-            self._open = []
+            self._full, self._open = [*self._full, self._opened()], []
 
     def _opened(self) -> Tensor:
         """What the open block says."""
@@ -105,3 +130,8 @@ class Tape:
         if self._going is not None:
             values = torch.where(self._going.view(-1, *(1,) * (values.dim() - 2)), values, torch.nan)
         return values.cpu()
+
+
+def _room(kept: Tensor) -> int:
+    """How many values like this make up a block."""
+    return max(1, min(BLOCK, ROOM // max(1, kept.nbytes)))

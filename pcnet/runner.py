@@ -6,7 +6,7 @@ import sys
 from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from pcnet import plan
 from pcnet.clock import Clock
+from pcnet.course import Course, Mark
 from pcnet.errors import ObservationError, ScheduleError, SettingError
 from pcnet.failures import Failures, Incident, OnDivergence
 from pcnet.graph import Graph
@@ -30,8 +31,6 @@ from pcnet.wiring import connect
 
 if TYPE_CHECKING:
     from pcnet.forecasting import Ahead, Draws, Forecast
-
-P = TypeVar("P")
 
 
 class BreakdownError(Exception):
@@ -66,13 +65,11 @@ class Live:
         self.schedule = schedule
         self.record = Record.of(record)
         self.dtype, self.device, self.threads = dtype, device, threads
-        self.tick = 0
-        """How many observations have been taken in."""
         self.watchers: list[Callable[[float, Tensor | None], None]] = []
         """Called after each observation with its time and which batch elements go on, if not all."""
         self._nodes = graph.nodes
         self._locals = {name: Local() for name in self._nodes}
-        self._failures = Failures(self._nodes, self._locals, on_divergence)
+        self._course = Course(self._locals, Failures(self._nodes, self._locals, on_divergence))
         self._observers = [name for name, node in self._nodes.items() if node.observes]
         dims = {node.name: node.observed_width for node in self._nodes.values() if node.observes}
         self._intake = Intake(dims, self.dtype, self.device)
@@ -80,7 +77,6 @@ class Live:
         self._check_record()
         self._channels = connect(graph, self._locals)
         self._begun = False
-        self._unopened: Tensor | None = None  # the batch elements of which nothing was seen yet
         self._opening: tuple[Line, ...] = ()
         self._closing: tuple[Line, ...] = ()
         self._once = {name for act in schedule.closing for name in plan.who_acts(act, self._nodes)}
@@ -88,11 +84,15 @@ class Live:
         self._copies: int | None = None
         self._acts: tuple[Line, ...] = ()
         self._start: Start
-        self._clock: Clock
-        self._accuracy: Tensor
-        self._complexity: Tensor
-        self._sum_accuracy: Tensor
-        self._sum_complexity: Tensor
+
+    @property
+    def tick(self) -> int:
+        """How many observations have been taken in."""
+        return self._course.tick
+
+    @tick.setter
+    def tick(self, tick: int) -> None:
+        self._course.tick = tick
 
     # --- one observation at a time --------------------------------------------------------------------------------
     def step(self, observation: Any, t: float | None = None) -> Live:
@@ -141,8 +141,8 @@ class Live:
                 for line in self._closing:
                     self._do(line, None)
             except BreakdownError as broken:
-                self._failures.note(broken.node, None, broken.why, self.tick)
-            self._failures.put_down(self.tick)
+                self._course.failures.note(broken.node, None, broken.why, self.tick)
+            self._course.failures.put_down(self.tick)
 
     async def arun(self, observations: AsyncIterable[Any]) -> Live:
         """Take in observations (or `Sample`s) as they arrive, to the end of them."""
@@ -178,7 +178,7 @@ class Live:
     def free_energy(self) -> Tensor:
         """F at the last observation, (...)."""
         self._need_begun()
-        return self._shaped(self._complexity - self._accuracy)
+        return self._shaped(self._course.complexity - self._course.accuracy)
 
     @property
     def free_action(self) -> Tensor:
@@ -189,20 +189,20 @@ class Live:
     def total_accuracy(self) -> Tensor:
         """The sum of the accuracy over all observations, (...)."""
         self._need_begun()
-        return self._shaped(self._sum_accuracy)
+        return self._shaped(self._course.sum_accuracy)
 
     @property
     def total_complexity(self) -> Tensor:
         """The sum of the complexity over all observations, (...)."""
         self._need_begun()
-        return self._shaped(self._sum_complexity)
+        return self._shaped(self._course.sum_complexity)
 
     @property
     def diverged(self) -> Divergence:
         """Which batch elements have stopped, when and at which node; they are held where they were before."""
         self._need_begun()
         at, node = np.full(self._start.batch, -1), np.full(self._start.batch, "", dtype=object)
-        for i, (tick, name) in self._failures.stopped.items():
+        for i, (tick, name) in self._course.failures.stopped.items():
             at[i], node[i] = tick, name
         shape = tuple(self._start.batch_shape)
         return Divergence(at.reshape(shape), node.astype(str).reshape(shape))
@@ -216,18 +216,18 @@ class Live:
             if count is not None:
                 found[name] = self._shaped(count)
         if self._begun and self.on_divergence in ("hold", "reset"):
-            found[self.on_divergence] = self._shaped(self._failures.missed)
+            found[self.on_divergence] = self._shaped(self._course.failures.missed)
         return found
 
     @property
     def on_divergence(self) -> OnDivergence:
         """What is done with batch elements that diverge."""
-        return self._failures.policy
+        return self._course.failures.policy
 
     @property
     def incidents(self) -> Sequence[Incident]:
         """The last batch elements that diverged, if the run goes on: when, at which node, and why."""
-        return self._failures.incidents
+        return self._course.failures.incidents
 
     # --- what is to come --------------------------------------------------------------------------------------------
     def forecast(self, horizon: float, every: float | None = None, *, parameters: bool = True) -> Forecast:
@@ -263,13 +263,13 @@ class Live:
     @property
     def time(self) -> float:
         """When the last observation came; the first is at 0 unless times are given."""
-        return self._clock.time if self._begun else 0.0
+        return self._course.clock.time if self._begun else 0.0
 
     @property
     def interval(self) -> float:
         """The sampling interval, if all batch elements have the same."""
         self._need_begun()
-        return self._clock.dt
+        return self._course.clock.dt
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
@@ -280,12 +280,12 @@ class Live:
     def intervals(self) -> Tensor:
         """The sampling interval of each batch element, (B,)."""
         self._need_begun()
-        return self._clock.interval
+        return self._course.clock.interval
 
-    def laid_out(self, part: P) -> P:
-        """A copy of a part (a kernel, a mover) with its settings as this run has them; see `Start.lay_out`."""
+    def period(self, node: str) -> Tensor:
+        """After how many observations a node that is carried on is so again, (B,); 1 for others."""
         self._need_begun()
-        return self._start.lay_out(part)
+        return plan.period(self._acts, self._locals[node], "carry", self._nothing)
 
     def result(self) -> Result:
         """All that was recorded so far."""
@@ -330,13 +330,23 @@ class Live:
         else:
             seen = observation
         t = None if t is None else moment(t)
-        if not self._begun:
+        begun = self._begun
+        if not begun:
             self._begin(seen)
-        filled = {name: self._fill(name, value) for name, value in seen.items()}
-        self._clock.advance(t, self.tick)
-        for name, value in filled.items():
-            self._locals[name].observation = value
-        self._tick()
+        mark, recorded = self._course.mark(), len(self._times)
+        try:
+            filled = {name: self._fill(name, value) for name, value in seen.items()}
+            self._course.clock.advance(t, self.tick)
+            for name, value in filled.items():
+                self._locals[name].observation = value
+            self._tick(mark)
+        except BaseException:  # also by Ctrl-C: what is half done would be saved, and then done once more
+            self._course.go_back(mark)
+            self._begun = begun
+            del self._times[recorded:]
+            for tape in self._tapes.values():
+                tape.cut(recorded)
+            raise
 
     def _fill(self, name: str, value: Tensor) -> Tensor:
         try:
@@ -347,30 +357,31 @@ class Live:
                 f"began with {tuple(self._start.batch_shape)}"
             ) from None
 
-    def _tick(self) -> None:
-        failures, before, unopened = self._failures, self._failures.beliefs(), self._unopened
+    def _tick(self, before: Mark) -> None:
+        course = self._course
+        failures = course.failures
         try:
             self.act()
         except BreakdownError as broken:  # which batch elements are to blame is not known
             failures.note(broken.node, None, broken.why, self.tick)
             self._energies = [Energy() for _ in self._nodes]
-            self._accuracy = self._complexity = self._nothing
-        failed = failures.deal_with(self._energies, self._complexity - self._accuracy, before, self.tick)
+            course.accuracy = course.complexity = self._nothing
+        failed = failures.deal_with(self._energies, course.complexity - course.accuracy, before.beliefs, self.tick)
         if failed is not None:
-            self._leave_unopened(failed, unopened)
+            self._leave_unopened(failed, before.unopened)
         if failures.going is not None:
-            self._accuracy = torch.where(failures.going, self._accuracy, torch.nan)
-            self._complexity = torch.where(failures.going, self._complexity, torch.nan)
-        self._sum_accuracy = self._sum_accuracy + _but(failed, self._accuracy, 0.0)
-        self._sum_complexity = self._sum_complexity + _but(failed, self._complexity, 0.0)
-        self._accuracy = _but(failed, self._accuracy, torch.nan)
-        self._complexity = _but(failed, self._complexity, torch.nan)
+            course.accuracy = torch.where(failures.going, course.accuracy, torch.nan)
+            course.complexity = torch.where(failures.going, course.complexity, torch.nan)
+        course.sum_accuracy = course.sum_accuracy + _but(failed, course.accuracy, 0.0)
+        course.sum_complexity = course.sum_complexity + _but(failed, course.complexity, 0.0)
+        course.accuracy = _but(failed, course.accuracy, torch.nan)
+        course.complexity = _but(failed, course.complexity, torch.nan)
         if (self.tick + 1) % self.record.every == 0 and self._tapes:
-            self._times.append(self._clock.time)
+            self._times.append(course.clock.time)
             for tape in self._tapes.values():
                 tape.write(failures.going)
         for see in self.watchers:
-            see(self._clock.time, failures.going)
+            see(course.clock.time, failures.going)
         self.tick += 1
 
     def act(self) -> None:
@@ -378,7 +389,7 @@ class Live:
 
         `step` and `run` call it; a subclass may override it to look on, as examples/benchmark_live.py does.
         """
-        if self._unopened is not None:
+        if self._course.unopened is not None:
             self._open()
         for line in self._acts:
             due = line.due(self.tick)
@@ -388,8 +399,8 @@ class Live:
         self._energies = [
             Energy() if name in counted else node.energy(self._locals[name]) for name, node in self._nodes.items()
         ]
-        self._accuracy = self._total([energy.accuracy for energy in self._energies])
-        self._complexity = self._total([energy.complexity for energy in self._energies])
+        self._course.accuracy = self._total([energy.accuracy for energy in self._energies])
+        self._course.complexity = self._total([energy.complexity for energy in self._energies])
 
     def _total(self, parts: list[Tensor | None]) -> Tensor:
         found = [part for part in parts if part is not None]
@@ -401,7 +412,7 @@ class Live:
         return self._nothing if free is None else free
 
     def _do(self, line: Line, mask: Tensor | None) -> None:
-        going = self._failures.going
+        going = self._course.failures.going
         if going is not None:
             mask = going if mask is None else mask & going
         for _ in range(line.times):
@@ -415,7 +426,7 @@ class Live:
                     local.mask = None
                 if local.trouble is not None:
                     (where, why), local.trouble = local.trouble, None
-                    self._failures.note(node, where, why, self.tick)
+                    self._course.failures.note(node, where, why, self.tick)
 
     # --- keeping ----------------------------------------------------------------------------------------------------
     def save(self, path: str | Path, *, recording: bool = True) -> Path:
@@ -431,27 +442,8 @@ class Live:
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """What changes during a run, but for the recording: tensors by name, and facts fit for JSON."""
         self._need_begun()
-        tensors = {"accuracy": self._accuracy, "complexity": self._complexity}
-        tensors |= {"sum of accuracy": self._sum_accuracy, "sum of complexity": self._sum_complexity}
-        tensors |= {"missed": self._failures.missed, "now": self._clock.now, "elapsed": self._clock.elapsed}
-        masks = {"going": self._failures.going, "unopened": self._unopened}
-        tensors |= {name: mask for name, mask in masks.items() if mask is not None}
-        for name, local in self._locals.items():
-            if local.observation is not None:
-                tensors[f"{name}/observation"] = local.observation
-            for part, value in (("belief", local.belief), ("memory", local.memory)):
-                if value is not None:
-                    tensors |= {f"{name}/{part}/{field}": each for field, each in value._asdict().items()}
-        facts = {
-            "tick": self.tick,
-            "time": self._clock.time,
-            "timed": self._clock.timed,
-            "irregular": self._clock.pace is not None,
-            "batch_shape": list(self._start.batch_shape),
-            "stopped": [[i, tick, name] for i, (tick, name) in self._failures.stopped.items()],
-            "incidents": [list(incident) for incident in self.incidents],
-        }
-        return tensors, facts
+        tensors, facts = self._course.state()
+        return tensors, facts | {"batch_shape": list(self._start.batch_shape)}
 
     def restore(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
         """Go on from a `state`. A part that the nodes of this graph do not have, or lack, is a KeyError."""
@@ -459,30 +451,7 @@ class Live:
         shape = torch.Size(facts["batch_shape"])
         with torch.inference_mode():
             self._begin_with(shape, {name: value.view(*shape, value.shape[-1]) for name, value in seen.items()})
-            left = set(tensors) - {f"{name}/observation" for name in seen}
-            for name, local in self._locals.items():
-                for part in ("belief", "memory"):
-                    value = getattr(local, part)
-                    if value is None:
-                        continue
-                    keys = {field: f"{name}/{part}/{field}" for field in value._fields}
-                    for field, key in keys.items():
-                        if tensors[key].dim() != getattr(value, field).dim():
-                            raise KeyError(key)
-                    setattr(local, part, type(value)(**{field: tensors[key] for field, key in keys.items()}))
-                    left -= set(keys.values())
-        self._accuracy, self._complexity = tensors["accuracy"], tensors["complexity"]
-        self._sum_accuracy, self._sum_complexity = tensors["sum of accuracy"], tensors["sum of complexity"]
-        self._failures.missed, self._clock.now = tensors["missed"], tensors["now"]
-        self._failures.going, self._unopened = tensors.get("going"), tensors.get("unopened")
-        self.tick, self._clock.time, self._clock.timed = facts["tick"], facts["time"], facts["timed"]
-        self._clock.wait(tensors["elapsed"] if facts["irregular"] else None)
-        self._failures.stopped = {i: (tick, name) for i, tick, name in facts["stopped"]}
-        self._failures.incidents.extend(Incident(*incident) for incident in facts["incidents"])
-        known = {"accuracy", "complexity", "sum of accuracy", "sum of complexity", "missed", "now", "elapsed"}
-        left -= known | {"going", "unopened"}
-        if left:
-            raise KeyError(sorted(left)[0])
+            self._course.restore(tensors, facts)
 
     @property
     def tapes(self) -> Mapping[str, Tape]:
@@ -511,11 +480,10 @@ class Live:
     def _begin_with(self, shape: torch.Size, observation: Observation) -> None:
         self._start = Start(shape.numel(), self.dtype, self.device, shape)
         self._nothing = torch.zeros(shape.numel(), dtype=self.dtype, device=self.device)
-        self._sum_accuracy = self._sum_complexity = self._nothing
-        self._failures.begin(self._start)
-        self._clock = self._set_up_clock()
+        self._course.failures.begin(self._start)
+        self._course.begin(self._set_up_clock(), self._nothing)
         for name, node in self._nodes.items():
-            self._locals[name].clock = self._clock
+            self._locals[name].clock = self._course.clock
             if name in observation:
                 self._locals[name].observation = self._start.fill(observation[name], 1)
             node.begin(self._locals[name], self._start)
@@ -527,31 +495,30 @@ class Live:
         self._begun = True
         self._times: list[float] = []
         self._tapes = self.tapes_for(self.record)
-        self._unopened = torch.ones_like(self._nothing, dtype=torch.bool)
 
     def _open(self) -> None:
         """Do what is done once, for the batch elements of which something is seen for the first time."""
-        assert self._unopened is not None
-        seen = torch.zeros_like(self._unopened)
+        assert self._course.unopened is not None
+        seen = torch.zeros_like(self._course.unopened)
         for name in self._observers:
             observation = self._locals[name].observation
             assert observation is not None
             seen = seen | torch.isfinite(observation).any(-1)
-        mask = seen & self._unopened
+        mask = seen & self._course.unopened
         if bool(mask.any()):
             if self.tick:
                 self._begin_observers(mask)
             for line in self._opening:
                 self._do(line, None if bool(mask.all()) else mask)
-        left = self._unopened & ~mask
-        self._unopened = left if bool(left.any()) else None
+        left = self._course.unopened & ~mask
+        self._course.unopened = left if bool(left.any()) else None
 
     def _leave_unopened(self, failed: Tensor, before: Tensor | None) -> None:
         """After a tick that some lost: those who begin anew, or had not begun before it, have not begun."""
         nobody = torch.zeros_like(failed)
         then = failed if self.on_divergence == "reset" else nobody if before is None else before & failed
-        left = then if self._unopened is None else then | (self._unopened & ~failed)
-        self._unopened = left if bool(left.any()) else None
+        left = then if self._course.unopened is None else then | (self._course.unopened & ~failed)
+        self._course.unopened = left if bool(left.any()) else None
 
     def _begin_observers(self, mask: Tensor) -> None:
         """Let observing nodes begin once more, with what is now the first observation of these batch elements."""
@@ -585,8 +552,8 @@ class Live:
                 if quantity in record.quantities:
                     tapes[f"{name}.{quantity}"] = Tape(dims, partial(source, local), meaning)
         if ENERGY in record.quantities:
-            tapes["accuracy"] = Tape((), lambda: self._accuracy)
-            tapes["complexity"] = Tape((), lambda: self._complexity)
+            tapes["accuracy"] = Tape((), lambda: self._course.accuracy)
+            tapes["complexity"] = Tape((), lambda: self._course.complexity)
             for i, name in enumerate(self._nodes):
                 tapes[f"{name}.free_energy"] = Tape((), partial(self._share, i))
         if record.messages:

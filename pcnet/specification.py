@@ -21,11 +21,10 @@ import dataclasses
 import inspect
 import json
 import math
-import re
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 import yaml
 from pydantic import SkipValidation
@@ -36,23 +35,39 @@ from pcnet.errors import PcnetError, SpecError
 from pcnet.files import whole
 from pcnet.functions import Identity
 from pcnet.graph import Graph, Model
+from pcnet.markup import read
 from pcnet.node import Node
 from pcnet.registry import near
-from pcnet.schedule import Act, Clock, Schedule, generalised_filtering, odem, offline, states_only
+from pcnet.schedule import Act, Clock, Level, Schedule, generalised_filtering, odem, offline, states_only, tracking
 from pcnet.settings import KINDS
 
 FORMAT = 1
 """The version of the descriptions that are written."""
 LINKS = ("predicts", "drives", "parametrises", "weighs")
+
+
+def _tracking(every: Any = 64, levels: Any = ({},)) -> Schedule:
+    """`tracking` with levels as a file has them: [{states: [x], precisions: [noise], parameters: []}, …]."""
+    if not isinstance(levels, (list, tuple)) or not levels:
+        raise SpecError("levels must be a list, such as [{states: [x], precisions: [noise_x], parameters: []}]")
+    made = []
+    for number, level in enumerate(levels):
+        _check(level, f"level {number}", Level._fields, ())
+        for name, who in level.items():
+            if not isinstance(who, list) or not all(isinstance(each, str) for each in who):
+                raise SpecError(f"level {number}: {name} must be a list of nodes or roles")
+        made.append(Level(**{name: tuple(who) for name, who in level.items()}))
+    return tracking(every, levels=made)
+
+
 SCHEDULES: dict[str, Callable[..., Schedule]] = {
     "odem": odem,
     "generalised_filtering": generalised_filtering,
     "states_only": states_only,
     "offline": offline,
+    "tracking": _tracking,
 }
 """Schedules that a file may call by name, with their arguments."""
-LARGEST = 16 * 2**20
-"""The most bytes of a file that are read."""
 DEEPEST = 40
 """How deep a description may be nested."""
 
@@ -96,12 +111,12 @@ def _part(part: Any, where: str) -> dict[str, Any]:
     found: dict[str, Any] = {"kind": kind.__name__}
     for field in dataclasses.fields(part):
         value = getattr(part, field.name)
-        if not _same(value, _default(field)):
+        if not _same(value, default_of(field)):
             found[field.name] = _plain(value, f"{where}, {field.name}")
     return found
 
 
-def _default(field: Any) -> Any:
+def default_of(field: Any) -> Any:
     default = field.default
     if default is dataclasses.MISSING and field.default_factory is not dataclasses.MISSING:
         default = field.default_factory()
@@ -351,70 +366,7 @@ def _example(base: type) -> str:
     return found[0] if found else "…"
 
 
-# --- files -------------------------------------------------------------------------------------------------------
-class Loader(yaml.SafeLoader):
-    """YAML without aliases, repeated keys or anything but plain data; 1e-4 is a number."""
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        if self.check_event(yaml.AliasEvent):
-            raise SpecError("a description may not have YAML aliases (*name)")
-        return super().compose_node(parent, index)
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        for key in keys:
-            if not isinstance(key, Hashable) or keys.count(key) > 1:
-                raise SpecError(f"the key {key!r} is there more than once, or is no text")
-        return super().construct_mapping(node, deep)
-
-
-Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"),
-    list("-+0123456789"),
-)
-
-
-def read(path: str | Path) -> Any:
-    """Plain data from a YAML or JSON file."""
-    path = Path(path)
-    try:
-        if path.stat().st_size > LARGEST:
-            raise SpecError(f"{str(path)!r} is larger than a description of a graph can be")
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise SpecError(f"{str(path)!r} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise SpecError(f"{str(path)!r} is not a text file") from None
-    try:
-        return parse(text, "json" if path.suffix == ".json" else "yaml")
-    except SpecError as error:
-        raise SpecError(f"{str(path)!r}: {error}") from None
-
-
-def parse(text: str, form: Literal["yaml", "json"] = "yaml") -> Any:
-    """Plain data from a text."""
-    try:
-        if form == "json":
-            return json.loads(text, object_pairs_hook=_pairs)
-        return yaml.load(text, Loader)
-    except (yaml.YAMLError, ValueError, RecursionError, AttributeError, TypeError, OverflowError) as error:
-        if isinstance(error, SpecError):
-            raise
-        where = getattr(error, "problem_mark", None)
-        line = f" in line {where.line + 1}" if where is not None else ""
-        why = getattr(error, "problem", None) or (str(error).splitlines() or [type(error).__name__])[0]
-        raise SpecError(f"it is not {form.upper()}{line}: {why}") from None
-
-
-def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise SpecError("a key is there more than once")
-    return found
-
-
-# --- what may be in a file, for editors --------------------------------------------------------------------------
+# --- what a setting may be ------------------------------------------------------------------------------------------
 def is_function(hint: Any) -> bool:
     """Whether a setting is a function: those are not validated by their type."""
     return any(type(part).__name__ == SkipValidation.__name__ for part in getattr(hint, "__metadata__", ()))
@@ -427,115 +379,3 @@ def parts_of(hint: Any) -> list[Any]:
     if get_origin(hint) in (Union, UnionType):
         return [part for each in get_args(hint) for part in parts_of(each)]
     return [hint]
-
-
-def schema() -> dict[str, Any]:
-    """A JSON schema of descriptions, with all kinds that are known now."""
-    numbers = {"anyOf": [{"type": "number"}, {"type": "array", "items": {"$ref": "#/$defs/numbers"}}]}
-    made = [
-        {"type": "object", "properties": {name: {"type": "object"}}, "required": [name], "additionalProperties": False}
-        for name in registry.makers()
-    ]
-    defs: dict[str, Any] = {"numbers": numbers, "function": {"anyOf": [{"enum": registry.names()}, *made]}}
-    nodes = []
-    for name, kinds in sorted(KINDS.items()):
-        kind: Any = kinds[0]
-        if inspect.isabstract(kind) or kind in (Act, Clock, Schedule):
-            continue
-        is_node = issubclass(kind, Node)
-        hints = get_type_hints(kind, include_extras=True)
-        fields = [field for field in dataclasses.fields(kind) if not (is_node and field.name == "name")]
-        required = [f.name for f in fields if _required(f)]
-        properties = {f.name: _schema_of(hints[f.name]) for f in fields}
-        defs[name] = {
-            "type": "object",
-            "description": inspect.cleandoc(kind.__doc__ or "").split("\n\n")[0].replace("\n", " "),
-            "properties": {"kind": {"const": name}} | properties,
-            "required": ["kind", *required],
-            "additionalProperties": False,
-        }
-        if is_node:
-            nodes.append({"$ref": f"#/$defs/{name}"})
-    pair = {"type": "array", "items": {"type": "string"}, "minItems": 2, "maxItems": 2}
-    extra: dict[str, dict[str, Any]] = {
-        "predicts": {"via": {"$ref": "#/$defs/function"}},
-        "parametrises": {"of": {"type": "string"}},
-    }
-    links = [
-        {
-            "type": "object",
-            "properties": {kind: pair} | extra.get(kind, {}),
-            "required": [kind],
-            "additionalProperties": False,
-        }
-        for kind in LINKS
-    ]
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "A graph of pcnet",
-        "type": "object",
-        "properties": {
-            "pcnet": {"const": FORMAT},
-            "nodes": {"type": "object", "additionalProperties": {"anyOf": nodes}},
-            "links": {"type": "array", "items": {"anyOf": links}},
-            "schedule": _schedule_schema(),
-        },
-        "required": ["nodes", "links"],
-        "additionalProperties": False,
-        "$defs": defs,
-    }
-
-
-def _required(field: Any) -> bool:
-    default = _default(field)
-    return default is dataclasses.MISSING or type(default).__name__ == "PydanticUndefinedType"
-
-
-def _schedule_schema() -> dict[str, Any]:
-    texts = {"type": "array", "items": {"type": "string"}}
-    options = {"every": {"$ref": "#/$defs/numbers"}, "times": {"type": "integer", "minimum": 1}, "but": texts}
-    acts = [
-        {"type": "object", "properties": {verb: texts} | options, "required": [verb], "additionalProperties": False}
-        for verb in get_args(get_type_hints(Act)["verb"])
-    ]
-    several = {"type": "array", "items": {"anyOf": acts}}
-    whole_one = {
-        "type": "object",
-        "properties": {"name": {"type": "string"}, "acts": several, "opening": several, "closing": several},
-        "required": ["acts"],
-        "additionalProperties": False,
-    }
-    called = [
-        {
-            "type": "object",
-            "properties": {name: {"type": ["object", "null"]}},
-            "required": [name],
-            "additionalProperties": False,
-        }
-        for name in SCHEDULES
-    ]
-    return {"anyOf": [{"enum": list(SCHEDULES)}, *called, whole_one]}
-
-
-def _schema_of(hint: Any) -> dict[str, Any]:
-    if is_function(hint):
-        return {"$ref": "#/$defs/function"}
-    options: list[dict[str, Any]] = []
-    for part in parts_of(hint):
-        if part is Tensor:
-            options.append({"$ref": "#/$defs/numbers"})
-        elif get_origin(part) is Literal:
-            options.append({"enum": list(get_args(part))})
-        elif part in PLAIN:
-            options.append({"type": PLAIN[part]})
-        elif get_origin(part) is tuple:
-            options.append({"type": "array", "items": _schema_of(get_args(part)[0])})
-        elif isinstance(part, type):
-            fitting = [
-                name for name, kinds in KINDS.items() if issubclass(kinds[0], part) and not inspect.isabstract(kinds[0])
-            ]
-            options += [{"$ref": f"#/$defs/{name}"} for name in sorted(fitting)]
-    return options[0] if len(options) == 1 else {"anyOf": options} if options else {}
-
-
-PLAIN: dict[Any, str] = {int: "integer", float: "number", str: "string", bool: "boolean", type(None): "null"}

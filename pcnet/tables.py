@@ -43,7 +43,7 @@ def read_table(path: str | Path, widths: Mapping[str, int], time: str | None = N
     if isinstance(found, np.ndarray):
         return _of_array(path, found, widths)
     if isinstance(found, dict):
-        return Table({name: _numbers(path, name, values) for name, values in found.items()}, None)
+        return Table({name: _rows(_numbers(path, name, values)) for name, values in found.items()}, None)
     return _of_frame(path, found, widths, time)
 
 
@@ -87,11 +87,15 @@ READERS = {".csv": _read_csv, ".parquet": _read_parquet, ".npy": _read_npy, ".np
 
 
 def _of_array(path: Path, found: Array, widths: Mapping[str, int]) -> Table:
-    values = _numbers(path, "the array", found)
-    values = values[:, None] if values.ndim == 1 else values
+    values = _rows(_numbers(path, "the array", found))
     if len(widths) > 1:
         raise ObservationError(f"{str(path)!r}: there are several sensory nodes; use named columns, or an NPZ file")
     return Table({next(iter(widths)): values}, None)
+
+
+def _rows(values: Array) -> Array:
+    """(..., T, dim): a single series is one of single numbers."""
+    return values.reshape(-1, 1) if values.ndim < 2 else values
 
 
 def _of_frame(path: Path, frame: pd.DataFrame, widths: Mapping[str, int], time: str | None) -> Table:

@@ -16,9 +16,21 @@ from test_run import same
 
 import pcnet as pc
 from pcnet.errors import CheckpointError
-from pcnet.graphs import paper
+from pcnet.graphs import Tier, hierarchy, paper, triple
+from pcnet.kernels import Matern, White
 from pcnet.movers import Implicit, Newton
-from pcnet.nodes import CauseNode, InputNode, ParameterNode, PrecisionNode, SensoryNode, StateNode
+from pcnet.nodes import (
+    CategoricalNode,
+    CauseNode,
+    FilterNode,
+    InputNode,
+    ParameterNode,
+    PrecisionNode,
+    SensoryNode,
+    StateNode,
+)
+from pcnet.record import Tape
+from pcnet.schedule import Level, tracking
 
 TICKS = 14
 
@@ -74,6 +86,36 @@ def with_trouble(policy):
     return graph, schedule, stream, None, policy
 
 
+def of_triple(**options):
+    graph, schedule = triple(pc.flows.lotka_volterra, 3, 0.01, mean=[0.3, -0.2, 0.3], sd=0.25, every=3, **options)
+    _, _, stream, _ = with_gaps()
+    return graph, schedule, stream, None
+
+
+def of_tiers():
+    """Two tiers, of which the upper one acts within the few observations."""
+    above = Tier(lambda x, theta: -0.01 * x, 1, expected_precision=100.0, initial_mean=[1.0])
+    graph, schedule = hierarchy(Tier(SPRING, 2, mean=[1.0], sd=0.01, noise="learned"), above, dt=0.05, every=3)
+    stream = [row[:2] for row in of_paper()[2]]
+    stream[6] = None
+    return graph, schedule, stream, None
+
+
+def of_categories():
+    x, y = FilterNode("x", dim=2, flow=SPRING), SensoryNode("y", dim=2, orders=1, dt=0.05)
+    theta = ParameterNode("theta", mean=[1.0], sd=0.05, mover=Newton())
+    graph = pc.Graph()
+    graph.predicts(x, y)
+    graph.parametrises(theta, x)
+    graph.predicts(CategoricalNode("tape", values=[[0.5], [1.5]], stay=0.9), theta)  # a word that files know too
+    graph.weighs(PrecisionNode("nx", expected=100.0, sd=0.5, kernel=White(), mover=Newton(rising=2)), x)
+    graph.weighs(PrecisionNode("ny", expected=100.0, sd=0.5, kernel=Matern(0.1, 0.5), mover=Newton()), y)
+    levels = (Level(("x",), ("nx", "ny"), ("theta",)), Level(("tape",), (), ()))
+    return graph, tracking(3, levels=levels), of_tiers()[2], np.cumsum(np.linspace(0.02, 0.1, TICKS)).tolist()
+
+
+SPRING = pc.Derived(lambda x, k: torch.stack([x[..., 1], -k[..., 0] * x[..., 0]], -1))
+
 CASES = {
     "paper": of_paper,
     "authors": lambda: of_paper(conventions="authors", model="lorenz", orders=2),
@@ -86,6 +128,12 @@ CASES = {
     "hold": lambda: with_trouble("hold"),
     "reset": lambda: with_trouble("reset"),
     "stop": lambda: with_trouble("stop"),
+    "triple": of_triple,
+    "triple, smooth": lambda: of_triple(smoothness=0.05),
+    "triple, learned width": lambda: of_triple(smoothness=0.05, smoothness_sd=0.5),
+    "triple, drift": lambda: of_triple(drift=1.0),
+    "tiers": of_tiers,
+    "categories": of_categories,
 }
 
 
@@ -144,9 +192,76 @@ def test_single_precision(tmp_path):
     same(live.run(iter(stream[7:])).result(), again.run(iter(stream[7:])).result())
 
 
+# --- a tick is done whole or not at all ---
+VERBS = [(SensoryNode, "sense"), (StateNode, "move"), (StateNode, "settle"), (PrecisionNode, "carry"), (Tape, "write")]
+
+
+@pytest.mark.parametrize(("kind", "verb"), VERBS)
+@pytest.mark.parametrize("where", [(0, 0), (5, 0), (5, 1), (8, 2)], ids=str)
+def test_interrupted_within_a_tick(kind, verb, where, monkeypatch, tmp_path):
+    """By Ctrl-C in the middle of anything: then it can be done once more, here or from a file."""
+    graph, schedule, stream, _ = of_paper()
+    whole = graph.start(schedule).run(iter(stream))
+    live = graph.start(schedule)
+    do, calls = getattr(kind, verb), []
+
+    def interrupted(self, *given):
+        do(self, *given)
+        calls.append(live.tick)
+        if live.tick == where[0] and calls.count(live.tick) == 1 + where[1]:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(kind, verb, interrupted)
+    for y in stream:
+        try:
+            live.step(y)
+        except KeyboardInterrupt:
+            if live.tick:
+                live = pc.resume(live.save(tmp_path / "run"), graph, schedule)
+            live.step(y)
+    same(whole.result(), live.result())
+    assert len(live.result().times) == TICKS
+    np.testing.assert_array_equal(whole.free_action, live.free_action)
+
+
+@pytest.mark.parametrize("case", ["paper", "triple", "triple, drift"])
+def test_an_observation_that_is_refused_leaves_no_trace(case, tmp_path):
+    """One that diverges, or comes too early: the run goes on, or is saved, as if it had not been there."""
+    graph, schedule, stream, _ = CASES[case]()
+    whole = graph.start(schedule).run(iter(stream))
+    live = graph.start(schedule)
+    for k, y in enumerate(stream):
+        if k == 5:
+            with pytest.raises(pc.errors.DivergenceError):
+                live.step(np.full(3, 1e300))
+            live = pc.resume(live.save(tmp_path / "run"), graph, schedule)
+            with pytest.raises(pc.errors.ObservationError, match="times must rise"):
+                live.step(y, t=0.01)
+        live.step(y)
+    same(whole.result(), live.result())
+    np.testing.assert_array_equal(whole.free_action, live.free_action)
+
+
+def test_a_first_observation_that_is_refused():
+    graph, _, stream, _ = stack()
+    live = graph.start(pc.generalised_filtering())
+    with pytest.raises(pc.errors.ObservationError, match="has no value yet"):
+        live.step({"y": [0.0, 0.0]})
+    with pytest.raises(pc.errors.ObservationError, match="before the first observation"):
+        _ = live.free_energy
+    batched = {name: np.stack([value, value]) for name, value in stream[0].items()}  # it may be of another shape
+    assert live.step(batched, t=3.0).free_energy.shape == (2,)
+
+
 # --- killed ---
-def victim(path, out, ready):
-    graph, schedule = paper.odem(every=7, orders=2)
+def killable(kind):
+    if kind == "paper":
+        return paper.odem(every=7, orders=2)
+    return triple(pc.flows.lotka_volterra, 3, 0.01, mean=[0.3, -0.2, 0.3], sd=0.25, every=7, drift=1.0)
+
+
+def victim(path, out, ready, kind):
+    graph, schedule = killable(kind)
     live = pc.resume(path, graph, schedule) if path.exists() else graph.start(schedule)
     ready.set()
     for y in STREAM[live.tick :]:
@@ -157,7 +272,8 @@ def victim(path, out, ready):
 STREAM = 1 + 0.1 * np.random.default_rng(0).normal(size=(160, 3))
 
 
-def test_killed_at_any_moment(tmp_path):
+@pytest.mark.parametrize("kind", ["paper", "triple"])
+def test_killed_at_any_moment(kind, tmp_path):
     """kill -9 at random moments, time and again, until it comes through."""
     chance = random.Random(0)
     context = multiprocessing.get_context("forkserver")
@@ -166,7 +282,7 @@ def test_killed_at_any_moment(tmp_path):
     kills = 0
     for _ in range(60):
         ready = context.Event()
-        process = context.Process(target=victim, args=(path, out, ready))
+        process = context.Process(target=victim, args=(path, out, ready, kind))
         process.start()
         assert ready.wait(60)
         time.sleep(chance.uniform(0.0, 0.15))
@@ -177,7 +293,7 @@ def test_killed_at_any_moment(tmp_path):
         if out.exists():
             break
     assert kills >= 4
-    graph, schedule = paper.odem(every=7, orders=2)
+    graph, schedule = killable(kind)
     whole = graph.run(STREAM, schedule=schedule)
     found = np.load(out)
     np.testing.assert_array_equal(found["mean"], whole.mean("x"))

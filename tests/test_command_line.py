@@ -308,3 +308,50 @@ def test_a_port_that_is_taken_is_an_error_in_words(folder):
         done = pcnet("run", "graph.yaml", "--observations", "data.csv", "--watch", "--port", port)
     assert done.exit_code == 2
     assert f"port {port} cannot be used" in done.stderr
+
+
+def test_a_run_that_diverges_is_kept_up_to_there_and_goes_on_as_it_is_told(folder):
+    wild = Y.copy()
+    wild[20] = 1e300
+    np.save("wild.npy", wild)
+    arguments = ("run", "graph.yaml", "--observations", "wild.npy")
+    assert pcnet(*arguments, "--checkpoint", "run.ckpt", "--checkpoint-every", 7).exit_code == 3
+    kept = pc.resume("run.ckpt")
+    assert kept.tick == 20
+    assert np.isfinite(kept.mean("x")).all()
+    assert pcnet(*arguments, "--resume", "run.ckpt").exit_code == 3  # as so far
+    good(*arguments, "--resume", "run.ckpt", "--on-divergence", "hold", "--output", "r.nc")
+    graph, schedule = paper.odem(orders=2, every=4)
+    held = graph.run(wild, schedule, on_divergence="hold")
+    same(held, pc.Result.load("r.nc"))
+
+
+def test_batches_and_single_series_from_files(folder):
+    both = np.stack([Y, Y + 0.1])
+    np.save("both.npy", both)
+    arguments = ("run", "graph.yaml", "--observations", "both.npy", "--checkpoint", "run.ckpt", "--output", "r.nc")
+    good(*arguments, "--checkpoint-every", 7)
+    graph, schedule = paper.odem(orders=2, every=4)
+    same(graph.run(both, schedule), pc.Result.load("r.nc"))
+    good("run", "graph.yaml", "--observations", "both.npy", "--resume", "run.ckpt")
+    x = StateNode("x", dim=1, orders=1, flow=pc.flows.linear([[-0.1]]))
+    graph = pc.Graph()
+    graph.predicts(x, SensoryNode("y", dim=1, orders=1, dt=0.1))
+    for name in ("x", "y"):
+        graph.weighs(PrecisionNode(f"n{name}", expected=1.0, sd=0.1, smoothness=0.1), graph[name])
+    pc.save_model("one.yaml", graph, pc.states_only())
+    np.save("one.npy", Y[:, 0])
+    np.savez("one.npz", y=Y[:, 0])
+    one, other = (good("run", "one.yaml", "--observations", name).stdout for name in ("one.npy", "one.npz"))
+    assert one == other
+
+
+@pytest.mark.parametrize("option", ["--output", "--checkpoint"])
+def test_a_folder_that_is_not_there_is_said_before_the_work(folder, option):
+    done = pcnet("run", "graph.yaml", "--observations", "-", option, "nowhere/file", input="1,2,3\n")
+    assert done.exit_code == 2
+    assert "no folder 'nowhere'" in done.stderr
+    assert not done.stdout
+    done = pcnet("run", "graph.yaml", "--observations", "-", "--time", "t", input="1,2,3\n")
+    assert done.exit_code == 2
+    assert "--time is for files" in done.stderr

@@ -23,6 +23,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
         ("benchmark_size.py", ["--channels", "40", "--states", "3", "--passes", "1"], 0, ["Kalman", "Lorenz-96", "MB"]),
         ("benchmark_live.py", ["--observations", "60"], 0, ["median", "99th percentile", "overhead"]),
         ("soak.py", ["--observations", "3000", "--look", "1000"], 0, ["MB", "sound to the end"]),
+        ("soak.py", ["--graph", "triple", "--observations", "600", "--look", "200"], 0, ["MB", "sound to the end"]),
         ("benchmark.py", ["--passes", "1"], 0, ["Kalman", "batch 756", "lorenz"]),
     ],
 )

@@ -1,5 +1,6 @@
 """States that carry their beliefs, against the Kalman filter, brute-force Gaussians and numerical derivatives."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -93,6 +94,73 @@ def test_what_is_missing_is_not_there():
         np.testing.assert_allclose(result.sd("x")[t, 0], np.sqrt(np.diag(oracle.covariance)), rtol=1e-11)
     assert result.accuracy.sum() == pytest.approx(oracle.log_evidence, rel=1e-11)
     assert (result.sd("x")[8] > result.sd("x")[7]).all()  # a pause makes less sure
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"smoothness": 0.3}, {"smoothness": 0.3, "smoothness_sd": 0.5}, {"drift": 2.0}, {"by_channel": "shared"}],
+    ids=str,
+)
+def test_a_channel_or_sensor_that_is_missing_is_as_if_it_were_not_in_the_graph(options):
+    """All that is learned is the same: of states, parameters and levels of noise."""
+    flow = pc.Derived(lambda x, k: torch.stack([x[..., 1], -k[..., 0] * x[..., 0]], -1))
+    rows = [0, 2]
+    options = {"by_channel": "each"} | options
+
+    def model(rows):
+        gain = Linear(GAIN[rows])
+        return triple(flow, 2, DT, mean=[1.0], sd=0.3, mapping=gain, channels=len(rows), every=4, **options)
+
+    y = np.random.default_rng(3).standard_normal((40, 3)).cumsum(0)
+    holey = np.where([True, False, True], y, math.nan)
+    (graph, schedule), (small, _) = model([0, 1, 2]), model(rows)
+    found, expected = graph.start(schedule).run(holey), small.start(schedule).run(y[:, rows])
+    other = pc.Graph()  # the same, with another sensor that never speaks
+    for link in small.links:
+        if link.kind == "predicts":
+            other.predicts(link.parent, link.child, via=link.function)
+        else:
+            getattr(other, link.kind)(link.parent, link.child)
+    other.predicts(small["x"], SensoryNode("z", dim=1, orders=1, dt=DT), via=Linear(GAIN[1:2]))
+    other.weighs(PrecisionNode("noise_z", mean=0.0, sd=1.0, kernel=White(), mover=Newton(reopening=True)), other["z"])
+    silent = other.start(schedule).run({"y": y[:, rows]})
+    for name in ("x", "theta", *(each for each in small.nodes if each.startswith(("noise_x", "drift")))):
+        for live in (found, silent):
+            torch.testing.assert_close(live.mean(name), expected.mean(name), rtol=1e-9, atol=1e-10)
+            torch.testing.assert_close(live.sd(name), expected.sd(name), rtol=1e-9, atol=1e-10)
+    seen = rows if options["by_channel"] == "each" else [0]
+    torch.testing.assert_close(found.mean("noise_y")[seen], expected.mean("noise_y"), rtol=1e-9, atol=1e-10)
+    torch.testing.assert_close(found.free_action, expected.free_action, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(silent.mean("noise_z"), torch.zeros(1, dtype=torch.float64))
+
+
+def test_before_anything_is_seen_it_is_as_unsure_as_at_first():
+    """A gap at the very beginning is one like others: the Kalman filter's."""
+    live, reference = linear_graph().start(STILL), kalman()
+    for k in range(8):
+        y = OBSERVATIONS[k] if k > 3 else np.full(3, np.nan)
+        live.step(y)
+        reference.step(y)
+        np.testing.assert_allclose(live.mean("x")[0], reference.mean, rtol=1e-12)
+        np.testing.assert_allclose(live.read("x", "covariance"), reference.covariance, rtol=1e-11)
+    free = dataclasses.replace(linear_graph()["x"], initial_mean=None)
+    live = linear_graph().with_nodes(dict(linear_graph().nodes) | {"x": free}).start(STILL).step(None)
+    step = np.eye(2) + DT * FLOW
+    expected = 0.81 * step @ step.T + STATE_VARIANCE * DT**2 * np.eye(2)
+    np.testing.assert_allclose(live.read("x", "covariance"), expected, rtol=1e-12)
+
+
+def test_clocks_run_on_in_single_precision():
+    """After a pause of 10⁵ time units, where a sampling interval is less than two neighbouring numbers are apart."""
+    y = np.random.default_rng(1).standard_normal(300)
+    graph, schedule = triple(lambda x, theta: -0.1 * x, 1, 0.003, every=8)
+    single, double = (graph.start(schedule, dtype=dtype) for dtype in (torch.float32, torch.float64))
+    for live in (single, double):
+        live.step([0.1], t=0.0).step([0.2], t=1e5)
+        for value in y:
+            live.step([value])
+    np.testing.assert_allclose(single.mean("x"), double.mean("x"), rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(single.sd("x"), double.sd("x"), rtol=1e-3)
 
 
 def test_it_is_the_joint_gaussian_of_everything():
@@ -618,3 +686,33 @@ def test_one_that_diverges_at_its_first_observation_does_not_disturb_the_others(
     result = graph(lost).run(data, tracking(), on_divergence=policy)
     np.testing.assert_allclose(result.mean("x")[1], graph(alone).run(data, tracking()).mean("x"), rtol=1e-12)
     assert (result.diverged.at == ([0, -1] if policy == "stop" else [-1, -1])).all()
+
+
+@pytest.mark.parametrize("options", [{}, {"smoothness": 0.3}, {"drift": 2.0}], ids=str)
+def test_one_that_begins_anew_within_a_gap_is_as_one_that_begins_there(options):
+    def graph():
+        return triple(lambda x, theta: -theta * x, 3, DT, mean=[0.4, 0.5, 0.6], sd=0.2, every=4, **options)
+
+    y = np.stack([OBSERVATIONS, OBSERVATIONS[::-1]])
+    y[1, 5] = 1e300
+    y[1, 6:15] = math.nan
+    found = graph().graph.start(graph().schedule, on_divergence="reset").run(y)
+    fresh = graph().graph.start(graph().schedule)
+    fresh.tick = 6  # so that its slow clocks tick with the other's
+    fresh.run(y[1, 6:])
+    assert found.fallbacks["reset"].tolist() == [0, 1]
+    for name in ("x", "theta", "noise_x", "noise_y"):
+        torch.testing.assert_close(found.mean(name)[1], fresh.mean(name), rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(found.sd(name)[1], fresh.sd(name), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("size", [1e30, 1e100, 1e150, 1e154, 1e300])
+@pytest.mark.parametrize("policy", ["hold", "reset"])
+def test_no_observation_makes_it_unsound_in_silence(size, policy):
+    graph, schedule = triple(pc.flows.lotka_volterra, 3, 0.01, mean=[0.3, -0.2, 0.3], sd=0.25, every=4)
+    live = graph.start(schedule, on_divergence=policy)
+    for k in range(20):
+        live.step(np.full(3, size) if k == 9 else 1 + 0.1 * OBSERVATIONS[k])
+        for name in ("x", "theta", "noise_x", "noise_y"):
+            assert torch.isfinite(live.mean(name)).all(), (k, name)
+            assert torch.isfinite(live.sd(name)).all(), (k, name)

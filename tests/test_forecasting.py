@@ -10,7 +10,8 @@ from scipy.integrate import dblquad
 
 import pcnet as pc
 from pcnet.errors import DivergenceError, ObservationError, ResultError, SettingError
-from pcnet.graphs import paper
+from pcnet.graphs import Tier, hierarchy, paper, triple
+from pcnet.kernels import Matern
 from pcnet.nodes import InputNode, ParameterNode, PrecisionNode, SensoryNode, StateNode
 
 A = np.array([[-0.5, 1.0], [-1.0, -0.2]])
@@ -226,3 +227,74 @@ def test_a_flow_that_runs_away_is_named():
     live = graph.start(pc.states_only()).step([3.0])
     with pytest.raises(DivergenceError, match="forecast of x is not finite"):
         live.forecast(10.0)
+
+
+def test_parameters_go_on_with_the_state_that_predicts_them():
+    """ẋ = θ, θ = x₂ + e, ẋ₂ = c: θ(t) = θ₀ + ct, so that x(t) = x₀ + θ₀t + ct²/2 and its variance P + t²Σ_θ.
+
+    How sure x₂ is does not matter: θ is believed in by itself, and only the motion of x₂ counts.
+    """
+    x = StateNode("x", dim=1, orders=1, flow=lambda x, theta: theta + 0.0 * x, initial_mean=[[0.0]])
+    above = StateNode("above", dim=1, orders=1, flow=lambda x, theta: 0.7 + 0.0 * x, initial_mean=[[5.0]])
+    theta = ParameterNode("theta", mean=[2.0], sd=0.5)
+    graph = pc.Graph()
+    graph.predicts(x, SensoryNode("y", dim=1, orders=1, dt=0.1))
+    graph.parametrises(theta, x)
+    graph.predicts(above, theta)
+    for name in ("x", "above", "y"):
+        graph.weighs(PrecisionNode(f"n {name}", expected=1e12, sd=1e-6, smoothness=0.1), graph[name])
+    live = graph.start(pc.states_only()).step([0.0])
+    start, base = float(live.mean("x")), float(live.sd("x"))
+    found, t = live.forecast(2.0), 0.1 * np.arange(1, 21)
+    np.testing.assert_allclose(found.mean("x")[:, 0], start + 2.0 * t + 0.7 * t**2 / 2, rtol=1e-8)
+    np.testing.assert_allclose(found.sd("x")[-1, 0], math.sqrt(base**2 + 4 * 0.25), rtol=1e-5)
+    draws = live.sample(2.0, 2000, seed=0).values["x"][:, -1, 0]
+    np.testing.assert_allclose(draws.std(), found.sd("x")[-1, 0], rtol=0.06)
+
+
+def test_white_noise_of_a_tier_stays_until_its_own_clock_ticks():
+    """Of a state that only drifts, on a clock N times as slow: its variance grows by N dt/π a time unit."""
+    every, dt, precision = 4, 0.05, 50.0
+    above = Tier(lambda x, theta: 0.0 * x, 1, expected_precision=precision, initial_mean=[1.0], initial_sd=0.1)
+    below = Tier(lambda x, k: -k * x, 1, mean=[1.0], sd=0.01, initial_mean=[1.0])
+    graph, schedule = hierarchy(below, above, dt=dt, every=every, noise_y="given")
+    live = graph.start(schedule).run(np.ones((2 * every, 1)))
+    base = float(live.sd("x2"))
+    found = live.forecast(4.0).sd("x2")[-1, 0]
+    np.testing.assert_allclose(found, math.sqrt(base**2 + 4.0 * every * dt / precision), rtol=1e-8)
+
+
+def test_batches_with_intervals_of_their_own():
+    graph, schedule = paper.odem(dt=[0.01, 0.02])
+    y = 1 + 0.1 * np.random.default_rng(0).normal(size=(5, 3))
+    live = graph.start(schedule).run(y)
+    for ask in (lambda: live.forecast(1.0), lambda: live.ahead(y[0]), lambda: live.sample(1.0, seed=0)):
+        with pytest.raises(SettingError, match="intervals of their own"):
+            ask()
+    both = live.forecast(0.1, 0.05)
+    for i, dt in enumerate((0.01, 0.02)):
+        graph, schedule = paper.odem(dt=dt)
+        alone = graph.start(schedule).run(y).forecast(0.1, 0.05)
+        for name in ("x", "y"):
+            np.testing.assert_allclose(both.mean(name)[i], alone.mean(name), rtol=1e-6)
+            np.testing.assert_allclose(both.sd(name)[i], alone.sd(name), rtol=1e-4)
+
+
+def test_draws_of_what_is_known_for_sure_in_part():
+    """A covariance with a zero in it has no Cholesky factor, and what comes after it is still to be drawn."""
+    graph, schedule = triple(
+        lambda x, theta: 0.0 * x, 2, 0.1, initial_mean=[1.0, 2.0], initial_sd=[1e-170, 0.5], expected_precision_x=1e200
+    )
+    draws = graph.start(schedule).step(None).sample(0.1, 4000, seed=0).values["x"][:, 0]
+    np.testing.assert_allclose(draws.mean(0), [1.0, 2.0], atol=0.04)
+    np.testing.assert_allclose(draws.std(0), [0.0, 0.5], atol=0.03)
+
+
+def test_a_forecast_after_a_pause_is_not_of_the_pause():
+    """Noise that is taken for white is as strong as it is at the sampling interval, however long the last wait was."""
+    graph, schedule = triple(lambda x, theta: 0.0 * x, 1, 0.1, smoothness_y=Matern(0.3, 1.5), initial_mean=[0.0])
+    regular, late = (graph.start(schedule).step([0.0], t=0.0).step([0.0], t=t) for t in (0.1, 0.9))
+    noise = [
+        float(live.forecast(0.1).sd("y")[0, 0] ** 2 - live.forecast(0.1).sd("x")[0, 0] ** 2) for live in (regular, late)
+    ]
+    np.testing.assert_allclose(noise[0], noise[1], rtol=1e-9)

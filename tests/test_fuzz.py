@@ -28,6 +28,10 @@ def graph(orders=2, derivatives="backward", channels="each", **options):
     return made
 
 
+def filtered(**options):
+    return pc.graphs.triple(FLOW, 2, 0.1, mean=[0.3], sd=0.2, every=2, **options)
+
+
 value = st.sampled_from(EXTREMES) | st.floats(-10, 10)
 row = (
     st.none()
@@ -45,7 +49,7 @@ time = st.none() | st.floats() | st.sampled_from([0, 1, "1", [1.0], 10**400])
 
 def sound(live):
     """All that can be read is finite, but for what is said to be missing."""
-    for name in ("x", "theta", "nx", "ny"):
+    for name in (name for name, node in live.graph.nodes.items() if "sd" in node.quantities):
         assert torch.isfinite(live.mean(name)).all(), name
         assert not torch.isnan(live.sd(name)).any(), name
     assert torch.isfinite(live.free_action).all()
@@ -59,7 +63,23 @@ def sound(live):
     st.sampled_from(["each", "full"]),
 )
 def test_any_stream(stream, policy, derivatives, channels):
-    live = graph(derivatives=derivatives, channels=channels).start(pc.odem(every=2), on_divergence=policy)
+    take_in(graph(derivatives=derivatives, channels=channels).start(pc.odem(every=2), on_divergence=policy), stream)
+
+
+@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.lists(st.tuples(row, time), max_size=6),
+    st.sampled_from(["raise", "hold", "reset"]),
+    st.sampled_from([{}, {"smoothness": 0.3}, {"smoothness": 0.3, "smoothness_sd": 0.5}, {"drift": 1.0}]),
+)
+def test_any_stream_through_a_filter(stream, policy, options):
+    made, schedule = filtered(**options)
+    take_in(made.start(schedule, on_divergence=policy), stream)
+
+
+def take_in(live, stream):
+    """Every observation is taken in or refused in words, and what can be read is sound at any time."""
+    policy = live.on_divergence
     for observation, t in stream:
         tick = live.tick
         try:

@@ -72,7 +72,7 @@ def test_whole_blocks_are_forgotten_but_never_too_much(before, monkeypatch):
     counter = Counter()
     tape = Tape((), counter.source)
     if before:
-        tape.rewind(torch.zeros(before, 2, dtype=torch.float64))
+        tape.restore(torch.zeros(before, 2, dtype=torch.float64), None, None)
     for tick in range(1, 31):
         tape.write()
         tape.keep(6)

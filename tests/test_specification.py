@@ -1,12 +1,15 @@
 """Graphs as text: exact both ways, and strict about everything else."""
 
 import copy
+import dataclasses
+import inspect
 import json
 import math
 
 import jsonschema
 import numpy as np
 import pytest
+import test_checkpoint as checkpoints
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,12 +20,16 @@ import pcnet as pc
 from pcnet import registry
 from pcnet.errors import PcnetError, SettingError, SpecError
 from pcnet.graphs import paper
-from pcnet.kernels import Autocorrelation, Matern
-from pcnet.movers import Exponential, Newton, RobbinsMonro, StateMover, WindowMean
-from pcnet.nodes import ParameterNode, PrecisionNode, SensoryNode, StateNode
-from pcnet.settings import Positive, number
+from pcnet.graphs.triple import leveller
+from pcnet.kernels import Autocorrelation, Kernel, Matern
+from pcnet.markup import Loader, parse
+from pcnet.movers import Accumulator, Exponential, Newton, ParameterMover, RobbinsMonro, StateMover, WindowMean
+from pcnet.node import Node
+from pcnet.nodes import FilterNode, ParameterNode, PrecisionNode, SensoryNode, StateNode
+from pcnet.schedule import Level, tracking
+from pcnet.schema import schema
+from pcnet.settings import KINDS, Positive, number
 from pcnet.settings import settings as declared
-from pcnet.specification import Loader, parse, schema
 
 
 @pc.register("test: pendulum")
@@ -75,7 +82,31 @@ def of_paper(**options):
     return graph, schedule, 1 + 0.1 * np.random.default_rng(0).normal(size=(12, 3))
 
 
+def newer():
+    """What carries its belief, on three clocks, with every kernel and mover that goes with it."""
+    graph, _, stream, _ = checkpoints.of_categories()
+    x = FilterNode("x", dim=2, flow=SPRING, initial_sd=[0.5, 0.25], shocks=7, substeps=2)
+    drift = PrecisionNode("drift", mean=0.1, sd=2.0, kernel=Matern(1.5, 0.5), channels="shared", mover=leveller(3))
+    learner = Newton(forgetting=0.01, fading=0.5, reopening=True, largest=1.0, rising=4)
+    ny = PrecisionNode("ny", expected=9.0, sd=0.5, smoothness=0.2, smoothness_sd=0.3, mover=learner)
+    graph = graph.with_nodes(dict(graph.nodes) | {"x": x, "ny": ny})
+    graph.weighs(drift, x)
+    levels = (Level(("x",), ("nx", "ny", "drift"), ("theta",)), Level(("tape",), (), ()))
+    return graph, tracking(3, levels=levels), stream
+
+
+SPRING = pc.register("test: spring", checkpoints.SPRING)
+
+
+def of_triple(**options):
+    graph, schedule, stream, _ = checkpoints.of_triple(**options)
+    return graph, schedule, stream
+
+
 CASES = {
+    "newer": newer,
+    "triple": of_triple,
+    "triple, drift": lambda: of_triple(drift=0.5, smoothness=0.1, smoothness_sd=0.2),
     "paper": of_paper,
     "authors": lambda: of_paper(conventions="authors", model="lorenz"),
     "batch": lambda: of_paper(kappa=[1.0, 1 / 3], every=[3, 4]),
@@ -115,8 +146,7 @@ def test_a_round_trip_is_exact(case, form, tmp_path):
     assert list(again.graph.nodes) == list(graph.nodes)
     if form == "data":
         return
-    if case in ("stack", "sensors"):
-        observations = list(observations) if case == "stack" else observations
+    observations = list(observations) if case == "stack" else observations
     seen = (lambda: iter(observations)) if case == "stack" else (lambda: observations)
     same(graph.run(seen(), schedule=schedule), again.graph.run(seen(), schedule=again.schedule))
 
@@ -304,6 +334,66 @@ def test_all_flows_and_schedules_have_descriptions():
         function = registry.find(numbers)
         again = registry.find(registry.describe(function))
         assert again.essence == function.essence
+
+
+def test_every_kind_that_comes_along_has_been_there_and_back():
+    """Nodes, movers and kernels: none of them is left out of the round trips above."""
+
+    def kinds(part):
+        yield type(part).__name__
+        for field in dataclasses.fields(part):
+            value = getattr(part, field.name)
+            if dataclasses.is_dataclass(value):
+                yield from kinds(value)
+
+    seen = {name for case in CASES.values() for node in case()[0].nodes.values() for name in kinds(node)}
+    bases = (Node, StateMover, ParameterMover, Accumulator, Kernel)
+    shipped = {
+        kind.__name__
+        for each in KINDS.values()
+        for kind in each
+        if issubclass(kind, bases) and not inspect.isabstract(kind) and kind.__module__.startswith("pcnet.")
+    }
+    assert shipped <= seen | ADDED
+
+
+ADDED = {"GradientFlow", "SquaredExponential"}
+"""What `smoothness=` says more shortly, and a mover that has nothing which others have not."""
+
+
+@pytest.mark.parametrize(
+    ("given", "made"),
+    [
+        ("tracking", tracking()),
+        ({"tracking": {"every": 4}}, tracking(4)),
+        (
+            {"tracking": {"every": 4, "levels": [{"states": ["x"], "parameters": []}, {"states": ["z"]}]}},
+            tracking(4, levels=(Level(("x",), parameters=()), Level(("z",)))),
+        ),
+        ({"offline": {"who": ["precision"]}}, pc.offline(["precision"])),
+    ],
+    ids=str,
+)
+def test_schedules_by_name(given, made):
+    spec = changed("schedule", to=given)
+    assert str(pc.load_model(spec).schedule) == str(made)
+    jsonschema.Draft202012Validator(schema()).validate(spec)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"levels": []}, "levels must be a list"),
+        ({"levels": [{"state": ["x"]}]}, r"level 0: unknown key 'state'; did you mean 'states'\?"),
+        ({"levels": [{"states": "x"}]}, "states must be a list"),
+        ({"levels": [3]}, "level 0 must be a mapping"),
+        ({"every": "often"}, "schedule tracking"),
+        ({"every": 0}, "whole numbers"),
+    ],
+)
+def test_levels_that_make_no_sense(options, words):
+    with pytest.raises(SpecError, match=words):
+        pc.load_model(changed("schedule", to={"tracking": options}))
 
 
 def test_a_schema_knows_all_kinds():

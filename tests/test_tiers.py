@@ -20,6 +20,7 @@ from pcnet.kernels import SquaredExponential, White
 from pcnet.movers import Newton, RobbinsMonro
 from pcnet.nodes import CategoricalNode, FilterNode, ParameterNode, PrecisionNode, SensoryNode
 from pcnet.schedule import Level, tracking
+from pcnet.schema import schema
 
 DATA = Path(__file__).parent / "data"
 CRUISE = pc.Derived(lambda x, theta: theta + 0.0 * x)
@@ -308,7 +309,7 @@ def test_categories_are_written_and_read(how, tmp_path):
     before = graph.run(data, schedule, record=["stage"]).get("which", "stage")
     for ending in ("yaml", "json"):
         path = pc.save_model(tmp_path / f"model.{ending}", graph, schedule)
-        jsonschema.validate(pc.specification.read(path), pc.specification.schema())
+        jsonschema.validate(pc.specification.read(path), schema())
         again = pc.load_model(path)
         np.testing.assert_array_equal(
             again.graph.run(data, again.schedule, record=["stage"]).get("which", "stage"), before

@@ -196,6 +196,19 @@ def test_a_sensor_that_never_speaks_is_as_if_it_were_not_there():
     np.testing.assert_allclose(both.free_action, alone.free_action, rtol=1e-10)
 
 
+def test_what_is_missing_may_be_said_in_several_ways():
+    """NaN, None in a list, and a masked array, whatever is behind its mask."""
+    y = np.random.default_rng(2).standard_normal((12, 3))
+    holey = y.copy()
+    holey[4] = math.nan
+    masked = np.ma.masked_array(y.copy(), mask=np.isnan(holey))
+    masked.data[4] = 1e6
+    model = paper.odem("glv")
+    reference = model.graph.run(holey, model.schedule)
+    for given in ([None if k == 4 else list(row) for k, row in enumerate(y)], masked, iter(masked)):
+        same(reference, model.graph.run(given, model.schedule))
+
+
 @pytest.mark.parametrize("kind", ["mapping", "sample"])
 def test_a_list_of_observations_is_as_good_as_an_iterator(kind):
     """Of mappings or of samples, which are no array."""

@@ -16,7 +16,7 @@ from pcnet.errors import GraphError, SettingError
 from pcnet.functions import Identity
 from pcnet.linalg import deviations
 from pcnet.messages import Prediction
-from pcnet.node import Energy, ErrorShape, Link, Local, Node, Quantity, Start
+from pcnet.node import Energy, ErrorShape, Instant, Link, Local, Node, Quantity, Start
 from pcnet.settings import Fraction, Matrix, Vector, not_negative, settings
 
 ROUNDED = 1e-6
@@ -216,6 +216,10 @@ class CategoricalNode(Node):
         noise = local.error(link).noise
         assert noise is not None
         return noise.variance.diag_embed()
+
+    def foresee(self, local: Local, link: Link, now: Instant) -> Tensor:
+        """What is expected now, as if it stayed what it is."""
+        return now.spread(local.belief.expected)
 
     def energy(self, local: Local) -> Energy:
         """None of its own: the parameters below say how far they are from what is expected of them."""

@@ -12,7 +12,7 @@ from pcnet.errors import GraphError, SettingError
 from pcnet.functions import check_function
 from pcnet.linalg import Precision
 from pcnet.messages import Error
-from pcnet.node import Link, Local, Node, Start
+from pcnet.node import Instant, Link, Local, Node, Start
 from pcnet.nodes.latent import LatentNode, Work
 from pcnet.nodes.precision import precision_error
 from pcnet.settings import Vector, listed, number, settings
@@ -106,6 +106,11 @@ class CauseNode(LatentNode):
             return Work(error, slope, precision, precision.weigh(error), mappings)
 
         return local.once("work", compute, mean, *[local.prediction(link) for link in local.above])
+
+    def foresee(self, local: Local, link: Link, now: Instant) -> Tensor:
+        given = now.of("predicts")
+        value = (sum(given[1:], given[0]) if given else now.spread(local.memory.prior[:, 0])) + now.noise
+        return value if link.function is None else link.function(value, value.new_zeros(*value.shape[:-1], 0))
 
     def _expected(self, local: Local) -> Tensor:
         """η̃, (B, orders, dim)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import KW_ONLY
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -18,7 +19,7 @@ from pcnet.kernels import SquaredExponential
 from pcnet.linalg import deviations
 from pcnet.linearisation import Linearisation
 from pcnet.messages import Error, Handover, Prediction
-from pcnet.node import Energy, Link, Local, Node, Quantity, Start
+from pcnet.node import Coming, Energy, Link, Local, Node, Quantity, Start
 from pcnet.nodes.precision import noise_error
 from pcnet.nodes.state import StateNode
 from pcnet.noises import Colour, Noise
@@ -65,6 +66,7 @@ class FilterBelief(NamedTuple):
         )
 
 
+BEYOND = "its covariance is beyond all numbers; an observation far off may be given as NaN, or let on_divergence='hold'"
 HEARD = FilterBelief._fields[-6:]
 """What is so only of the present observation."""
 
@@ -84,26 +86,19 @@ class FilterMemory(NamedTuple):
     handed: Tensor
 
 
-class Coming(NamedTuple):
-    """Mean (B, dim) and covariance (B, dim, dim) of a state that is to come, and the same of the nodes below, by name.
+class FilterRule:
+    """The variance of the first state (B, dim), and, once it was found, where everything is.
 
-    Those of what would be observed, with its noise.
+    placed: whether belief and memory have found their place there since the node has begun.
     """
 
-    mean: Tensor
-    covariance: Tensor
-    below: Mapping[str, tuple[Tensor, Tensor]]
-
-
-class FilterRule:
-    """The variance of the first state (B, dim), and, once it was found, where everything is."""
-
-    __slots__ = ("first", "layout", "looking")
+    __slots__ = ("first", "layout", "looking", "placed")
 
     def __init__(self, first: Tensor) -> None:
         self.first = first
         self.layout: Layout | None = None
         self.looking = False
+        self.placed = False
 
 
 @settings
@@ -177,7 +172,8 @@ class FilterNode(StateNode):
         local.rule = FilterRule(start.fill(sd.expand(*sd.shape[:-1], self.dim), 1) ** 2)
         local.belief = self._blank(value, local.rule.first, self.dim, 0, 0, 0, 0)
         shapes: tuple[tuple[int, ...], ...] = ((0,), (0,), (0,), (), (0,), (0,))
-        local.memory = FilterMemory(*(value.new_zeros(start.batch, *shape) for shape in shapes))
+        memory = FilterMemory(*(value.new_zeros(start.batch, *shape) for shape in shapes))
+        local.memory = memory._replace(time=memory.time.double())
 
     def _blank(self, value: Tensor, variance: Tensor, n: int, p: int, d: int, s: int, o: int) -> FilterBelief:
         """A belief in nothing but a value (B, dim), as sure as its variance (B, dim) says.
@@ -192,29 +188,29 @@ class FilterNode(StateNode):
         return belief
 
     def orient(self, local: Local) -> None:
-        """Find the first value from the first observation, and be as uncertain of it as `initial_sd` says."""
+        """Find the first value from the first observation, and be as uncertain of it as `initial_sd` says.
+
+        One that is given is that of the beginning, even if nothing was seen for a while.
+        """
         self._make_room(local)
         StateNode.orient(self, local)
-        if self.initial_mean is not None:
-            self._believe(local, local.belief.mean[:, : self.dim], moving=True)
 
     def _make_room(self, local: Local) -> None:
-        """Give belief and memory the size that the neighbours ask for, once, and for all batch elements."""
-        layout, belief = self._layout(local), local.belief
-        if belief.expected.shape[1] == layout.channels:
+        """Give belief and memory the size that the neighbours ask for, and let batch elements that begin do so here."""
+        if local.rule.placed:
             return
-        sizes = (layout.channels, len(layout.of_level), layout.own_levels.stop)
-        mask, local.mask = local.mask, None
-        value: Tensor = belief.mean
-        local.belief = self._blank(value, local.rule.first, layout.size, layout.width, *sizes)
-        local.memory = FilterMemory(
-            self._all_parameters(local),
-            self._variances(local),
-            self._widths(local, layout),
-            local.time - local.elapsed,
-            value.new_zeros(len(value), len(layout.sources)),
-            value.new_zeros(len(value), layout.width),
-        )
+        local.rule.placed = True
+        layout, belief, mask = self._layout(local), local.belief, local.mask
+        value: Tensor = belief.mean[:, : self.dim]
+        if belief.expected.shape[1] == layout.channels:  # some begin anew, or a run goes on
+            local.mask = (local.memory.variance == 0).all(1)
+        else:
+            sizes = (layout.channels, len(layout.of_level), layout.own_levels.stop)
+            local.mask, batch = None, len(value)
+            local.belief = self._blank(value, local.rule.first, layout.size, layout.width, *sizes)
+            local.memory = local.memory._replace(phase=value.new_zeros(batch, len(layout.sources)))
+        if local.mask is None or bool(local.mask.any()):
+            self._believe(local, value, moving=True)
         local.mask = mask
 
     def _believe(self, local: Local, value: Tensor, moving: bool) -> None:
@@ -273,7 +269,7 @@ class FilterNode(StateNode):
         if told:
             towards = torch.bmm(carried.covariance, self._slopes(local).mT)
             carried = carried._replace(by_parameters=torch.cat([carried.by_parameters, towards], -1))
-        elapsed = (local.time - local.memory.time) / self.substeps
+        elapsed = (local.time - local.memory.time).to(belief.mean) / self.substeps
         phase = local.memory.phase
         for _ in range(self.substeps):
             carried, phase = self._advance(local, layout, carried, phase, elapsed)
@@ -377,6 +373,14 @@ class FilterNode(StateNode):
             said["correction"] = belief.correction + (carried.mean - belief.mean)[:, : self.dim]
             said["pull"] = belief.pull + torch.bmm(weighted[:, None], slope[..., : self.dim])[:, 0]
             local.belief = belief._replace(**carried._asdict(), **said)
+        self._watch(local)
+
+    def _watch(self, local: Local) -> None:
+        """Say so where the uncertainty of the state is beyond all numbers, though all that it is made of is finite."""
+        _, shares, by_parameters, by_noise = local.belief.carried
+        size = shares.abs().sum() + by_parameters.square().sum() + by_noise.square().sum()
+        if not math.isfinite(size.item()):
+            local.fail(~torch.isfinite(self.covariance(local)).flatten(1).all(1), BEYOND)
 
     def settle(self, local: Local) -> None:
         """Follow parameters and precisions that have changed: the belief becomes what it would have been with them."""
@@ -409,15 +413,17 @@ class FilterNode(StateNode):
 
         The belief is carried on and then put back. parameters: whether what is not known of them counts.
         """
-        before = local.belief, local.memory
+        before, clock = (local.belief, local.memory), local.clock.mark()
         found = []
         try:
+            local.clock.wait(step)
             for i in range(count * every):
                 local.memory = local.memory._replace(time=local.time - step)
                 self.carry(local)
                 if (i + 1) % every == 0:
                     found.append(self._coming(local, parameters))
         finally:
+            local.clock.go_back(clock)
             local.belief, local.memory = before
         return found
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pcnet.errors import GraphError, ObservationError
 from pcnet.messages import Error, Prediction
-from pcnet.node import Energy, Link, Local, Node, Quantity
+from pcnet.node import Energy, Instant, Link, Local, Node, Quantity
 from pcnet.nodes.sensory import SensoryNode
 from pcnet.settings import settings
 
@@ -48,6 +48,14 @@ class InputNode(SensoryNode):
         super().sense(local)
         if bool((local.memory.known == 0).any()):
             raise ObservationError(f"{self.title} has no value yet that could hold: its first one must not be missing")
+
+    def foresee(self, local: Local, link: Link, now: Instant) -> Tensor:
+        """The last value, which holds."""
+        return now.spread(local.belief.observation[:, 0])
+
+    def foreseen(self, local: Local, now: Instant) -> None:
+        """Nothing: it is not predicted."""
+        return
 
     def err(self, local: Local, link: Link) -> Error[Any]:
         raise GraphError(f"{self.title} has no error")

@@ -15,7 +15,19 @@ from pcnet.kernels import White
 from pcnet.linalg import Dense, covariance_of, deviations, posterior
 from pcnet.messages import Error, Handover, Prediction
 from pcnet.movers import ParameterMover, RobbinsMonro
-from pcnet.node import INDEFINITE, Energy, ErrorShape, Indefinite, Link, Local, Node, Quantity, Start
+from pcnet.node import (
+    INDEFINITE,
+    Energy,
+    ErrorShape,
+    Indefinite,
+    Instant,
+    Link,
+    Local,
+    Node,
+    Quantity,
+    Standing,
+    Start,
+)
 from pcnet.noises import Noise
 from pcnet.settings import PositiveVector, Vector, broadcast, listed, settings
 
@@ -281,6 +293,17 @@ class ParameterNode(Node):
             return Energy(complexity=complexity)
 
         return local.once("energy", compute, belief, expected)
+
+    # --- what is to come ---------------------------------------------------------------------------------------------
+    def standing(self, local: Local) -> Standing:
+        return Standing(local.belief.mean, self._covariance(local))
+
+    def origin(self, local: Local, now: Instant) -> Tensor:
+        """How far they are from what the states above say, if there are any: that stays, while these go on."""
+        return now.own - sum(now.of("predicts"), torch.zeros_like(now.own))
+
+    def foresee(self, local: Local, link: Link, now: Instant) -> Tensor:
+        return now.own + sum(now.of("predicts"), torch.zeros_like(now.own))
 
     def fallbacks(self, local: Local) -> Tensor:
         mended: Tensor = local.memory.mended

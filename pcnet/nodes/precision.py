@@ -222,11 +222,11 @@ class PrecisionNode(Node):
             noise = Noise((-mean).exp(), kernel, rule.levels, learned)
             uncertainty = partial(self._uncertainty, local)
             precision = Precision(temporal, mean.exp(), total, bends=learned)
-            return Prediction(precision, covariance=uncertainty, noise=noise)
+            return Prediction(precision, covariance=uncertainty, noise=noise, kernel=kernel)
         factor = torch.eye(shape.dim).to(mean).repeat(len(mean), 1, 1)
         i, j = torch.tril_indices(shape.dim, shape.dim, -1, device=mean.device)
         factor[:, i, j] = local.belief.mean[:, shape.dim :]
-        return Prediction(CoupledPrecision(temporal, mean, factor, total))
+        return Prediction(CoupledPrecision(temporal, mean, factor, total), kernel=kernel)
 
     def move(self, local: Local) -> None:
         change, local.memory = local.rule.mover.step(local.memory)

@@ -19,7 +19,7 @@ from pcnet.generalised import backward_differences, taylor_operator, taylor_shif
 from pcnet.kernels import width_of
 from pcnet.linalg import DensePrecision
 from pcnet.messages import Error
-from pcnet.node import Energy, ErrorShape, Link, Local, Node, Quantity, Start
+from pcnet.node import Energy, ErrorShape, Instant, Link, Local, Node, Quantity, Start
 from pcnet.nodes.precision import noise_error, precision_error
 from pcnet.noises import Noise
 from pcnet.settings import NotNegative, Positive, number, settings
@@ -331,6 +331,10 @@ class SensoryNode(Node):
         fit = (work.weighted * work.error).sum((1, 2))
         constant = local.belief.seen.sum(-1) * math.log(2 * math.pi)
         return Energy(accuracy=0.5 * (work.precision.log_det - fit - constant))
+
+    def foreseen(self, local: Local, now: Instant) -> Tensor | None:
+        given = now.of("predicts")
+        return sum(given[1:], given[0])
 
     @property
     def quantities(self) -> Mapping[str, Quantity]:

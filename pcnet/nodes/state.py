@@ -16,7 +16,7 @@ from pcnet.functions import Function, check_function, less_curve
 from pcnet.linalg import Dense, Precision
 from pcnet.linearisation import Linearisation
 from pcnet.messages import Error
-from pcnet.node import Link, Local, Node
+from pcnet.node import Instant, Link, Local, Node, Standing
 from pcnet.nodes.latent import LatentNode, Work
 from pcnet.nodes.precision import precision_error
 from pcnet.settings import settings
@@ -199,6 +199,28 @@ class StateNode(LatentNode):
 
         answer = (lambda: self.after_answer(local, own, through)) if local.rule.implicit else None
         return Error(weighted, precision, remainder, answer)
+
+    # --- what is to come ---------------------------------------------------------------------------------------------
+    def standing(self, local: Local) -> Standing:
+        mean, covariance = (self.quantities[name].read(local) for name in ("mean", "covariance"))
+        return Standing(mean[:, 0], covariance[:, : self.dim, : self.dim])
+
+    def drift(self, local: Local, now: Instant) -> Tensor:
+        return self._to_come(local, self.flow, None, now) + now.noise
+
+    def foresee(self, local: Local, link: Link, now: Instant) -> Tensor:
+        assert link.function is not None
+        return self._to_come(local, link.function, link.child, now)
+
+    def foreseen(self, local: Local, now: Instant) -> Tensor:
+        return now.own
+
+    def _to_come(self, local: Local, function: Function, of: Node | None, now: Instant) -> Tensor:
+        """The flow, or the mapping to `of`, at a moment to come."""
+        causes = [now.heard[link] for link in self._causes(local)] if function.caused else []
+        parameters = [now.heard[link] for link in local.links_above("parametrises", of)]
+        none = now.own.new_zeros(*now.own.shape[:-1], 0)
+        return function(torch.cat([now.own, *causes], -1), torch.cat(parameters, -1) if parameters else none)
 
     # --- what the rules share ----------------------------------------------------------------------------------------
     def work(self, local: Local) -> Work:
