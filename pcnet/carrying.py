@@ -34,12 +34,14 @@ class Expected(NamedTuple):
     """An observation before it is made: N(mean (B, d), covariance (B, d, d)), the noise of observing it included.
 
     And by what it would be another with other log-variances l: by_noise (B, d, s) and covariance_by_noise (B, s, d, d).
+    doubt: what parameters that are not known for sure add to the covariance (B, d, d), if there are any.
     """
 
     mean: Tensor
     covariance: Tensor
     by_noise: Tensor
     covariance_by_noise: Tensor
+    doubt: Tensor | None = None
 
 
 class Evidence(NamedTuple):
@@ -171,13 +173,18 @@ def of_parameters(
     return Evidence(torch.bmm(along.mT, weighted[..., None])[..., 0], along.mT @ precision @ along)
 
 
-def of_noise(expected: Expected, error: Tensor, weighted: Tensor, precision: Tensor) -> Evidence:
+def of_noise(expected: Expected, error: Tensor, precision: Tensor) -> Evidence:
     """What an error e (B, d) says of l: ½(ξᵀS_kξ − tr ΩS_k) + (∂y/∂l_k)ᵀξ with S_k = ∂Ω⁻¹/∂l_k, ξ = Ωe.
 
-    Its information is ½tr(ΩS_jΩS_k) + (∂y/∂l_j)ᵀΩ∂y/∂l_k. The second part grows with the square of errors that were
-    larger than expected, as they are until l is right; it is scaled down by as much, or it would keep l from getting
-    there. Channels that are not seen, of which Ω is 0, do not count.
+    Here Ω is what is left of the precision expected of the error if parameters are doubted: what may be wrong with them
+    is not taken for noise. Its information is ½tr(ΩS_jΩS_k) + (∂y/∂l_j)ᵀΩ∂y/∂l_k. The second part grows with the square
+    of errors that were larger than expected, as they are until l is right; it is scaled down by as much, or it would
+    keep l from getting there. Channels that are not seen, of which Ω is 0, do not count.
     """
+    if expected.doubt is not None:
+        eye = torch.eye(error.shape[-1], dtype=error.dtype, device=error.device)
+        precision = torch.linalg.solve(eye + precision @ expected.doubt, precision)
+    weighted = torch.bmm(precision, error[..., None])[..., 0]
     share = torch.einsum("bde,bkef->bkdf", precision, expected.covariance_by_noise)
     fit = torch.einsum("bd,bkde,be->bk", weighted, expected.covariance_by_noise, weighted)
     gradient = 0.5 * (fit - share.diagonal(dim1=-2, dim2=-1).sum(-1))

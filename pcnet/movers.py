@@ -5,6 +5,7 @@ A run works with rules that `pcnet.node.Start.lay_out` has laid out for its batc
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from typing import Literal, NamedTuple
 
@@ -278,20 +279,26 @@ class Newton(ParameterMover):
     thousand should be, χ² = gᵀ(C + CL⁻¹C)⁻¹g with C their curvature, knowledge counts for that much less before the
     step is taken. So parameters that jump are found again, and so are those whose first observations were taken for
     too exact.
-    largest: no component moves by more than this in the first step, and by less in later ones: largest/(1 + (j/20)²).
-    So levels of noise that were guessed wrong are soon found, but what parameters have to learn later is not taken
-    for noise. What is too much for a step is left for the next ones, less of it each time: windows say more when they
-    say "more noise" than when they say "less", and to cut off what they say would be to believe in too little noise.
-    And a step is too much by the logarithm: noise that is e² times what it was taken for looks like e² steps, not two.
-    rising: in so many steps at first no component falls. A window that would let one fall is held back, to count
-    together with the next one; what is still held back after these steps is dropped. Steps are counted from then on,
-    for what is less with each of them. Not so in passes over recorded data.
+    rescaling: take no more for known than if all windows had said as much as the last few do. What windows say of
+    levels of noise depends on where these are believed to be, and far from there they seem to say more than they do.
+    largest: no component moves by more than this in a step; `steepest`, if it is given, holds for falling ones instead.
+    A change by more than 1 counts by its logarithm, as changes of log-precisions should: noise that is 50 times what it
+    was taken for looks like 49 units, and is log 50 of them.
+    usual: nor by more than so many times the step to be expected, 1/√(jL) at the j-th: so what parameters have to learn
+    when they have jumped is not soon taken for noise. What is too much for a step is left for the next ones, less of it
+    each time: windows say more when they say "more noise" than when they say "less", and to cut off what they say would
+    be to believe in too little noise.
+    rising: in so many steps at first no component falls: a window that would let one fall is dropped. Steps are counted
+    from then on, for what is less with each of them. Not so in passes over recorded data.
     """
 
     forgetting: Fraction = number(0.0)
     fading: NotNegative = number(0.0)
     reopening: bool = False
+    rescaling: bool = False
     largest: Positive | None = None
+    steepest: Positive | None = None
+    usual: Positive | None = None
     rising: NotNegative = number(0.0)
     needs_curvature = True
 
@@ -302,47 +309,53 @@ class Newton(ParameterMover):
         )
 
     def step(self, gathered: Gathered) -> tuple[Tensor, Gathered]:
+        if self.reopening or self.rescaling:
+            gathered = gathered._replace(
+                recent_gradient=(1 - 1 / WINDOWS) * gathered.recent_gradient + gathered.gradient,
+                recent_curvature=(1 - 1 / WINDOWS) * gathered.recent_curvature + gathered.curvature,
+            )
+        before = gathered.known
         if self.reopening:
-            gathered = self._reopen(gathered)
-        known = gathered.known + gathered.curvature
+            before = self._reopen(gathered, before)
+        if self.rescaling:
+            before = self._rescale(gathered, before)
+        known = before + gathered.curvature
         factor = torch.linalg.cholesky_ex(posterior(known).precision)[0]
         change = -torch.cholesky_solve((gathered.gradient + gathered.unspent)[..., None], factor)[..., 0]
-        change, rest = self._within(change, gathered)
-        nothing = gathered._replace(
+        change, rest = self._within(change, known, gathered)
+        unspent = -LEFT * torch.bmm(known, rest[..., None])[..., 0]
+        early = gathered.steps < self.rising
+        if bool(early.any()):
+            held = (early & (change < 0).any(-1))[:, None]
+            change, unspent = torch.where(held, 0.0, change), torch.where(held, 0.0, unspent)
+            known = torch.where(held[..., None], before, known)
+        return change, gathered._replace(
             gradient=torch.zeros_like(change),
-            unspent=-LEFT * torch.bmm(known, rest[..., None])[..., 0],
+            unspent=unspent,
             seen=torch.zeros_like(gathered.seen),
             steps=gathered.steps + 1,
             curvature=torch.zeros_like(known),
             known=known,
         )
-        early = gathered.steps < self.rising
-        return self._hold_back(change, gathered, nothing) if bool(early.any()) else (change, nothing)
 
-    def _within(self, change: Tensor, gathered: Gathered) -> tuple[Tensor, Tensor]:
+    def _within(self, change: Tensor, known: Tensor, gathered: Gathered) -> tuple[Tensor, Tensor]:
         """As much of a change (B, n) as a step may be long, and the rest of it."""
         if self.largest is None:
             return change, torch.zeros_like(change)
-        first = column(self.largest, 1)
-        change = torch.where(change.abs() > first, change.sign() * first * (1 + (change.abs() / first).log()), change)
-        largest = first / (1 + (self._later(gathered) / SETTLES) ** 2)[:, None]
-        step = torch.maximum(torch.minimum(change, largest), -largest)
+        bent = change.sign() * ((1 + change.abs()).log() + (1 - math.log(2)))
+        change = torch.where(change.abs() > 1, bent, change)
+        up = column(self.largest, 1)
+        down = up if self.steepest is None else column(self.steepest, 1)
+        if self.usual is not None:
+            said = (self._later(gathered) + 1)[:, None] * known.diagonal(dim1=-2, dim2=-1)
+            expected = column(self.usual, 1) / said.sqrt()
+            up, down = torch.minimum(up, expected), torch.minimum(down, expected)
+        step = torch.maximum(torch.minimum(change, up), -down)
         return step, change - step
 
     def _later(self, gathered: Gathered) -> Tensor:
         """How many steps there were after the first ones, (B,)."""
         return (gathered.steps - self.rising).clamp_min(0)
-
-    def _hold_back(self, change: Tensor, gathered: Gathered, after: Gathered) -> tuple[Tensor, Gathered]:
-        """No step, where it is too early for a component to fall: what was gathered is kept, but for the last time."""
-        held = (gathered.steps < self.rising) & (change < 0).any(-1)
-        kept = held & (after.steps < self.rising)
-        return torch.where(held[:, None], 0.0, change), after._replace(
-            unspent=torch.where(held[:, None], 0.0, after.unspent),
-            gradient=torch.where(kept[:, None], gathered.gradient, 0.0),
-            curvature=torch.where(kept[:, None, None], gathered.curvature, 0.0),
-            known=torch.where(held[:, None, None], gathered.known, after.known),
-        )
 
     def begin_again(self, gathered: Gathered, pull: Tensor) -> Gathered:
         """No step is among the first ones."""
@@ -353,26 +366,27 @@ class Newton(ParameterMover):
         share = (self.forgetting + self.fading / (self._later(gathered) + FADES_AFTER)).clamp_max(1.0)
         return gathered._replace(known=torch.lerp(gathered.known, gathered.prior, share[:, None, None]))
 
-    def _reopen(self, gathered: Gathered) -> Gathered:
-        """Less knowledge, where the last few windows contradict it."""
-        gradient = (1 - 1 / WINDOWS) * gathered.recent_gradient + gathered.gradient
-        curvature = (1 - 1 / WINDOWS) * gathered.recent_curvature + gathered.curvature
-        known = gathered.known
+    def _reopen(self, gathered: Gathered, known: Tensor) -> Tensor:
+        """Less knowledge (B, n, n), where the last few windows contradict it."""
+        gradient, curvature = gathered.recent_gradient, gathered.recent_curvature
         n = (curvature.diagonal(dim1=-2, dim2=-1) > 0).sum(-1).clamp_min(1)  # of the others nothing was heard
         expected = curvature + curvature @ torch.linalg.solve(known, curvature)
         scale = known.diagonal(dim1=-2, dim2=-1) * torch.finfo(known.dtype).eps ** 0.5  # for what nothing is learned of
         surprise = (gradient * torch.linalg.solve(expected + scale.diag_embed(), gradient)).sum(-1)
         limit = n * (1 - 2 / (9 * n) + ONE_IN_A_THOUSAND * (2 / (9 * n)) ** 0.5) ** 3  # χ² by Wilson and Hilferty
-        share = (limit / surprise).clamp_max(1.0)[:, None, None]
-        return gathered._replace(
-            known=torch.lerp(gathered.prior, known, share), recent_gradient=gradient, recent_curvature=curvature
-        )
+        return torch.lerp(gathered.prior, known, (limit / surprise).clamp_max(1.0)[:, None, None])
+
+    def _rescale(self, gathered: Gathered, known: Tensor) -> Tensor:
+        """Less knowledge (B, n, n), where earlier windows have said more than the last few."""
+        windows = WINDOWS * (1 - (1 - 1 / WINDOWS) ** (gathered.steps + 1))
+        like_these = ((self._later(gathered) + 1) / windows)[:, None, None] * gathered.recent_curvature
+        most = (gathered.prior + like_these).diagonal(dim1=-2, dim2=-1)
+        by = (most / (known + gathered.curvature).diagonal(dim1=-2, dim2=-1)).clamp_max(1.0).sqrt()
+        return by[:, :, None] * known * by[:, None]
 
 
 FADES_AFTER = 10
 """So many steps are remembered alike before fading sets in."""
-SETTLES = 20
-"""After so many steps the longest one is half as long as the first may be."""
 LEFT = 0.75
 """The share of what was too much for a step that is left for the next one."""
 WINDOWS = 8

@@ -72,14 +72,15 @@ def hierarchy(
                 f"hierarchy: tier {i} has no parameters that tier {i + 1} could predict: give mean and sd"
             )
 
-    def precision(name: str, expected: Any, width: Any) -> PrecisionNode:
+    def precision(name: str, expected: Any, width: Any, steady: bool) -> PrecisionNode:
         log = to_tensor(expected).log()
         channels: Literal["each", "shared"] = "each" if log.dim() and log.shape[-1] > 1 else "shared"
-        return PrecisionNode(name, mean=log, sd=sd_lambda, kernel=kernel_of(width), channels=channels, mover=leveller())
+        rule, kernel = leveller(steady), kernel_of(width)
+        return PrecisionNode(name, mean=log, sd=sd_lambda, kernel=kernel, channels=channels, mover=rule)
 
     graph, levels = Graph(), []
     below: Node = SensoryNode("y", dim=tiers[0].dim if channels is None else channels, orders=1, dt=dt)
-    noisy = precision("noise_y", expected_precision_y, smoothness_y)
+    noisy = precision("noise_y", expected_precision_y, smoothness_y, steady=False)
     for i, tier in enumerate(tiers, 1):
         if not isinstance(tier, Tier):
             graph.predicts(tier, below)
@@ -98,7 +99,7 @@ def hierarchy(
             noise="learned" if learned else "given",
         )
         graph.predicts(x, below, via=tier.mapping)
-        graph.weighs(precision(f"noise{i}", tier.expected_precision, tier.smoothness), x)
+        graph.weighs(precision(f"noise{i}", tier.expected_precision, tier.smoothness, steady=True), x)
         if i == 1:
             graph.weighs(noisy, below)
         if tier.mean is not None:

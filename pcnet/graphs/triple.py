@@ -22,12 +22,18 @@ def learner() -> Newton:
     return Newton(fading=number(0.5), reopening=True)
 
 
-def leveller(rising: int = 0) -> Newton:
-    """How log-precisions are learned: alike, by at most one unit in a step."""
-    return Newton(fading=number(0.5), reopening=True, largest=number(1.0), rising=number(rising))
+def leveller(steady: bool = False, rising: int = 0) -> Newton:
+    """How log-precisions are learned: all windows count, by what the last few say, and the contradicted are reopened.
+
+    steady: for noise of states, of which little is heard at a time, and which parameters that are wrong look like.
+    """
+    first = number(1.0)
+    if steady:
+        return Newton(reopening=True, rescaling=True, largest=first, usual=number(2.0), rising=number(rising))
+    return Newton(reopening=True, rescaling=True, largest=first, steepest=number(4.0), rising=number(rising))
 
 
-OBSERVATIONS_FIRST = 8
+OBSERVATIONS_FIRST = 4
 """In so many steps at first noise of states is not taken for stronger: as long as observations are taken for too exact,
 all that is wrong with them looks like noise of the states, and it takes long to unlearn that."""
 
@@ -78,9 +84,7 @@ def triple(
     x = FilterNode("x", dim=dim, flow=flow, initial_mean=row(initial_mean), initial_sd=initial_sd, substeps=substeps)
     y = SensoryNode("y", dim=seen, orders=1, dt=dt)
 
-    def precision(
-        name: str, expected: Any, kernel: Kernel, *, rising: int = OBSERVATIONS_FIRST, unsure: float = 1.0
-    ) -> PrecisionNode:
+    def precision(name: str, expected: Any, kernel: Kernel, mover: Newton, unsure: float = 1.0) -> PrecisionNode:
         return PrecisionNode(
             name,
             mean=listed(to_tensor(expected)).log(),
@@ -88,18 +92,18 @@ def triple(
             kernel=kernel,
             smoothness_sd=smoothness_sd if name == "noise_y" else None,
             channels=by_channel,
-            mover=leveller(rising),
+            mover=mover,
         )
 
     graph = Graph()
     graph.predicts(x, y, via=mapping)
     if mean is not None:
         graph.parametrises(ParameterNode("theta", mean=mean, sd=sd, mover=learner()), x)
-    graph.weighs(precision("noise_x", expected_precision_x, of_x), x)
+    graph.weighs(precision("noise_x", expected_precision_x, of_x, leveller(True, OBSERVATIONS_FIRST)), x)
     if drift is not None:
         lasting = Matern(drift, number(0.5))
-        graph.weighs(precision("drift_x", expected_precision_x, lasting, rising=0, unsure=2.0), x)
-    graph.weighs(precision("noise_y", expected_precision_y, of_y, rising=0), y)
+        graph.weighs(precision("drift_x", expected_precision_x, lasting, leveller(), unsure=2.0), x)
+    graph.weighs(precision("noise_y", expected_precision_y, of_y, leveller()), y)
     level = Level(parameters=() if mean is None else ("parameter",))
     return Model(graph, tracking(every, levels=(level,)))
 

@@ -44,6 +44,7 @@ class FilterBelief(NamedTuple):
     expected_covariance: Tensor
     expected_by_noise: Tensor
     expected_covariance_by_noise: Tensor
+    doubt: Tensor
     between: Tensor
     of_parameters: Tensor
     information_of_parameters: Tensor
@@ -63,6 +64,7 @@ class FilterBelief(NamedTuple):
             self.expected_covariance[:, channels, channels],
             self.expected_by_noise[:, channels, levels],
             self.expected_covariance_by_noise[:, levels, channels, channels],
+            self.doubt[:, channels, channels] if self.by_parameters.shape[-1] else None,
         )
 
 
@@ -180,7 +182,7 @@ class FilterNode(StateNode):
 
         Of these sizes (see `Layout`), with o log-variances of its own.
         """
-        room = [(1 + s, n, n), (n, p), (n, s), (d,), (d, d), (d, s), (s, d, d), (d, d)]
+        room = [(1 + s, n, n), (n, p), (n, s), (d,), (d, d), (d, s), (s, d, d), (d, d), (d, d)]
         room += [(p,), (p, p), (o,), (o, o), (self.dim,), (self.dim,)]
         mean = torch.constant_pad_nd(value, (0, n - self.dim))
         belief = FilterBelief(mean, *(value.new_zeros(len(value), *shape) for shape in room))
@@ -327,6 +329,10 @@ class FilterNode(StateNode):
         parts["expected"][:, here], parts["expected_by_noise"][:, here] = found.mean, found.by_noise
         parts["expected_covariance"][:, here, here] = found.covariance
         parts["expected_covariance_by_noise"][:, :, here, here] = found.covariance_by_noise
+        if layout.width:
+            through = carrying.through(slope, belief.by_parameters, self._direct(local, layout, link))
+            parts["doubt"] = belief.doubt.clone()
+            parts["doubt"][:, here, here] = through @ self._unsure(local, layout) @ through.mT
         local.belief = belief._replace(**parts)
 
     def _colour(self, local: Local, source: Source) -> Colour:
@@ -366,7 +372,7 @@ class FilterNode(StateNode):
             if layout.own_levels.stop:
                 expected = belief.expected_of(layout.seen(link), layout.own_levels)
                 raw = torch.bmm(expected.covariance, weighted[..., None])[..., 0]
-                of_noise = carrying.of_noise(expected, raw, weighted, precision)
+                of_noise = carrying.of_noise(expected, raw, precision)
                 said["of_noise"] = belief.of_noise + of_noise.gradient
                 said["information_of_noise"] = belief.information_of_noise + of_noise.information
             carried = carrying.absorb(carried, slope, direct, weighted, precision, noise)
@@ -430,11 +436,7 @@ class FilterNode(StateNode):
     def _coming(self, local: Local, parameters: bool) -> Coming:
         layout, belief = self._layout(local), local.belief
         state = self.covariance(local) if parameters else belief.carried.covariance[:, : self.dim, : self.dim]
-        unsure = torch.zeros_like(belief.information_of_parameters)
-        for link, part in layout.parameters.items():
-            known = local.message(link).covariance
-            if parameters and known is not None:
-                unsure[:, part, part] = known
+        unsure = self._unsure(local, layout) * parameters
         below = {}
         for link in local.below:
             slope = self._slope(local, layout, link, self._linearised(local, link))
@@ -558,6 +560,15 @@ class FilterNode(StateNode):
                 number[:, part], reached[:, part] = handover.number[:, None], handover.mean
                 kept[:, part, part], lost[:, part, part] = handover.kept, handover.lost
         return Handover(number, reached, kept, lost)
+
+    def _unsure(self, local: Local, layout: Layout) -> Tensor:
+        """The covariance of the parameters, those of all nodes together; (B, p, p)."""
+        unsure = torch.zeros_like(local.belief.information_of_parameters)
+        for link, part in layout.parameters.items():
+            known = local.message(link).covariance
+            if known is not None:
+                unsure[:, part, part] = known
+        return unsure
 
     def _argument(self, local: Local, function: Function) -> Tensor:
         value: Tensor = local.belief.mean

@@ -320,7 +320,7 @@ class SensoryNode(Node):
         if link.kind == "predicts":
             return Error(work.weighted, work.precision, noise=self._noise(local))
         if work.expected is not None:
-            said = carrying.of_noise(work.expected, work.error[:, 0], work.weighted[:, 0], work.precision.matrix)
+            said = carrying.of_noise(work.expected, work.error[:, 0], work.precision.matrix)
             noise = local.message(link).noise
             assert noise is not None
             return noise_error(said, noise, self._of_width(local, noise) if noise.learned_width else None)
