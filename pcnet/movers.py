@@ -288,8 +288,9 @@ class Newton(ParameterMover):
     when they have jumped is not soon taken for noise. What is too much for a step is left for the next ones, less of it
     each time: windows say more when they say "more noise" than when they say "less", and to cut off what they say would
     be to believe in too little noise.
-    rising: in so many steps at first no component falls: a window that would let one fall is dropped. Steps are counted
-    from then on, for what is less with each of them. Not so in passes over recorded data.
+    rising: in so many steps at first no component falls. A window that would let one fall is held back, to count
+    together with the next one; what is still held back after these steps is dropped. Steps are counted from then on,
+    for what is less with each of them. Not so in passes over recorded data.
     """
 
     forgetting: Fraction = number(0.0)
@@ -323,19 +324,26 @@ class Newton(ParameterMover):
         factor = torch.linalg.cholesky_ex(posterior(known).precision)[0]
         change = -torch.cholesky_solve((gathered.gradient + gathered.unspent)[..., None], factor)[..., 0]
         change, rest = self._within(change, known, gathered)
-        unspent = -LEFT * torch.bmm(known, rest[..., None])[..., 0]
-        early = gathered.steps < self.rising
-        if bool(early.any()):
-            held = (early & (change < 0).any(-1))[:, None]
-            change, unspent = torch.where(held, 0.0, change), torch.where(held, 0.0, unspent)
-            known = torch.where(held[..., None], before, known)
-        return change, gathered._replace(
+        after = gathered._replace(
             gradient=torch.zeros_like(change),
-            unspent=unspent,
+            unspent=-LEFT * torch.bmm(known, rest[..., None])[..., 0],
             seen=torch.zeros_like(gathered.seen),
             steps=gathered.steps + 1,
             curvature=torch.zeros_like(known),
             known=known,
+        )
+        early = gathered.steps < self.rising
+        return self._hold_back(change, gathered, after) if bool(early.any()) else (change, after)
+
+    def _hold_back(self, change: Tensor, gathered: Gathered, after: Gathered) -> tuple[Tensor, Gathered]:
+        """No step, where it is too early for a component to fall: what was gathered is kept, but for the last time."""
+        held = (gathered.steps < self.rising) & (change < 0).any(-1)
+        kept = held & (after.steps < self.rising)
+        return torch.where(held[:, None], 0.0, change), after._replace(
+            unspent=torch.where(held[:, None], 0.0, after.unspent),
+            gradient=torch.where(kept[:, None], gathered.gradient, 0.0),
+            curvature=torch.where(kept[:, None, None], gathered.curvature, 0.0),
+            known=torch.where(held[:, None, None], gathered.known, after.known),
         )
 
     def _within(self, change: Tensor, known: Tensor, gathered: Gathered) -> tuple[Tensor, Tensor]:

@@ -354,6 +354,29 @@ def test_for_a_linear_model_the_slope_is_exact(node):
     np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-8)
 
 
+@pytest.mark.parametrize("unsure", [1e-9, 3.0])
+def test_what_may_be_wrong_with_parameters_is_not_taken_for_noise(unsure):
+    """One observation of x₀ + dt(θ + z) + w, with all four of them normal: its log-evidence in closed form."""
+    first, drift, sd, log_x, log_y, seen = 0.4, 0.5, 0.05, -1.0, 5.0, 0.9
+    graph = pc.Graph()
+    x = FilterNode("x", dim=1, flow=lambda x, theta: theta + 0 * x, initial_mean=[[first]], initial_sd=sd)
+    y = SensoryNode("y", dim=1, orders=1, dt=DT)
+    graph.predicts(x, y)
+    graph.parametrises(ParameterNode("theta", mean=drift, sd=unsure, mover=Newton()), x)
+    for name, log, child in (("noise_x", log_x, x), ("noise_y", log_y, y)):
+        graph.weighs(PrecisionNode(name, mean=log, sd=1.0, kernel=White(), mover=Newton()), child)
+    live = graph.start(GATHER, record=()).run([[seen]])
+
+    def evidence(logs: np.ndarray) -> float:
+        variance = sd**2 + DT**2 * (unsure**2 + math.exp(-logs[0])) + math.exp(-logs[1])
+        error = seen - first - DT * drift
+        return -0.5 * (math.log(2 * math.pi * variance) + error**2 / variance)
+
+    expected = central_differences(evidence, np.array([log_x, log_y]), 1e-5)
+    found = [-live.local(name).memory.gradient.item() for name in ("noise_x", "noise_y")]
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
 def test_parameters_of_a_linear_mapping_are_learned_as_by_least_squares():
     """A state known for sure that stands still, y = θx + noise: the posterior of θ is that of regression."""
     x = FilterNode(
@@ -534,7 +557,7 @@ class Tracked(NodeContract):
         fast = Newton(fading=0.5, reopening=True)
         graph.parametrises(ParameterNode("theta", mean=[0.8, 0.3], sd=scale[..., None], mover=fast), x)
         graph.parametrises(ParameterNode("gain", mean=[1.1], sd=0.3, mover=fast), x, of=y)
-        level = Newton(fading=0.5, reopening=True, largest=1.0)
+        level = Newton(fading=0.5, reopening=True, rescaling=True, largest=0.3, steepest=1.0, usual=2.0)
         graph.weighs(PrecisionNode("noise_x", mean=scale[..., None], sd=1.0, smoothness=0.4 * scale, mover=level), x)
         graph.weighs(PrecisionNode("noise_y", mean=[0.7, 1.2, 0.3], sd=1.0, smoothness=0.4, mover=level), y)
         return graph

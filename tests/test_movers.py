@@ -377,10 +377,20 @@ def test_newton_moves_no_further_than_it_may():
     assert change[0].tolist() == pytest.approx([0.5, -0.1])
 
 
-def test_newton_leaves_what_is_too_much_for_a_step_to_the_next_ones():
-    """A gradient of −3 per unit of curvature asks for 3, of which ½ and its logarithm count: ½(1 + ln 6).
+def test_newton_falls_as_steeply_as_it_may():
+    """Of −6, which counts by its logarithm, and of +0.9 likewise limits, of two elements of a batch."""
+    rule = laid_out(Newton(largest=0.5, steepest=[1.5, 4.0]), 2)
+    gathered = rule.begin(torch.zeros(2, 2, dtype=F64), tensor([np.eye(2)] * 2))
+    change, _ = rule.step(rule.gather(gathered, tensor([[12.0, -1.8]] * 2), tensor([np.eye(2)] * 2)))
+    by_logarithm = 1 + math.log(7 / 2)
+    assert change[0].tolist() == pytest.approx([-1.5, 0.5])
+    assert change[1].tolist() == pytest.approx([-by_logarithm, 0.5])
 
-    Nothing more is gathered then. Later steps are shorter, and each finds three quarters of what the one before left.
+
+def test_newton_leaves_what_is_too_much_for_a_step_to_the_next_ones():
+    """A gradient of −3 per unit of curvature asks for 3, which counts by its logarithm: 1 + ln (1 + 3)/2.
+
+    Nothing more is gathered then, and each step finds three quarters of what the one before left.
     """
     rule = laid_out(Newton(largest=[0.5, 4.0]), 2)
     gathered = rule.begin(torch.zeros(2, 1, dtype=F64), tensor([[[1.0]], [[1.0]]]))
@@ -389,14 +399,43 @@ def test_newton_leaves_what_is_too_much_for_a_step_to_the_next_ones():
     for _ in range(4):
         change, gathered = rule.step(gathered)
         steps.append(change[:, 0].tolist())
-    expected, left = [], 3.0
-    for j in range(4):
-        wanted = left if left <= 0.5 else 0.5 * (1 + math.log(left / 0.5))  # the rest is a step like any other
-        expected.append(min(wanted, 0.5 / (1 + (j / 20) ** 2)))
-        left = 0.75 * (wanted - expected[-1])
+    expected, left = [], 1 + math.log(2)
+    for _ in range(4):
+        expected.append(min(left, 0.5))
+        left = 0.75 * (left - expected[-1])
     assert [step[0] for step in steps] == pytest.approx(expected)
     assert expected[2] > 0
-    assert [step[1] for step in steps] == pytest.approx([3.0, 0.0, 0.0, 0.0])
+    assert [step[1] for step in steps] == pytest.approx([1 + math.log(2), 0.0, 0.0, 0.0])
+
+
+def test_newton_goes_no_further_than_is_usual():
+    """After j windows of information i each, a step has the standard deviation √i/(ij) = 1/√(j·ij): twice that is 2/j.
+
+    Here i is 1, and the prior next to nothing. Windows that agree with what is believed are followed by one that is
+    further off than that.
+    """
+    rule = laid_out(Newton(largest=1.0, usual=2.0), 1)
+    for j in (4, 25):
+        gathered = rule.begin(torch.zeros(1, 1, dtype=F64), tensor([[[1e-9]]]))
+        for _ in range(j - 1):
+            _, gathered = rule.step(rule.gather(gathered, tensor([[0.0]]), tensor([[[1.0]]])))
+        for gradient, expected in ((5.0, -2 / j), (-5.0, 2 / j), (0.5, -0.5 / j)):
+            change, _ = rule.step(rule.gather(gathered, tensor([[gradient]]), tensor([[[1.0]]])))
+            assert change.item() == pytest.approx(expected, rel=1e-6)
+
+
+def test_newton_counts_early_windows_by_what_late_ones_say():
+    """Windows of information 100, then of 1: of the first ones in the end no more is left than if they were like these.
+
+    A component of which windows go on to say as much as ever, or more, keeps all that is known of it.
+    """
+    rule = laid_out(Newton(rescaling=True), 1)
+    gathered = rule.begin(torch.zeros(1, 2, dtype=F64), tensor([np.diag([0.25, 0.25])]))
+    for j in range(200):
+        information = np.diag([100.0, 2.0] if j < 10 else [1.0, 3.0])
+        _, gathered = rule.step(rule.gather(gathered, tensor([[0.0, 0.0]]), tensor([information])))
+    assert gathered.known[0, 0, 0].item() == pytest.approx(0.25 + 200, rel=1e-6)
+    assert gathered.known[0, 1, 1].item() == pytest.approx(0.25 + 10 * 2 + 190 * 3)
 
 
 def test_newton_fades_by_weights_that_add_up_to_a_share_of_all_windows():
