@@ -30,10 +30,10 @@ def leveller(steady: bool = False, rising: int = 0) -> Newton:
     first = number(1.0)
     if steady:
         return Newton(reopening=True, rescaling=True, largest=first, usual=number(2.0), rising=number(rising))
-    return Newton(reopening=True, rescaling=True, largest=first, steepest=number(4.0), rising=number(rising))
+    return Newton(reopening=True, rescaling=True, largest=first, steepest=number(2.0), rising=number(rising))
 
 
-OBSERVATIONS_FIRST = 4
+OBSERVATIONS_FIRST = 5
 """In so many steps at first noise of states is not taken for stronger: as long as observations are taken for too exact,
 all that is wrong with them looks like noise of the states, and it takes long to unlearn that."""
 
