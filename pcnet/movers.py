@@ -284,10 +284,10 @@ class Newton(ParameterMover):
     largest: no component moves by more than this in a step; `steepest`, if it is given, holds for falling ones instead.
     A change by more than 1 counts by its logarithm, as changes of log-precisions should: noise that is 50 times what it
     was taken for looks like 49 units, and is log 50 of them.
-    usual: nor by more than so many times the step to be expected, 1/√(jL) at the j-th: so what parameters have to learn
-    when they have jumped is not soon taken for noise. What is too much for a step is left for the next ones, less of it
-    each time: windows say more when they say "more noise" than when they say "less", and to cut off what they say would
-    be to believe in too little noise.
+    usual: nor, after the first step, by more than so many times the step to be expected, 1/√(jL) at the j-th: so what
+    parameters have to learn when they have jumped is not soon taken for noise. What is too much for a step is left for
+    the next ones, less of it each time: windows say more when they say "more noise" than when they say "less", and to
+    cut off what they say would be to believe in too little noise.
     rising: in so many steps at first no component falls. A window that would let one fall is held back, to count
     together with the next one; what is still held back after these steps is dropped. Steps are counted from then on,
     for what is less with each of them. Not so in passes over recorded data.
@@ -355,8 +355,9 @@ class Newton(ParameterMover):
         up = column(self.largest, 1)
         down = up if self.steepest is None else column(self.steepest, 1)
         if self.usual is not None:
-            said = (self._later(gathered) + 1)[:, None] * known.diagonal(dim1=-2, dim2=-1)
-            expected = column(self.usual, 1) / said.sqrt()
+            later = self._later(gathered)[:, None]
+            expected = column(self.usual, 1) / ((later + 1) * known.diagonal(dim1=-2, dim2=-1)).sqrt()
+            expected = torch.where(later > 0, expected, torch.inf)
             up, down = torch.minimum(up, expected), torch.minimum(down, expected)
         step = torch.maximum(torch.minimum(change, up), -down)
         return step, change - step

@@ -412,9 +412,12 @@ def test_newton_goes_no_further_than_is_usual():
     """After j windows of information i each, a step has the standard deviation √i/(ij) = 1/√(j·ij): twice that is 2/j.
 
     Here i is 1, and the prior next to nothing. Windows that agree with what is believed are followed by one that is
-    further off than that.
+    further off than that. A first step, as that after a pass over recorded data, is as long as it may be.
     """
-    rule = laid_out(Newton(largest=1.0, usual=2.0), 1)
+    rule = laid_out(Newton(largest=2.5, usual=2.0), 1)
+    first = rule.begin(torch.zeros(1, 1, dtype=F64), tensor([[[1e-9]]]))
+    change, _ = rule.step(rule.gather(first, tensor([[50.0]]), tensor([[[1.0]]])))
+    assert change.item() == -2.5
     for j in (4, 25):
         gathered = rule.begin(torch.zeros(1, 1, dtype=F64), tensor([[[1e-9]]]))
         for _ in range(j - 1):
