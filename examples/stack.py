@@ -75,7 +75,7 @@ def one_tier(smoothness: float | None) -> pc.graph.Model:
                 sd=2.0,
                 kernel=kernel_of(smoothness),
                 channels="shared",
-                mover=leveller(),
+                mover=leveller(steady=node is x),
             ),
             node,
         )

@@ -329,7 +329,7 @@ class FilterNode(StateNode):
         parts["expected"][:, here], parts["expected_by_noise"][:, here] = found.mean, found.by_noise
         parts["expected_covariance"][:, here, here] = found.covariance
         parts["expected_covariance_by_noise"][:, :, here, here] = found.covariance_by_noise
-        if layout.width:
+        if layout.width and len(layout.of_level):
             through = carrying.through(slope, belief.by_parameters, self._direct(local, layout, link))
             parts["doubt"] = belief.doubt.clone()
             parts["doubt"][:, here, here] = through @ self._unsure(local, layout) @ through.mT
