@@ -332,7 +332,7 @@ class FilterNode(StateNode):
         if layout.width and len(layout.of_level):
             through = carrying.through(slope, belief.by_parameters, self._direct(local, layout, link))
             parts["doubt"] = belief.doubt.clone()
-            parts["doubt"][:, here, here] = through @ self._unsure(local, layout) @ through.mT
+            parts["doubt"][:, here, here] = through @ self._unsure(local, layout, online=True) @ through.mT
         local.belief = belief._replace(**parts)
 
     def _colour(self, local: Local, source: Source) -> Colour:
@@ -561,11 +561,15 @@ class FilterNode(StateNode):
                 kept[:, part, part], lost[:, part, part] = handover.kept, handover.lost
         return Handover(number, reached, kept, lost)
 
-    def _unsure(self, local: Local, layout: Layout) -> Tensor:
-        """The covariance of the parameters, those of all nodes together; (B, p, p)."""
+    def _unsure(self, local: Local, layout: Layout, online: bool = False) -> Tensor:
+        """The covariance of the parameters, those of all nodes together; (B, p, p).
+
+        online: of those alone that go on learning; passes over recorded data look for the maximum of all at once.
+        """
         unsure = torch.zeros_like(local.belief.information_of_parameters)
         for link, part in layout.parameters.items():
-            known = local.message(link).covariance
+            message = local.message(link)
+            known = None if online and message.handover is None else message.covariance
             if known is not None:
                 unsure[:, part, part] = known
         return unsure

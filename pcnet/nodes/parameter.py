@@ -56,6 +56,8 @@ class ParameterRule(NamedTuple):
 
     mover: ParameterMover
     sd: Tensor
+    recorded: bool = False
+    """Whether it steps after passes over recorded data, so that no belief is handed on within them."""
 
 
 @settings
@@ -153,13 +155,14 @@ class ParameterNode(Node):
 
     def begin_again(self, local: Local, belief: ParameterBelief) -> None:
         """Gather anew, beginning with the pull of the prior; what earlier passes have said of the same is not added."""
-        local.belief = belief
+        local.belief, local.rule = belief, local.rule._replace(recorded=True)
         pull = torch.bmm(belief.prior_precision, (belief.mean - belief.prior_mean)[..., None])[..., 0]
         local.memory = local.rule.mover.begin_again(local.memory, pull)
 
     def predict(self, local: Local, link: Link) -> Prediction[Tensor]:
         belief: ParameterBelief = local.belief
-        handed = Handover(*belief[-4:]) if local.rule.mover.needs_curvature else None
+        online = local.rule.mover.needs_curvature and not local.rule.recorded
+        handed = Handover(*belief[-4:]) if online else None
         return Prediction(belief.mean, covariance=partial(self._covariance, local), handover=handed)
 
     def err(self, local: Local, link: Link) -> Error[Dense]:
