@@ -303,6 +303,10 @@ class Newton(ParameterMover):
     rising: NotNegative = number(0.0)
     needs_curvature = True
 
+    def __post_init__(self) -> None:
+        if self.largest is None and not (self.steepest is None and self.usual is None):
+            raise SettingError("Newton: steepest and usual are about steps that are limited: give largest as well")
+
     def gather(self, gathered: Gathered, gradient: Tensor, curvature: Tensor | None = None) -> Gathered:
         assert curvature is not None
         return gathered._replace(

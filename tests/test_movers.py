@@ -387,6 +387,12 @@ def test_newton_falls_as_steeply_as_it_may():
     assert change[1].tolist() == pytest.approx([-by_logarithm, 0.5])
 
 
+@pytest.mark.parametrize("options", [{"steepest": 2.0}, {"usual": 2.0}])
+def test_newton_asks_for_a_limit_where_there_should_be_one(options):
+    with pytest.raises(SettingError, match="give largest as well"):
+        Newton(**options)
+
+
 def test_newton_leaves_what_is_too_much_for_a_step_to_the_next_ones():
     """A gradient of −3 per unit of curvature asks for 3, which counts by its logarithm: 1 + ln (1 + 3)/2.
 

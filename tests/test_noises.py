@@ -11,6 +11,7 @@ import pcnet as pc
 from pcnet.errors import GraphError, SettingError
 from pcnet.functions import Linear
 from pcnet.generalised import temporal_precision
+from pcnet.graphs.triple import leveller
 from pcnet.kernels import Autocorrelation, Matern, SquaredExponential, White
 from pcnet.linalg import Precision
 from pcnet.movers import Newton
@@ -299,7 +300,7 @@ def test_of_what_is_missing_a_width_hears_nothing():
 
 
 def test_a_generalised_precision_node_learns_its_width():
-    """Of a state that is known and stands still: within 20 % from a third and three times as much in 19 of 20 seeds."""
+    """Of a state that is known and stands still: within 20 % from a third and from three times as much, in 20 seeds."""
     width, dt = 0.2, 0.01
     still = Linear([[0.0]])
     world = pc.simulate.simulate(
@@ -319,7 +320,7 @@ def test_a_generalised_precision_node_learns_its_width():
     graph = pc.Graph()
     graph.predicts(x, y)
     graph.weighs(PrecisionNode("noise_x", mean=20.0, sd=0.1, smoothness=width), x)
-    rule = Newton(reopening=True, rescaling=True, largest=1, usual=2)
+    rule = leveller(steady=True)
     node = PrecisionNode("noise_y", mean=0.0, sd=2.0, smoothness=wrong * width, smoothness_sd=1.0, mover=rule)
     graph.weighs(node, y)
     schedule = pc.Schedule(
@@ -333,9 +334,7 @@ def test_a_generalised_precision_node_learns_its_width():
     result = graph.run(world.observations, schedule, record=["smoothness", "log_smoothness_sd", "mean"])
     found, sd = (result.traces[f"noise_y.{name}"].values[..., -1, 0] for name in ("smoothness", "log_smoothness_sd"))
     assert found.shape == (2, 20)
-    away = np.abs(np.log(found / width))
-    assert ((away < math.log(1.2)).sum(1) >= 19).all(), np.sort(away)[:, -3:]
-    assert away.max() < math.log(1.25)
+    assert np.abs(np.log(found / width)).max() < math.log(1.2)
     assert result.traces["noise_y.mean"].values.shape[-1] == 1
     assert ((sd > 0) & (sd < 0.1)).all()
 
