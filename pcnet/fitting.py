@@ -290,7 +290,7 @@ def _raise(live: Live, first: Stand) -> None:
     raise DivergenceError(
         f"{live.graph[incident.node].title} at observation {incident.observation} of the first pass{of}: "
         f"{incident.why}; a prior nearer to the truth, lower precisions, or log-precisions that move by "
-        "Newton(largest=1.0) help, and on_divergence='stop' lets the others of a batch go on"
+        "Scoring() help, and on_divergence='stop' lets the others of a batch go on"
     )
 
 

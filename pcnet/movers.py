@@ -279,33 +279,12 @@ class Newton(ParameterMover):
     thousand should be, χ² = gᵀ(C + CL⁻¹C)⁻¹g with C their curvature, knowledge counts for that much less before the
     step is taken. So parameters that jump are found again, and so are those whose first observations were taken for
     too exact.
-    rescaling: take no more for known than if all windows had said as much as the last few do. What windows say of
-    levels of noise depends on where these are believed to be, and far from there they seem to say more than they do.
-    largest: no component moves by more than this in a step; `steepest`, if it is given, holds for falling ones instead.
-    A change by more than 1 counts by its logarithm, as changes of log-precisions should: noise that is 50 times what it
-    was taken for looks like 49 units, and is log 50 of them.
-    usual: nor, after the first step, by more than so many times the step to be expected, 1/√(jL) at the j-th: so what
-    parameters have to learn when they have jumped is not soon taken for noise. What is too much for a step is left for
-    the next ones, less of it each time: windows say more when they say "more noise" than when they say "less", and to
-    cut off what they say would be to believe in too little noise.
-    rising: in so many steps at first no component falls. A window that would let one fall is held back, to count
-    together with the next one; what is still held back after these steps is dropped. Steps are counted from then on,
-    for what is less with each of them. Not so in passes over recorded data.
     """
 
     forgetting: Fraction = number(0.0)
     fading: NotNegative = number(0.0)
     reopening: bool = False
-    rescaling: bool = False
-    largest: Positive | None = None
-    steepest: Positive | None = None
-    usual: Positive | None = None
-    rising: NotNegative = number(0.0)
     needs_curvature = True
-
-    def __post_init__(self) -> None:
-        if self.largest is None and not (self.steepest is None and self.usual is None):
-            raise SettingError("Newton: steepest and usual are about steps that are limited: give largest as well")
 
     def gather(self, gathered: Gathered, gradient: Tensor, curvature: Tensor | None = None) -> Gathered:
         assert curvature is not None
@@ -314,88 +293,93 @@ class Newton(ParameterMover):
         )
 
     def step(self, gathered: Gathered) -> tuple[Tensor, Gathered]:
-        if self.reopening or self.rescaling:
-            gathered = gathered._replace(
-                recent_gradient=(1 - 1 / WINDOWS) * gathered.recent_gradient + gathered.gradient,
-                recent_curvature=(1 - 1 / WINDOWS) * gathered.recent_curvature + gathered.curvature,
-            )
-        before = gathered.known
-        if self.reopening:
-            before = self._reopen(gathered, before)
-        if self.rescaling:
-            before = self._rescale(gathered, before)
-        known = before + gathered.curvature
+        gathered = gathered._replace(
+            recent_gradient=(1 - 1 / WINDOWS) * gathered.recent_gradient + gathered.gradient,
+            recent_curvature=(1 - 1 / WINDOWS) * gathered.recent_curvature + gathered.curvature,
+        )
+        known = self._still_known(gathered) + gathered.curvature
         factor = torch.linalg.cholesky_ex(posterior(known).precision)[0]
-        change = -torch.cholesky_solve((gathered.gradient + gathered.unspent)[..., None], factor)[..., 0]
-        change, rest = self._within(change, known, gathered)
-        after = gathered._replace(
+        wanted = -torch.cholesky_solve((gathered.gradient + gathered.unspent)[..., None], factor)[..., 0]
+        change, left = self._within_limits(wanted, known, gathered)
+        return change, gathered._replace(
             gradient=torch.zeros_like(change),
-            unspent=-LEFT * torch.bmm(known, rest[..., None])[..., 0],
+            unspent=-torch.bmm(known, left[..., None])[..., 0],
             seen=torch.zeros_like(gathered.seen),
             steps=gathered.steps + 1,
             curvature=torch.zeros_like(known),
             known=known,
         )
-        early = gathered.steps < self.rising
-        return self._hold_back(change, gathered, after) if bool(early.any()) else (change, after)
-
-    def _hold_back(self, change: Tensor, gathered: Gathered, after: Gathered) -> tuple[Tensor, Gathered]:
-        """No step, where it is too early for a component to fall: what was gathered is kept, but for the last time."""
-        held = (gathered.steps < self.rising) & (change < 0).any(-1)
-        kept = held & (after.steps < self.rising)
-        return torch.where(held[:, None], 0.0, change), after._replace(
-            unspent=torch.where(held[:, None], 0.0, after.unspent),
-            gradient=torch.where(kept[:, None], gathered.gradient, 0.0),
-            curvature=torch.where(kept[:, None, None], gathered.curvature, 0.0),
-            known=torch.where(held[:, None, None], gathered.known, after.known),
-        )
-
-    def _within(self, change: Tensor, known: Tensor, gathered: Gathered) -> tuple[Tensor, Tensor]:
-        """As much of a change (B, n) as a step may be long, and the rest of it."""
-        if self.largest is None:
-            return change, torch.zeros_like(change)
-        bent = change.sign() * ((1 + change.abs()).log() + (1 - math.log(2)))
-        change = torch.where(change.abs() > 1, bent, change)
-        up = column(self.largest, 1)
-        down = up if self.steepest is None else column(self.steepest, 1)
-        if self.usual is not None:
-            later = self._later(gathered)[:, None]
-            expected = column(self.usual, 1) / ((later + 1) * known.diagonal(dim1=-2, dim2=-1)).sqrt()
-            expected = torch.where(later > 0, expected, torch.inf)
-            up, down = torch.minimum(up, expected), torch.minimum(down, expected)
-        step = torch.maximum(torch.minimum(change, up), -down)
-        return step, change - step
-
-    def _later(self, gathered: Gathered) -> Tensor:
-        """How many steps there were after the first ones, (B,)."""
-        return (gathered.steps - self.rising).clamp_min(0)
-
-    def begin_again(self, gathered: Gathered, pull: Tensor) -> Gathered:
-        """No step is among the first ones."""
-        steps = torch.zeros_like(gathered.steps) + self.rising
-        return gathered._replace(gradient=pull, steps=steps, unspent=torch.zeros_like(pull))
 
     def forget(self, gathered: Gathered) -> Gathered:
-        share = (self.forgetting + self.fading / (self._later(gathered) + FADES_AFTER)).clamp_max(1.0)
+        share = (self.forgetting + self.fading / (gathered.steps + FADES_AFTER)).clamp_max(1.0)
         return gathered._replace(known=torch.lerp(gathered.known, gathered.prior, share[:, None, None]))
 
-    def _reopen(self, gathered: Gathered, known: Tensor) -> Tensor:
-        """Less knowledge (B, n, n), where the last few windows contradict it."""
-        gradient, curvature = gathered.recent_gradient, gathered.recent_curvature
-        n = (curvature.diagonal(dim1=-2, dim2=-1) > 0).sum(-1).clamp_min(1)  # of the others nothing was heard
-        expected = curvature + curvature @ torch.linalg.solve(known, curvature)
-        scale = known.diagonal(dim1=-2, dim2=-1) * torch.finfo(known.dtype).eps ** 0.5  # for what nothing is learned of
-        surprise = (gradient * torch.linalg.solve(expected + scale.diag_embed(), gradient)).sum(-1)
-        limit = n * (1 - 2 / (9 * n) + ONE_IN_A_THOUSAND * (2 / (9 * n)) ** 0.5) ** 3  # χ² by Wilson and Hilferty
-        return torch.lerp(gathered.prior, known, (limit / surprise).clamp_max(1.0)[:, None, None])
+    def _still_known(self, gathered: Gathered) -> Tensor:
+        """What is left of what was known before this window, (B, n, n)."""
+        return reopened(gathered, gathered.recent_gradient, ONE_IN_A_THOUSAND) if self.reopening else gathered.known
 
-    def _rescale(self, gathered: Gathered, known: Tensor) -> Tensor:
-        """Less knowledge (B, n, n), where earlier windows have said more than the last few."""
+    def _within_limits(self, wanted: Tensor, known: Tensor, gathered: Gathered) -> tuple[Tensor, Tensor]:
+        """As much of a change (B, n) as a step may be long, and what is left of it for the next one."""
+        return wanted, torch.zeros_like(wanted)
+
+
+@settings
+class Scoring(Newton):
+    """`Newton` for log-precisions, which knows how noise levels differ from other parameters.
+
+    A change by more than 1 counts by its logarithm: noise that is 50 times what it was taken for looks like 49 units,
+    and is log 50 of them. No step is longer than `largest`. What is too much for a step is left for the next ones, less
+    of it each time: windows say more when they say "more noise" than when they say "less", and to cut off what they say
+    would be to believe in too little noise.
+
+    What windows say of a level depends on where it is believed to be, and far from there they seem to say more than
+    they do: no more is taken for known than if all windows had said as much as the last few.
+
+    steady: for noise of states, of which little is heard at a time, and which parameters that have jumped look like. No
+    step but the first is longer than so many times the step to be expected, 1/√(jL) at the j-th, and only windows that
+    say "less noise" reopen what is known: these need to be no more surprising than one in twenty.
+    """
+
+    reopening: bool = True
+    largest: Positive = number(1.0)
+    steady: Positive | None = None
+
+    def _still_known(self, gathered: Gathered) -> Tensor:
+        before = gathered.known
+        if self.reopening and self.steady is None:
+            before = reopened(gathered, gathered.recent_gradient, ONE_IN_A_THOUSAND)
+        elif self.reopening:
+            before = reopened(gathered, gathered.recent_gradient.clamp_max(0.0), ONE_IN_TWENTY)
         windows = WINDOWS * (1 - (1 - 1 / WINDOWS) ** (gathered.steps + 1))
-        like_these = ((self._later(gathered) + 1) / windows)[:, None, None] * gathered.recent_curvature
+        like_these = ((gathered.steps + 1) / windows)[:, None, None] * gathered.recent_curvature
         most = (gathered.prior + like_these).diagonal(dim1=-2, dim2=-1)
-        by = (most / (known + gathered.curvature).diagonal(dim1=-2, dim2=-1)).clamp_max(1.0).sqrt()
-        return by[:, :, None] * known * by[:, None]
+        by = (most / (before + gathered.curvature).diagonal(dim1=-2, dim2=-1)).clamp_max(1.0).sqrt()
+        return by[:, :, None] * before * by[:, None]
+
+    def _within_limits(self, wanted: Tensor, known: Tensor, gathered: Gathered) -> tuple[Tensor, Tensor]:
+        bent = wanted.sign() * ((1 + wanted.abs()).log() + (1 - math.log(2)))
+        wanted = torch.where(wanted.abs() > 1, bent, wanted)
+        limit = column(self.largest, 1)
+        if self.steady is not None:
+            steps = gathered.steps[:, None]
+            expected = 1 / ((steps + 1) * known.diagonal(dim1=-2, dim2=-1)).sqrt()
+            limit = torch.where(steps > 0, torch.minimum(limit, column(self.steady, 1) * expected), limit)
+        change = torch.maximum(torch.minimum(wanted, limit), -limit)
+        return change, LEFT * (wanted - change)
+
+
+def reopened(gathered: Gathered, gradient: Tensor, rare: float) -> Tensor:
+    """What is known (B, n, n), less of it where this gradient (B, n) of the last few windows contradicts it.
+
+    rare: how far out in a normal distribution a contradiction begins, in standard deviations.
+    """
+    known, curvature = gathered.known, gathered.recent_curvature
+    n = (curvature.diagonal(dim1=-2, dim2=-1) > 0).sum(-1).clamp_min(1)  # of the others nothing was heard
+    expected = curvature + curvature @ torch.linalg.solve(known, curvature)
+    scale = known.diagonal(dim1=-2, dim2=-1) * torch.finfo(known.dtype).eps ** 0.5  # for what nothing is learned of
+    surprise = (gradient * torch.linalg.solve(expected + scale.diag_embed(), gradient)).sum(-1)
+    limit = n * (1 - 2 / (9 * n) + rare * (2 / (9 * n)) ** 0.5) ** 3  # χ² by Wilson and Hilferty
+    return torch.lerp(gathered.prior, known, (limit / surprise).clamp_max(1.0)[:, None, None])
 
 
 FADES_AFTER = 10
@@ -404,5 +388,5 @@ LEFT = 0.75
 """The share of what was too much for a step that is left for the next one."""
 WINDOWS = 8
 """How many of the last windows a contradiction is looked for in, each counting less than the one after it."""
-ONE_IN_A_THOUSAND = 3.09
-"""The standard deviations beyond which one in a thousand of a normal distribution lies."""
+ONE_IN_A_THOUSAND, ONE_IN_TWENTY = 3.09, 1.645
+"""The standard deviations beyond which so much of a normal distribution lies."""

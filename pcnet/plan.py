@@ -20,14 +20,19 @@ class Line(NamedTuple):
     times: int
     periods: tuple[int, ...]
     by_element: Tensor | None
+    doubling: bool
 
     def due(self, tick: int) -> bool | Tensor:
         """Whether the tick (from 0) is one of its own: for all batch elements, or for which."""
+        now = tick + 1
+        early = self.doubling and now & tick == 0  # a power of two
         if self.by_element is None:
-            return (tick + 1) % self.periods[0] == 0
-        if not any((tick + 1) % period == 0 for period in self.periods):
+            return now % self.periods[0] == 0 or (early and now < self.periods[0])
+        if not any(now % period == 0 or (early and now < period) for period in self.periods):
             return False
-        mask = (tick + 1) % self.by_element == 0
+        mask = now % self.by_element == 0
+        if early:
+            mask = mask | (now < self.by_element)
         return True if bool(mask.all()) else mask
 
 
@@ -76,7 +81,7 @@ def lay_out(
         periods = tuple(sorted({int(period) for period in act.clock.every.reshape(-1)}))
         by_element = start.fill(act.clock.every, 0).to(torch.int64) if len(periods) > 1 else None
         doers = tuple((getattr(nodes[name], act.verb), locals_[name], nodes[name]) for name in who_acts(act, nodes))
-        lines.append(Line(doers, act.times, periods, by_element))
+        lines.append(Line(doers, act.times, periods, by_element, act.clock.doubling))
     return tuple(lines)
 
 

@@ -18,9 +18,13 @@ Verb = Literal["sense", "orient", "move", "gather", "settle", "carry"]
 
 @settings
 class Clock:
-    """Ticks at every `every`-th observation; a tensor gives each batch element its own period."""
+    """Ticks at every `every`-th observation; a tensor gives each batch element its own period.
+
+    doubling: also at the 1st, 2nd, 4th, 8th, … before that: of what is hardly known most is learned at first.
+    """
 
     every: Period = number(1)
+    doubling: bool = False
 
 
 @settings
@@ -39,6 +43,7 @@ class Act:
     def __str__(self) -> str:
         every = self.clock.every
         when = "" if bool((every == 1).all()) else f", every {span(every)}"
+        when += " and at 1, 2, 4, … before" if self.clock.doubling else ""
         often = "" if self.times == 1 else f", {self.times} times"
         but = f" but {', '.join(self.but)}" if self.but else ""
         return f"{', '.join(self.who)}{but}: {self.verb}{often}{when}"
@@ -83,15 +88,15 @@ def span(values: Tensor) -> str:
     return str(low) if low == high else f"{low} to {high}"
 
 
-def act(verb: Verb, *who: str, every: Any = 1, times: int = 1, but: Sequence[str] = ()) -> Act:
+def act(verb: Verb, *who: str, every: Any = 1, times: int = 1, but: Sequence[str] = (), doubling: bool = False) -> Act:
     """A line of a schedule, shortly: act("move", "parameter", every=64)."""
-    return Act(verb, tuple(who), Clock(every), times, tuple(but))
+    return Act(verb, tuple(who), Clock(every, doubling), times, tuple(but))
 
 
-def slow_step(*who: str, every: Any, but: Sequence[str] = ()) -> tuple[Act, ...]:
+def slow_step(*who: str, every: Any, but: Sequence[str] = (), doubling: bool = False) -> tuple[Act, ...]:
     """Move, then settle, then carry the posterior into the prior."""
     verbs: tuple[Verb, ...] = ("move", "settle", "carry")
-    return tuple(act(verb, *who, every=every, but=but) for verb in verbs)
+    return tuple(act(verb, *who, every=every, but=but, doubling=doubling) for verb in verbs)
 
 
 ORIENT = act("orient", "state", times=5)
@@ -171,12 +176,15 @@ class Level(NamedTuple):
     parameters: tuple[str, ...] = ("parameter",)
 
 
-def tracking(every: Any = 64, *, levels: Sequence[Level] = (Level(),)) -> Schedule:
+def tracking(every: Any = 64, *, levels: Sequence[Level] = (Level(),), doubling: bool = False) -> Schedule:
     """For states that carry their beliefs (`FilterNode`): expect, sense, take the errors in; the context at every N-th.
 
     levels: those of a stack, from the lowest up. A level above acts when the context of the one below it steps: it
     takes in what the parameters there have found, and says what to expect of them next.
+    doubling: the context of a single level steps at the 1st, 2nd, 4th, 8th, … observation, too, before the N-th.
     """
+    if doubling and len(levels) > 1:
+        raise ScheduleError("tracking: windows that double at first are for one level; those of a stack are alike")
     periods = [torch.as_tensor(every) ** i for i in range(len(levels) + 1)]
 
     def below(i: int) -> list[Act]:
@@ -188,14 +196,14 @@ def tracking(every: Any = 64, *, levels: Sequence[Level] = (Level(),)) -> Schedu
             return acts
         acts.append(act("gather", *context, every=now))
         if level.precisions:
-            acts += slow_step(*level.precisions, every=later)
+            acts += slow_step(*level.precisions, every=later, doubling=doubling)
         if level.parameters:
-            acts += [act(verb, *level.parameters, every=later) for verb in PARAMETERS_STEP]
+            acts += [act(verb, *level.parameters, every=later, doubling=doubling) for verb in PARAMETERS_STEP]
         if i + 1 < len(levels):
             acts += [*below(i + 1), act("carry", *levels[i + 1].states, every=later)]
         if level.parameters:
-            acts.append(act("carry", *level.parameters, every=later))
-        return [*acts, act("settle", *level.states, every=later)]
+            acts.append(act("carry", *level.parameters, every=later, doubling=doubling))
+        return [*acts, act("settle", *level.states, every=later, doubling=doubling)]
 
     first = levels[0]
     parameters = [act("orient", *level.parameters) for level in reversed(levels) if level.parameters]

@@ -81,7 +81,8 @@ def _required(field: Any) -> bool:
 
 def _schedule_schema() -> dict[str, Any]:
     texts = {"type": "array", "items": {"type": "string"}}
-    options = {"every": {"$ref": "#/$defs/numbers"}, "times": {"type": "integer", "minimum": 1}, "but": texts}
+    options = {"every": {"$ref": "#/$defs/numbers"}, "doubling": {"type": "boolean"}, "but": texts}
+    options |= {"times": {"type": "integer", "minimum": 1}}
     acts = [
         {"type": "object", "properties": {verb: texts} | options, "required": [verb], "additionalProperties": False}
         for verb in get_args(get_type_hints(Act)["verb"])

@@ -46,7 +46,7 @@ FORMAT = 1
 LINKS = ("predicts", "drives", "parametrises", "weighs")
 
 
-def _tracking(every: Any = 64, levels: Any = ({},)) -> Schedule:
+def _tracking(every: Any = 64, levels: Any = ({},), doubling: bool = False) -> Schedule:
     """`tracking` with levels as a file has them: [{states: [x], precisions: [noise], parameters: []}, …]."""
     if not isinstance(levels, (list, tuple)) or not levels:
         raise SpecError("levels must be a list, such as [{states: [x], precisions: [noise_x], parameters: []}]")
@@ -57,7 +57,7 @@ def _tracking(every: Any = 64, levels: Any = ({},)) -> Schedule:
             if not isinstance(who, list) or not all(isinstance(each, str) for each in who):
                 raise SpecError(f"level {number}: {name} must be a list of nodes or roles")
         made.append(Level(**{name: tuple(who) for name, who in level.items()}))
-    return tracking(every, levels=made)
+    return tracking(every, levels=made, doubling=doubling)
 
 
 SCHEDULES: dict[str, Callable[..., Schedule]] = {
@@ -96,6 +96,8 @@ def _act(act: Act) -> dict[str, Any]:
     found: dict[str, Any] = {act.verb: list(act.who)}
     if bool((act.clock.every != 1).any()):
         found["every"] = act.clock.every.tolist()
+    if act.clock.doubling:
+        found["doubling"] = True
     if act.times != 1:
         found["times"] = act.times
     if act.but:
@@ -321,11 +323,11 @@ def _schedule(given: Any) -> Schedule:
 
 def _read_act(given: Any, where: str) -> Act:
     verbs = get_args(get_type_hints(Act)["verb"])
-    _check(given, where, (*verbs, "every", "times", "but"), ())
+    _check(given, where, (*verbs, "every", "doubling", "times", "but"), ())
     chosen = [verb for verb in verbs if verb in given]
     if len(chosen) != 1 or not isinstance(given[chosen[0]], list):
         raise SpecError(f"{where}: give one verb with a list of nodes or roles, such as {{move: [state]}}")
-    clock = Clock(given.get("every", 1))
+    clock = Clock(given.get("every", 1), given.get("doubling", False))
     return Act(chosen[0], tuple(given[chosen[0]]), clock, given.get("times", 1), tuple(given.get("but", ())))
 
 

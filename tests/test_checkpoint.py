@@ -18,7 +18,7 @@ import pcnet as pc
 from pcnet.errors import CheckpointError
 from pcnet.graphs import Tier, hierarchy, paper, triple
 from pcnet.kernels import Matern, White
-from pcnet.movers import Implicit, Newton
+from pcnet.movers import Implicit, Newton, Scoring
 from pcnet.nodes import (
     CategoricalNode,
     CauseNode,
@@ -108,7 +108,7 @@ def of_categories():
     graph.predicts(x, y)
     graph.parametrises(theta, x)
     graph.predicts(CategoricalNode("tape", values=[[0.5], [1.5]], stay=0.9), theta)  # a word that files know too
-    graph.weighs(PrecisionNode("nx", expected=100.0, sd=0.5, kernel=White(), mover=Newton(rising=2)), x)
+    graph.weighs(PrecisionNode("nx", expected=100.0, sd=0.5, kernel=White(), mover=Scoring(steady=2.0)), x)
     graph.weighs(PrecisionNode("ny", expected=100.0, sd=0.5, kernel=Matern(0.1, 0.5), mover=Newton()), y)
     levels = (Level(("x",), ("nx", "ny"), ("theta",)), Level(("tape",), (), ()))
     return graph, tracking(3, levels=levels), of_tiers()[2], np.cumsum(np.linspace(0.02, 0.1, TICKS)).tolist()

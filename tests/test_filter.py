@@ -13,7 +13,7 @@ from pcnet.errors import GraphError, ScheduleError, SettingError
 from pcnet.functions import Linear
 from pcnet.graphs import triple
 from pcnet.kernels import SquaredExponential, White
-from pcnet.movers import Newton
+from pcnet.movers import Newton, Scoring
 from pcnet.nodes import FilterNode, ParameterNode, PrecisionNode, SensoryNode, StateNode
 from pcnet.schedule import Level, Schedule, act, tracking
 
@@ -466,6 +466,31 @@ def test_forgetting_is_a_random_walk_of_the_parameters():
         oracle.covariance[1, 1] /= 1 - share
 
 
+# --- flows that bend ------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("flow", [pc.flows.lorenz, pc.Derived(pc.flows.lorenz.__call__, parameters=1)])
+@pytest.mark.parametrize("bend", ["keep", "drop"])
+def test_the_mean_of_a_gaussian_belief_moves_by_the_mean_of_a_quadratic_flow(flow, bend):
+    """E f(x) of x ~ N(m, P), exactly by points at m ± √3 times the columns of a root of P; without the bend f(m)."""
+    x = FilterNode("x", dim=3, flow=flow, initial_mean=[[1.0, 2.0, 20.0]], initial_sd=[1.0, 2.0, 3.0], bend=bend)
+    y = SensoryNode("y", dim=3, orders=1, dt=DT)
+    graph = pc.Graph()
+    graph.predicts(x, y)
+    graph.parametrises(ParameterNode("theta", mean=[28.0], sd=1.0, mover=Newton()), x)
+    graph.weighs(PrecisionNode("noise_x", mean=0.0, sd=1.0, kernel=White()), x)
+    graph.weighs(PrecisionNode("noise_y", mean=1.0, sd=1.0, kernel=White()), y)
+    live = graph.start(STILL)
+    live.run(np.array([[1.0, 2.5, 19.0], [1.3, 2.0, 19.5]]))
+    mean, covariance = live.mean("x")[0], live.local("x").belief.carried.covariance[0, :3, :3]
+    live.step(np.full(3, np.nan))
+    theta, f = torch.tensor([28.0], dtype=torch.float64), pc.flows.lorenz
+    points = math.sqrt(3) * torch.linalg.cholesky(covariance).mT
+    ends = torch.cat([mean + points, mean - points])
+    second = (f(ends, theta.expand(6, 1)) - f(mean, theta)).sum(0) / 6
+    assert second.abs().max() > 1e-3
+    drift = f(mean, theta) + (second if bend == "keep" else 0.0)
+    np.testing.assert_allclose(live.mean("x")[0], mean + DT * drift, rtol=1e-12)
+
+
 # --- smooth noise ----------------------------------------------------------------------------------------------------
 def test_shocks_make_a_noise_of_the_right_autocorrelation():
     """Σ_j b_j(t) b_j(t + h) of bells on a grid is close to exp(−h²/2w²), whatever the phase."""
@@ -557,7 +582,7 @@ class Tracked(NodeContract):
         fast = Newton(fading=0.5, reopening=True)
         graph.parametrises(ParameterNode("theta", mean=[0.8, 0.3], sd=scale[..., None], mover=fast), x)
         graph.parametrises(ParameterNode("gain", mean=[1.1], sd=0.3, mover=fast), x, of=y)
-        level = Newton(fading=0.5, reopening=True, rescaling=True, largest=0.3, steepest=1.0, usual=2.0)
+        level = Scoring(fading=0.5, largest=0.3, steady=2.0)
         graph.weighs(PrecisionNode("noise_x", mean=scale[..., None], sd=1.0, smoothness=0.4 * scale, mover=level), x)
         graph.weighs(PrecisionNode("noise_y", mean=[0.7, 1.2, 0.3], sd=1.0, smoothness=0.4, mover=level), y)
         return graph

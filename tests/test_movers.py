@@ -13,7 +13,7 @@ from hypothesis.extra import numpy as hnp
 
 from pcnet.errors import SettingError
 from pcnet.generalised import shift_matrix
-from pcnet.movers import Evidence, Exponential, Gathered, GradientFlow, Newton, Ozaki, RobbinsMonro, WindowMean
+from pcnet.movers import Evidence, Exponential, Gathered, GradientFlow, Newton, Ozaki, RobbinsMonro, Scoring, WindowMean
 from pcnet.node import Start
 
 F64, F32 = torch.float64, torch.float32
@@ -370,57 +370,42 @@ def test_newton_goes_downhill_where_the_curvature_is_indefinite():
     assert change[0, 1] < 0
 
 
-def test_newton_moves_no_further_than_it_may():
-    rule = laid_out(Newton(largest=0.5), 1)
+def test_scoring_moves_no_further_than_it_may():
+    rule = laid_out(Scoring(largest=0.5), 1)
     gathered = rule.begin(tensor([[0.0, 0.0]]), tensor([np.eye(2)]))
     change, _ = rule.step(rule.gather(gathered, tensor([[-3.0, 0.2]]), tensor([np.eye(2)])))
     assert change[0].tolist() == pytest.approx([0.5, -0.1])
 
 
-def test_newton_falls_as_steeply_as_it_may():
-    """Of −6, which counts by its logarithm, and of +0.9 likewise limits, of two elements of a batch."""
-    rule = laid_out(Newton(largest=0.5, steepest=[1.5, 4.0]), 2)
-    gathered = rule.begin(torch.zeros(2, 2, dtype=F64), tensor([np.eye(2)] * 2))
-    change, _ = rule.step(rule.gather(gathered, tensor([[12.0, -1.8]] * 2), tensor([np.eye(2)] * 2)))
-    by_logarithm = 1 + math.log(7 / 2)
-    assert change[0].tolist() == pytest.approx([-1.5, 0.5])
-    assert change[1].tolist() == pytest.approx([-by_logarithm, 0.5])
-
-
-@pytest.mark.parametrize("options", [{"steepest": 2.0}, {"usual": 2.0}])
-def test_newton_asks_for_a_limit_where_there_should_be_one(options):
-    with pytest.raises(SettingError, match="give largest as well"):
-        Newton(**options)
-
-
-def test_newton_leaves_what_is_too_much_for_a_step_to_the_next_ones():
+def test_scoring_leaves_what_is_too_much_for_a_step_to_the_next_ones():
     """A gradient of −3 per unit of curvature asks for 3, which counts by its logarithm: 1 + ln (1 + 3)/2.
 
-    Nothing more is gathered then, and each step finds three quarters of what the one before left.
+    The windows after it agree with what is believed, and what is known grows from j + 1 to j + 2 at the j-th: of what
+    the step before left, three quarters, less is left for that much more to be known.
     """
-    rule = laid_out(Newton(largest=[0.5, 4.0]), 2)
+    rule = laid_out(Scoring(largest=[0.5, 4.0]), 2)
     gathered = rule.begin(torch.zeros(2, 1, dtype=F64), tensor([[[1.0]], [[1.0]]]))
-    gathered = rule.gather(gathered, tensor([[-6.0], [-6.0]]), torch.ones(2, 1, 1, dtype=F64))
     steps = []
-    for _ in range(4):
+    for gradient in (-6.0, 0.0, 0.0, 0.0):
+        gathered = rule.gather(gathered, tensor([[gradient]] * 2), torch.ones(2, 1, 1, dtype=F64))
         change, gathered = rule.step(gathered)
         steps.append(change[:, 0].tolist())
-    expected, left = [], 1 + math.log(2)
-    for _ in range(4):
-        expected.append(min(left, 0.5))
-        left = 0.75 * (left - expected[-1])
+    expected, wanted = [], 1 + math.log(2)
+    for known in (2, 3, 4, 5):
+        expected.append(min(wanted, 0.5))
+        wanted = 0.75 * (wanted - expected[-1]) * known / (known + 1)
     assert [step[0] for step in steps] == pytest.approx(expected)
     assert expected[2] > 0
     assert [step[1] for step in steps] == pytest.approx([1 + math.log(2), 0.0, 0.0, 0.0])
 
 
-def test_newton_goes_no_further_than_is_usual():
+def test_steady_scoring_goes_no_further_than_is_to_be_expected():
     """After j windows of information i each, a step has the standard deviation √i/(ij) = 1/√(j·ij): twice that is 2/j.
 
     Here i is 1, and the prior next to nothing. Windows that agree with what is believed are followed by one that is
     further off than that. A first step, as that after a pass over recorded data, is as long as it may be.
     """
-    rule = laid_out(Newton(largest=2.5, usual=2.0), 1)
+    rule = laid_out(Scoring(largest=2.5, steady=2.0), 1)
     first = rule.begin(torch.zeros(1, 1, dtype=F64), tensor([[[1e-9]]]))
     change, _ = rule.step(rule.gather(first, tensor([[50.0]]), tensor([[[1.0]]])))
     assert change.item() == -2.5
@@ -428,17 +413,17 @@ def test_newton_goes_no_further_than_is_usual():
         gathered = rule.begin(torch.zeros(1, 1, dtype=F64), tensor([[[1e-9]]]))
         for _ in range(j - 1):
             _, gathered = rule.step(rule.gather(gathered, tensor([[0.0]]), tensor([[[1.0]]])))
-        for gradient, expected in ((5.0, -2 / j), (-5.0, 2 / j), (0.5, -0.5 / j)):
+        for gradient, expected in ((4.0, -2 / j), (-4.0, 2 / j), (0.5, -0.5 / j)):
             change, _ = rule.step(rule.gather(gathered, tensor([[gradient]]), tensor([[[1.0]]])))
             assert change.item() == pytest.approx(expected, rel=1e-6)
 
 
-def test_newton_counts_early_windows_by_what_late_ones_say():
+def test_scoring_counts_early_windows_by_what_late_ones_say():
     """Windows of information 100, then of 1: of the first ones in the end no more is left than if they were like these.
 
     A component of which windows go on to say as much as ever, or more, keeps all that is known of it.
     """
-    rule = laid_out(Newton(rescaling=True), 1)
+    rule = laid_out(Scoring(), 1)
     gathered = rule.begin(torch.zeros(1, 2, dtype=F64), tensor([np.diag([0.25, 0.25])]))
     for j in range(200):
         information = np.diag([100.0, 2.0] if j < 10 else [1.0, 3.0])
@@ -456,32 +441,6 @@ def test_newton_fades_by_weights_that_add_up_to_a_share_of_all_windows():
     expected = problem.posterior(np.repeat(before, 5))
     np.testing.assert_allclose(mean, expected[0], rtol=1e-6)
     np.testing.assert_allclose(precision, kept[-1] * expected[1], rtol=1e-6, atol=1e-6)
-
-
-def test_newton_does_not_fall_in_its_first_steps():
-    """Observations of θ itself, of unit variance, in windows of one; for one element three steps are among the first.
-
-    Its first window is held back and counts with the second, the third is dropped: it is below what is believed then.
-    """
-    values, rule = [-2.0, 5.0, -4.0, -1.0], laid_out(Newton(rising=[3.0, 0.0]), 2)
-    mean, gathered = torch.zeros(2, 1, dtype=F64), rule.begin(torch.zeros(2, 1, dtype=F64), tensor([[[1.0]], [[1.0]]]))
-    means = []
-    for value in values:
-        gathered = rule.gather(gathered, mean - value, torch.ones(2, 1, 1, dtype=F64))
-        change, gathered = rule.step(gathered)
-        mean = mean + change
-        means.append(mean[0].item())
-    assert means[:3] == pytest.approx([0.0, 3 / 3, 3 / 3])
-    for b, counts in enumerate(([-2.0, 5.0, -1.0], values)):
-        assert mean[b].item() == pytest.approx(sum(counts) / (1 + len(counts)))
-        assert gathered.known[b].item() == pytest.approx(1 + len(counts))
-
-
-def test_newton_may_fall_in_a_pass_over_recorded_data():
-    rule = laid_out(Newton(rising=3.0), 1)
-    gathered = rule.begin_again(rule.begin(tensor([[0.0]]), tensor([[[1.0]]])), tensor([[0.5]]))
-    change, _ = rule.step(rule.gather(gathered, tensor([[1.0]]), tensor([[[2.0]]])))
-    assert change.item() == pytest.approx(-1.5 / 3)
 
 
 def test_newton_reopens_where_parameters_jump_and_only_there():
@@ -503,3 +462,28 @@ def test_newton_reopens_where_parameters_jump_and_only_there():
     assert gathered.known[0, 0, 0] == 2401.0
     assert abs(mean[0].item()) < 4 / math.sqrt(2401)
     assert abs(mean[1].item() - 10.0) < 0.5  # else 10 · 400/2401
+
+
+def test_steady_scoring_reopens_for_less_noise_and_not_for_more():
+    """Observations of λ itself, of unit variance, two batch elements of which jump by four standard deviations.
+
+    Where precision has risen, what was known before counts for less; where it has fallen, all windows go on to count.
+    """
+    rng, rule = np.random.default_rng(5), laid_out(Scoring(steady=2.0), 3)
+    truth, sizes = np.zeros((3, 1)), (3, 1, 1)
+    mean, gathered = (
+        torch.zeros(3, 1, dtype=F64),
+        rule.begin(torch.zeros(3, 1, dtype=F64), torch.ones(sizes, dtype=F64)),
+    )
+    for window in range(120):
+        if window == 100:
+            truth[:, 0] = [0.0, 4.0, -4.0]
+        error = tensor(truth + rng.standard_normal((3, 1))) - mean
+        gathered = rule.gather(gathered, -error, torch.ones(sizes, dtype=F64))
+        change, gathered = rule.step(gathered)
+        mean = mean + change
+        if window == 99:
+            before, known = mean.clone(), gathered.known[:, 0, 0].tolist()
+    assert gathered.known[2].item() == pytest.approx(known[2] + 20)
+    assert gathered.known[1].item() < 0.5 * known[1]
+    assert (mean - before)[1].item() > -2 * (mean - before)[2].item() > 0

@@ -10,7 +10,7 @@ import pcnet as pc
 from pcnet.errors import DivergenceError, GraphError, ObservationError, ResultError, ScheduleError, SettingError
 from pcnet.graphs import Tier, hierarchy, paper, triple
 from pcnet.kernels import White
-from pcnet.movers import Newton
+from pcnet.movers import Newton, Scoring
 from pcnet.nodes import FilterNode, ParameterNode, PrecisionNode, SensoryNode, StateNode
 
 DT, SAMPLES = 0.1, 60
@@ -210,7 +210,7 @@ def test_states_in_generalised_coordinates():
         made.predicts(x, y)
         made.parametrises(ParameterNode("theta", mean=theta, sd=sd, mover=Newton()), x)
         for node, level in zip((x, y), levels, strict=True):
-            name, rule = f"noise_{node.name}", Newton(largest=1.0)
+            name, rule = f"noise_{node.name}", Scoring()
             made.weighs(PrecisionNode(name, mean=[level], sd=sd, smoothness=0.2, channels="shared", mover=rule), node)
         return made
 

@@ -9,6 +9,8 @@ from models import build
 import pcnet as pc
 from pcnet.errors import ScheduleError, SettingError
 from pcnet.nodes import ParameterNode, PrecisionNode, StateNode
+from pcnet.plan import Line
+from pcnet.schedule import Level
 
 
 def counted(monkeypatch, schedule, ticks=12, **options):
@@ -141,3 +143,26 @@ def test_a_node_called_like_a_role_is_refused():
 def test_verbs_are_known():
     with pytest.raises(SettingError, match="verb"):
         pc.act("jump", "state")
+
+
+@pytest.mark.parametrize(
+    ("every", "expected"), [(10, [1, 2, 4, 8, 10, 20, 30, 40]), (8, [1, 2, 4, 8, 16, 24, 32, 40]), (1, range(1, 41))]
+)
+def test_windows_that_double_at_first(every, expected):
+    line = Line((), 1, (every,), None, doubling=True)
+    assert [tick + 1 for tick in range(40) if line.due(tick)] == list(expected)
+
+
+def test_windows_double_by_batch_element():
+    """Each of two elements steps at the ticks that a run of its own would have."""
+    periods = torch.tensor([10, 3])
+    line = Line((), 1, (3, 10), periods, doubling=True)
+    for tick in range(40):
+        due = [Line((), 1, (int(period),), None, doubling=True).due(tick) for period in periods]
+        found = line.due(tick)
+        assert (found.tolist() if isinstance(found, torch.Tensor) else [found, found]) == due
+
+
+def test_windows_of_a_stack_are_alike():
+    with pytest.raises(ScheduleError, match="windows that double at first are for one level"):
+        pc.tracking(levels=(Level(), Level(("z",))), doubling=True)

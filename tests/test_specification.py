@@ -23,7 +23,7 @@ from pcnet.graphs import paper
 from pcnet.graphs.triple import leveller
 from pcnet.kernels import Autocorrelation, Kernel, Matern
 from pcnet.markup import Loader, parse
-from pcnet.movers import Accumulator, Exponential, Newton, ParameterMover, RobbinsMonro, StateMover, WindowMean
+from pcnet.movers import Accumulator, Exponential, Newton, ParameterMover, RobbinsMonro, Scoring, StateMover, WindowMean
 from pcnet.node import Node
 from pcnet.nodes import FilterNode, ParameterNode, PrecisionNode, SensoryNode, StateNode
 from pcnet.schedule import Level, tracking
@@ -86,10 +86,8 @@ def newer():
     """What carries its belief, on three clocks, with every kernel and mover that goes with it."""
     graph, _, stream, _ = checkpoints.of_categories()
     x = FilterNode("x", dim=2, flow=SPRING, initial_sd=[0.5, 0.25], shocks=7, substeps=2)
-    drift = PrecisionNode(
-        "drift", mean=0.1, sd=2.0, kernel=Matern(1.5, 0.5), channels="shared", mover=leveller(True, 3)
-    )
-    learner = Newton(forgetting=0.01, fading=0.5, reopening=True, rescaling=True, largest=1.0, steepest=4.0, rising=4)
+    drift = PrecisionNode("drift", mean=0.1, sd=2.0, kernel=Matern(1.5, 0.5), channels="shared", mover=leveller(True))
+    learner = Scoring(forgetting=0.01, fading=0.5, reopening=False, largest=0.5, steady=3.0)
     ny = PrecisionNode("ny", expected=9.0, sd=0.5, smoothness=0.2, smoothness_sd=0.3, mover=learner)
     graph = graph.with_nodes(dict(graph.nodes) | {"x": x, "ny": ny})
     graph.weighs(drift, x)

@@ -36,6 +36,7 @@ class Summary(NamedTuple):
     seeds: int
     lost: int
     mse: float
+    mse_whole: float
     raw: float
     error: float
     coverage_parameters: Share
@@ -51,9 +52,9 @@ class Findings(NamedTuple):
     """The whole study.
 
     table: a row for each cell and seed with the columns case, method, prior, seed; mse (of the states, in the second
-    half of the time), raw (of the observations, likewise), error (the largest of the parameters, at the end),
-    error_later (some time after a jump), coverage_states and coverage_parameters (the share within two sd),
-    precision_x and precision_y (at the end, over the true ones), lost (whether it diverged).
+    half of the time), mse_whole (in all of it), raw (of the observations, in the second half), error (the largest of
+    the parameters, at the end), error_later (some time after a jump), coverage_states and coverage_parameters (the
+    share within two sd), precision_x and precision_y (at the end, over the true ones), lost (whether it diverged).
     outcomes: each trial with beliefs about parameters over time.
     """
 
@@ -107,6 +108,7 @@ def summarise(rows: pd.DataFrame) -> Summary:
         seeds=count,
         lost=lost,
         mse=float(column("mse").mean()),
+        mse_whole=float(column("mse_whole").mean()),
         raw=float(column("raw").mean()),
         error=float(column("error").mean()),
         coverage_parameters=wilson(float(column("coverage_parameters").mean()), count - lost),

@@ -119,8 +119,9 @@ def _targets(judgements: Sequence[Judgement]) -> str:
 
 def _how_to_read() -> str:
     return (
-        "MSE is that of the states in the second half of the time, error the largest of a parameter at the end; both "
-        "are means over seeds. Coverage is the share of truths within two standard deviations, "
+        "MSE is that of the states in the second half of the time and, not judged, in all of it; error is the largest "
+        "of a parameter at the end; all are means over seeds. Coverage is the share of truths within two standard "
+        "deviations, "
         f"{100 * EXACT:.1f} % if all is right, with Wilson's interval for as many trials as there are seeds. "
         "Priors are named by what they take the variances of the noises for: of states (x) and observations (y). "
         "Precisions are medians in units of the true ones, with the share of seeds that are near enough (y 20 %, x a "
@@ -130,13 +131,24 @@ def _how_to_read() -> str:
 
 def _cells(findings: Findings, case: str) -> str:
     jumps = CASES[case].process.jump is not None
-    head = ["Method", "MSE", "error", "coverage of parameters", "of states", "precision of y", "of x", "diverged"]
+    head = [
+        "Method",
+        "MSE",
+        "in all",
+        "error",
+        "coverage of parameters",
+        "of states",
+        "precision of y",
+        "of x",
+        "diverged",
+    ]
     rows = []
     for cell in findings.cells(case):
         found = findings.summary(cell)
         row = [
             plain(cell_name(cell)),
             number(found.mse),
+            number(found.mse_whole),
             number(found.error),
             _words(found.coverage_parameters),
             _words(found.coverage_states),

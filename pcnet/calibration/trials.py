@@ -72,7 +72,7 @@ def conduct(trial: Trial, world: Simulation, seeds: Sequence[int]) -> Outcome:
 
 
 def measure(case: Case, world: Simulation, beliefs: Beliefs) -> list[dict[str, Any]]:
-    """A row a seed: what the states were like in the second half of the time, and the rest at the end.
+    """A row a seed: what the states were like in the second half of the time and in all of it, and the rest at the end.
 
     Of a run that diverged nothing is measured. Parameters of a model of another form have no truth.
     """
@@ -81,6 +81,7 @@ def measure(case: Case, world: Simulation, beliefs: Beliefs) -> list[dict[str, A
     states = world.states.numpy()[:, beliefs.at]
     raw = (world.observations - case.process.look(world.states, world.states)).numpy()[:, samples // 2 :]
     columns = {
+        "mse_whole": squared_error(beliefs.mean, states),
         "mse": squared_error(beliefs.mean[:, half], states[:, half]),
         "coverage_states": covered(beliefs.mean[:, half], beliefs.sd[:, half], states[:, half]),
         "raw": np.square(raw).mean(axis=(1, 2)),

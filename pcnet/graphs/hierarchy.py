@@ -9,7 +9,7 @@ from pydantic import Field, SkipValidation
 
 from pcnet.errors import SettingError
 from pcnet.graph import Graph, Model
-from pcnet.graphs.triple import kernel_of, learner, leveller, row
+from pcnet.graphs.triple import CAUTION, kernel_of, learner, leveller, row
 from pcnet.movers import Newton
 from pcnet.node import Node
 from pcnet.nodes import CategoricalNode, FilterNode, ParameterNode, PrecisionNode, SensoryNode
@@ -72,15 +72,16 @@ def hierarchy(
                 f"hierarchy: tier {i} has no parameters that tier {i + 1} could predict: give mean and sd"
             )
 
-    def precision(name: str, expected: Any, width: Any, steady: bool) -> PrecisionNode:
-        log = to_tensor(expected).log()
+    def precision(name: str, expected: Any, width: Any, steady: bool, caution: float = 0.0) -> PrecisionNode:
+        log = to_tensor(expected).log() - caution * to_tensor(sd_lambda)
         channels: Literal["each", "shared"] = "each" if log.dim() and log.shape[-1] > 1 else "shared"
         rule, kernel = leveller(steady), kernel_of(width)
         return PrecisionNode(name, mean=log, sd=sd_lambda, kernel=kernel, channels=channels, mover=rule)
 
     graph, levels = Graph(), []
     below: Node = SensoryNode("y", dim=tiers[0].dim if channels is None else channels, orders=1, dt=dt)
-    noisy = precision("noise_y", expected_precision_y, smoothness_y, steady=False)
+    caution = CAUTION if noise_y == "learned" else 0.0
+    noisy = precision("noise_y", expected_precision_y, smoothness_y, steady=False, caution=caution)
     for i, tier in enumerate(tiers, 1):
         if not isinstance(tier, Tier):
             graph.predicts(tier, below)

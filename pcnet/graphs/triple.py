@@ -11,7 +11,7 @@ from pcnet.errors import SettingError
 from pcnet.functions import Function, Plain
 from pcnet.graph import Graph, Model
 from pcnet.kernels import Kernel, Matern, SquaredExponential, White
-from pcnet.movers import Newton
+from pcnet.movers import Newton, Scoring
 from pcnet.nodes import FilterNode, ParameterNode, PrecisionNode, SensoryNode
 from pcnet.schedule import Level, tracking
 from pcnet.settings import listed, number, to_tensor
@@ -22,20 +22,16 @@ def learner() -> Newton:
     return Newton(fading=number(0.5), reopening=True)
 
 
-def leveller(steady: bool = False, rising: int = 0) -> Newton:
-    """How log-precisions are learned: all windows count, by what the last few say, and the contradicted are reopened.
-
-    steady: for noise of states, of which little is heard at a time, and which parameters that are wrong look like.
-    """
-    first = number(1.0)
-    if steady:
-        return Newton(reopening=True, rescaling=True, largest=first, usual=number(2.0), rising=number(rising))
-    return Newton(reopening=True, rescaling=True, largest=first, steepest=number(2.0), rising=number(rising))
+def leveller(steady: bool = False) -> Scoring:
+    """How log-precisions are learned; steady: those of noise of states."""
+    return Scoring(steady=number(2.0), fading=number(2.0)) if steady else Scoring()
 
 
-OBSERVATIONS_FIRST = 5
-"""In so many steps at first noise of states is not taken for stronger: as long as observations are taken for too exact,
-all that is wrong with them looks like noise of the states, and it takes long to unlearn that."""
+CAUTION = 2.0
+"""By so many prior standard deviations noise of observations is taken for stronger at first than it is guessed to be.
+
+Too much of it is unlearned within a few observations; who takes them for too exact becomes sure of what is wrong.
+"""
 
 
 def triple(
@@ -63,13 +59,15 @@ def triple(
     """A graph of x, y, theta, noise_x and noise_y with the schedule `tracking`, for ẋ = f(x, θ) + z, y = g(x) + w.
 
     mean, sd: the prior of the parameters; without them there are none. mapping: g, the identity unless given, to so
-    many channels. expected_precision_x and _y: a first guess of 1/variance of z and w, which may be wrong by far.
+    many channels. expected_precision_x and _y: a first guess of 1/variance of z and w, which may be wrong by far;
+    sd_lambda: how far, in logarithms.
     smoothness: the width, in time units, of the squared-exponential autocorrelation of z and w, or a `Kernel`;
     without it both are white. smoothness_y: that of w, where it is another. smoothness_sd: how unsure the log of the
     width of w is, which is then learned. drift: if f itself may be wrong, how long what is wrong with it lasts, in time
     units: then z is the sum of two noises, and the other one, of `drift_x`, lasts so long and has a precision of its
-    own. by_channel: a precision for each channel, or one for all. Numbers may be tensors with leading batch dimensions;
-    then every result has them too.
+    own. by_channel: a precision for each channel, or one for all. every: parameters and precisions step at every
+    so-many-th observation, and at first at the 1st, 2nd, 4th, 8th, … Numbers may be tensors with leading batch
+    dimensions; then every result has them too.
     """
     if (mean is None) != (sd is None):
         raise SettingError("triple: give both mean and sd of the parameters, or neither")
@@ -84,11 +82,14 @@ def triple(
     x = FilterNode("x", dim=dim, flow=flow, initial_mean=row(initial_mean), initial_sd=initial_sd, substeps=substeps)
     y = SensoryNode("y", dim=seen, orders=1, dt=dt)
 
-    def precision(name: str, expected: Any, kernel: Kernel, mover: Newton, unsure: float = 1.0) -> PrecisionNode:
+    def precision(
+        name: str, expected: Any, kernel: Kernel, mover: Scoring, unsure: float = 1.0, caution: float = 0.0
+    ) -> PrecisionNode:
+        sd = unsure * to_tensor(sd_lambda)
         return PrecisionNode(
             name,
-            mean=listed(to_tensor(expected)).log(),
-            sd=unsure * to_tensor(sd_lambda),
+            mean=listed(to_tensor(expected)).log() - caution * listed(sd),
+            sd=sd,
             kernel=kernel,
             smoothness_sd=smoothness_sd if name == "noise_y" else None,
             channels=by_channel,
@@ -99,13 +100,13 @@ def triple(
     graph.predicts(x, y, via=mapping)
     if mean is not None:
         graph.parametrises(ParameterNode("theta", mean=mean, sd=sd, mover=learner()), x)
-    graph.weighs(precision("noise_x", expected_precision_x, of_x, leveller(True, OBSERVATIONS_FIRST)), x)
+    graph.weighs(precision("noise_x", expected_precision_x, of_x, leveller(steady=True)), x)
     if drift is not None:
         lasting = Matern(drift, number(0.5))
         graph.weighs(precision("drift_x", expected_precision_x, lasting, leveller(), unsure=2.0), x)
-    graph.weighs(precision("noise_y", expected_precision_y, of_y, leveller()), y)
+    graph.weighs(precision("noise_y", expected_precision_y, of_y, leveller(), caution=CAUTION), y)
     level = Level(parameters=() if mean is None else ("parameter",))
-    return Model(graph, tracking(every, levels=(level,)))
+    return Model(graph, tracking(every, levels=(level,), doubling=True))
 
 
 def kernel_of(smoothness: Any) -> Kernel:

@@ -122,6 +122,8 @@ class FilterNode(StateNode):
     initial_sd: how uncertain the first state is, one number or (..., dim).
     noise: "learned" lets precision nodes hear of the errors; "given" takes what they say as it is, which costs less.
     shocks: how many of them make up a smooth noise at a time.
+    bend: "keep" what a flow that is not linear does to the mean of what is uncertain, ½ tr(∂²f/∂x² P); "drop" it, as
+    the extended Kalman filter does.
     substeps: how many Euler steps there are from one observation to the next.
     """
 
@@ -291,9 +293,9 @@ class FilterNode(StateNode):
         """One Euler step, and the shocks that are due in it."""
         d, dt = self.dim, elapsed[:, None, None]
         x, theta = carried.mean[:, None, :d], self._parameters(local, None)
-        flow = self.flow.linearise(x, theta, 1)
-        drift, slope = flow.value[:, 0], flow.jacobian.new_zeros(len(elapsed), d, layout.size)
-        slope[..., :d] = flow.jacobian
+        drift, jacobian = self._drift(carried, theta)
+        slope = jacobian.new_zeros(len(elapsed), d, layout.size)
+        slope[..., :d] = jacobian
         noise = slope.new_zeros(len(elapsed), 1 + len(layout.of_level), d)
         for source in layout.own.values():
             colour, at = self._colour(local, source), phase[:, source.place]
@@ -313,6 +315,21 @@ class FilterNode(StateNode):
             carried, at = self._colour(local, source).go_on(carried, source.numbers, variance, at, elapsed)
             phases.append(at)
         return carried, torch.stack(phases, 1)
+
+    def _drift(self, carried: Carried, theta: Tensor) -> tuple[Tensor, Tensor]:
+        """Where the flow takes what is believed, f(x, θ) + ½ tr(∂²f/∂x² P) (B, dim), and its slope (B, dim, dim)."""
+        d = self.dim
+        x = carried.mean[:, None, :d]
+        if self.bend == "drop":
+            flow = self.flow.linearise(x, theta, 1)
+            return flow.value[:, 0], flow.jacobian
+        # the change of J along each direction, as if these were orders of motion, is all of the second derivatives
+        ways = torch.eye(d).to(x).expand(len(x), d, d)
+        flow = self.flow.linearise(torch.cat([x, ways], 1), theta, 1 + d)
+        if flow.bend is None:
+            return flow.value[:, 0], flow.jacobian
+        uncertain = carried.covariance[:, :d, :d]
+        return flow.value[:, 0] + 0.5 * (flow.bend * uncertain[:, :, None]).sum((1, 3)), flow.jacobian
 
     def _expect(self, local: Local, link: Link) -> None:
         """Keep what is expected of a node below, by the belief as it is now."""
