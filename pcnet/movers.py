@@ -276,7 +276,7 @@ class Newton(ParameterMover):
     forgetting: φ, the share of all knowledge that is given up after a step; a `fading` one besides, which is less with
     every step: fading/(j + 10) at the j-th.
     reopening: give up knowledge that the last few windows contradict. If their gradient is larger than one in a
-    thousand should be, χ² = gᵀ(C + CL⁻¹C)⁻¹g with C their curvature, knowledge counts for that much less before the
+    hundred should be, χ² = gᵀ(C + CL⁻¹C)⁻¹g with C their curvature, knowledge counts for that much less before the
     step is taken. So parameters that jump are found again, and so are those whose first observations were taken for
     too exact.
     """
@@ -316,7 +316,7 @@ class Newton(ParameterMover):
 
     def _still_known(self, gathered: Gathered) -> Tensor:
         """What is left of what was known before this window, (B, n, n)."""
-        return reopened(gathered, gathered.recent_gradient, ONE_IN_A_THOUSAND) if self.reopening else gathered.known
+        return reopened(gathered, gathered.recent_gradient, ONE_IN_A_HUNDRED) if self.reopening else gathered.known
 
     def _within_limits(self, wanted: Tensor, known: Tensor, gathered: Gathered) -> tuple[Tensor, Tensor]:
         """As much of a change (B, n) as a step may be long, and what is left of it for the next one."""
@@ -347,7 +347,7 @@ class Scoring(Newton):
     def _still_known(self, gathered: Gathered) -> Tensor:
         before = gathered.known
         if self.reopening and self.steady is None:
-            before = reopened(gathered, gathered.recent_gradient, ONE_IN_A_THOUSAND)
+            before = reopened(gathered, gathered.recent_gradient, ONE_IN_A_HUNDRED)
         elif self.reopening:
             before = reopened(gathered, gathered.recent_gradient.clamp_max(0.0), ONE_IN_TWENTY)
         windows = WINDOWS * (1 - (1 - 1 / WINDOWS) ** (gathered.steps + 1))
@@ -388,5 +388,5 @@ LEFT = 0.75
 """The share of what was too much for a step that is left for the next one."""
 WINDOWS = 8
 """How many of the last windows a contradiction is looked for in, each counting less than the one after it."""
-ONE_IN_A_THOUSAND, ONE_IN_TWENTY = 3.09, 1.645
+ONE_IN_A_HUNDRED, ONE_IN_TWENTY = 2.326, 1.645
 """The standard deviations beyond which so much of a normal distribution lies."""

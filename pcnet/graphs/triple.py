@@ -24,13 +24,14 @@ def learner() -> Newton:
 
 def leveller(steady: bool = False) -> Scoring:
     """How log-precisions are learned; steady: those of noise of states."""
-    return Scoring(steady=number(2.0), fading=number(2.0)) if steady else Scoring()
+    return Scoring(steady=number(1.5), fading=number(1.0)) if steady else Scoring()
 
 
-CAUTION = 2.0
-"""By so many prior standard deviations noise of observations is taken for stronger at first than it is guessed to be.
+CAUTION, OF_STATES = 2.0, 0.5
+"""By so many prior standard deviations noise is taken for stronger at first than it is guessed to be.
 
-Too much of it is unlearned within a few observations; who takes them for too exact becomes sure of what is wrong.
+Too much of it is unlearned within a few observations; who takes them for too exact becomes sure of what is wrong. Noise
+of states not by as much: with too much of it they follow whatever is observed, and nothing is learned of either noise.
 """
 
 
@@ -83,7 +84,7 @@ def triple(
     y = SensoryNode("y", dim=seen, orders=1, dt=dt)
 
     def precision(
-        name: str, expected: Any, kernel: Kernel, mover: Scoring, unsure: float = 1.0, caution: float = 0.0
+        name: str, expected: Any, kernel: Kernel, mover: Scoring, unsure: float = 1.0, caution: float = OF_STATES
     ) -> PrecisionNode:
         sd = unsure * to_tensor(sd_lambda)
         return PrecisionNode(
@@ -103,7 +104,8 @@ def triple(
     graph.weighs(precision("noise_x", expected_precision_x, of_x, leveller(steady=True)), x)
     if drift is not None:
         lasting = Matern(drift, number(0.5))
-        graph.weighs(precision("drift_x", expected_precision_x, lasting, leveller(), unsure=2.0), x)
+        of_drift = precision("drift_x", expected_precision_x, lasting, leveller(), unsure=2.0, caution=CAUTION)
+        graph.weighs(of_drift, x)
     graph.weighs(precision("noise_y", expected_precision_y, of_y, leveller(), caution=CAUTION), y)
     level = Level(parameters=() if mean is None else ("parameter",))
     return Model(graph, tracking(every, levels=(level,), doubling=True))
