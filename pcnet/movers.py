@@ -213,6 +213,10 @@ class ParameterMover(ABC):
             curvature=zero, known=precision, prior=precision, unspent=none, recent_gradient=none, recent_curvature=zero
         )
 
+    def first(self, mean: Tensor, sd: Tensor) -> Tensor:
+        """Where to begin to learn from, (B, n), with a prior of this mean and standard deviation."""
+        return mean
+
     def begin_again(self, gathered: Gathered, pull: Tensor) -> Gathered:
         """For another pass over recorded data: nothing gathered yet but the pull of the prior (B, n)."""
         return gathered._replace(gradient=pull)
@@ -338,11 +342,20 @@ class Scoring(Newton):
     steady: for noise of states, of which little is heard at a time, and which parameters that have jumped look like. No
     step but the first is longer than so many times the step to be expected, 1/√(jL) at the j-th, and only windows that
     say "less noise" reopen what is known: these need to be no more surprising than one in twenty.
+
+    caution: by how many prior standard deviations noise is taken for stronger than expected when learning begins, if
+    the schedule asks the node to `orient`. Too much noise is unlearned within a few observations; who takes them for
+    too exact becomes sure of what is wrong. Noise of states should not be taken for much stronger: with too much of it
+    they follow whatever is observed, and nothing is learned of either noise.
     """
 
     reopening: bool = True
     largest: Positive = number(1.0)
     steady: Positive | None = None
+    caution: NotNegative = number(0.0)
+
+    def first(self, mean: Tensor, sd: Tensor) -> Tensor:
+        return mean - column(self.caution, 1) * sd
 
     def _still_known(self, gathered: Gathered) -> Tensor:
         before = gathered.known

@@ -206,11 +206,12 @@ def tracking(every: Any = 64, *, levels: Sequence[Level] = (Level(),), doubling:
         return [*acts, act("settle", *level.states, every=later, doubling=doubling)]
 
     first = levels[0]
+    precisions = [act("orient", *level.precisions) for level in reversed(levels) if level.precisions]
     parameters = [act("orient", *level.parameters) for level in reversed(levels) if level.parameters]
     states = [act("orient", *level.states, times=5) for level in reversed(levels)]
     return Schedule(
         name="tracking",
-        opening=(*states[:-1], *parameters, states[-1]),
+        opening=(*precisions, *states[:-1], *parameters, states[-1]),
         acts=(act("carry", *first.states), act("sense", "sensory"), *below(0)),
     )
 

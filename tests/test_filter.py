@@ -764,3 +764,16 @@ def test_no_observation_makes_it_unsound_in_silence(size, policy):
         for name in ("x", "theta", "noise_x", "noise_y"):
             assert torch.isfinite(live.mean(name)).all(), (k, name)
             assert torch.isfinite(live.sd(name)).all(), (k, name)
+
+
+# --- beginning to learn ----------------------------------------------------------------------------------------------
+def test_noise_is_taken_for_stronger_than_guessed_by_those_who_learn_it():
+    """By two prior standard deviations for observations and half a one for states; as guessed where levels stay."""
+    options = {"expected_precision_x": 4.0, "expected_precision_y": 9.0, "sd_lambda": 1.5}
+    graph, _ = triple(lambda x, theta: -x, 2, DT, **options)
+    given = graph.start(STILL, record=()).step([1.0, 0.5])
+    assert given.mean("noise_x").item() == pytest.approx(math.log(4.0))
+    assert given.mean("noise_y").item() == pytest.approx(math.log(9.0))
+    live = graph.start(tracking(), record=()).step([1.0, 0.5])
+    assert live.mean("noise_x").item() == pytest.approx(math.log(4.0) - 0.5 * 1.5)
+    assert live.mean("noise_y").item() == pytest.approx(math.log(9.0) - 2.0 * 1.5)

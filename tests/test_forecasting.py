@@ -292,8 +292,8 @@ def test_draws_of_what_is_known_for_sure_in_part():
 
 def test_a_forecast_after_a_pause_is_not_of_the_pause():
     """Noise that is taken for white is as strong as it is at the sampling interval, however long the last wait was."""
-    graph, schedule = triple(lambda x, theta: 0.0 * x, 1, 0.1, smoothness_y=Matern(0.3, 1.5), initial_mean=[0.0])
-    regular, late = (graph.start(schedule).step([0.0], t=0.0).step([0.0], t=t) for t in (0.1, 0.9))
+    graph, _ = triple(lambda x, theta: 0.0 * x, 1, 0.1, smoothness_y=Matern(0.3, 1.5), initial_mean=[0.0])
+    regular, late = (graph.start(pc.tracking()).step([0.0], t=0.0).step([0.0], t=t) for t in (0.1, 0.9))
     noise = [
         float(live.forecast(0.1).sd("y")[0, 0] ** 2 - live.forecast(0.1).sd("x")[0, 0] ** 2) for live in (regular, late)
     ]

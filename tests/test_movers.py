@@ -383,7 +383,7 @@ def test_scoring_leaves_what_is_too_much_for_a_step_to_the_next_ones():
     The windows after it agree with what is believed, and what is known grows from j + 1 to j + 2 at the j-th: of what
     the step before left, three quarters, less is left for that much more to be known.
     """
-    rule = laid_out(Scoring(largest=[0.5, 4.0]), 2)
+    rule = laid_out(Scoring(largest=[0.5, 4.0], reopening=False), 2)
     gathered = rule.begin(torch.zeros(2, 1, dtype=F64), tensor([[[1.0]], [[1.0]]]))
     steps = []
     for gradient in (-6.0, 0.0, 0.0, 0.0):
@@ -458,7 +458,7 @@ def test_newton_reopens_where_parameters_jump_and_only_there():
         mean = mean + change
         if window == 199:
             counted = gathered.known[:, 0, 0].clone()
-    assert counted.tolist() == [2001.0, 2001.0]  # nothing was given up without reason: a chance of one in a thousand
+    assert counted.tolist() == [2001.0, 2001.0]  # nothing was given up without reason
     assert gathered.known[0, 0, 0] == 2401.0
     assert abs(mean[0].item()) < 4 / math.sqrt(2401)
     assert abs(mean[1].item() - 10.0) < 0.5  # else 10 · 400/2401

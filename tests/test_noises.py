@@ -11,10 +11,9 @@ import pcnet as pc
 from pcnet.errors import GraphError, SettingError
 from pcnet.functions import Linear
 from pcnet.generalised import temporal_precision
-from pcnet.graphs.triple import leveller
 from pcnet.kernels import Autocorrelation, Matern, SquaredExponential, White
 from pcnet.linalg import Precision
-from pcnet.movers import Newton
+from pcnet.movers import Newton, Scoring
 from pcnet.nodes import FilterNode, ParameterNode, PrecisionNode, SensoryNode, StateNode
 from pcnet.nodes.precision import precision_error
 
@@ -320,7 +319,7 @@ def test_a_generalised_precision_node_learns_its_width():
     graph = pc.Graph()
     graph.predicts(x, y)
     graph.weighs(PrecisionNode("noise_x", mean=20.0, sd=0.1, smoothness=width), x)
-    rule = leveller(steady=True)
+    rule = Scoring(reopening=False, fading=1.0)
     node = PrecisionNode("noise_y", mean=0.0, sd=2.0, smoothness=wrong * width, smoothness_sd=1.0, mover=rule)
     graph.weighs(node, y)
     schedule = pc.Schedule(

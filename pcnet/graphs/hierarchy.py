@@ -9,7 +9,7 @@ from pydantic import Field, SkipValidation
 
 from pcnet.errors import SettingError
 from pcnet.graph import Graph, Model
-from pcnet.graphs.triple import CAUTION, OF_STATES, kernel_of, learner, leveller, row
+from pcnet.graphs.triple import kernel_of, learner, leveller, row
 from pcnet.movers import Newton
 from pcnet.node import Node
 from pcnet.nodes import CategoricalNode, FilterNode, ParameterNode, PrecisionNode, SensoryNode
@@ -72,16 +72,15 @@ def hierarchy(
                 f"hierarchy: tier {i} has no parameters that tier {i + 1} could predict: give mean and sd"
             )
 
-    def precision(name: str, expected: Any, width: Any, noise: str, of_states: bool) -> PrecisionNode:
-        caution = 0.0 if noise == "given" else OF_STATES if of_states else CAUTION
-        log = to_tensor(expected).log() - caution * to_tensor(sd_lambda)
+    def precision(name: str, expected: Any, width: Any, steady: bool) -> PrecisionNode:
+        log = to_tensor(expected).log()
         channels: Literal["each", "shared"] = "each" if log.dim() and log.shape[-1] > 1 else "shared"
-        rule, kernel = leveller(steady=of_states), kernel_of(width)
+        rule, kernel = leveller(steady), kernel_of(width)
         return PrecisionNode(name, mean=log, sd=sd_lambda, kernel=kernel, channels=channels, mover=rule)
 
     graph, levels = Graph(), []
     below: Node = SensoryNode("y", dim=tiers[0].dim if channels is None else channels, orders=1, dt=dt)
-    noisy = precision("noise_y", expected_precision_y, smoothness_y, noise_y, of_states=False)
+    noisy = precision("noise_y", expected_precision_y, smoothness_y, steady=False)
     for i, tier in enumerate(tiers, 1):
         if not isinstance(tier, Tier):
             graph.predicts(tier, below)
@@ -100,8 +99,7 @@ def hierarchy(
             noise="learned" if learned else "given",
         )
         graph.predicts(x, below, via=tier.mapping)
-        of_x = precision(f"noise{i}", tier.expected_precision, tier.smoothness, tier.noise, of_states=True)
-        graph.weighs(of_x, x)
+        graph.weighs(precision(f"noise{i}", tier.expected_precision, tier.smoothness, steady=True), x)
         if i == 1:
             graph.weighs(noisy, below)
         if tier.mean is not None:

@@ -24,15 +24,9 @@ def learner() -> Newton:
 
 def leveller(steady: bool = False) -> Scoring:
     """How log-precisions are learned; steady: those of noise of states."""
-    return Scoring(steady=number(1.5), fading=number(1.0)) if steady else Scoring()
-
-
-CAUTION, OF_STATES = 2.0, 0.5
-"""By so many prior standard deviations noise is taken for stronger at first than it is guessed to be.
-
-Too much of it is unlearned within a few observations; who takes them for too exact becomes sure of what is wrong. Noise
-of states not by as much: with too much of it they follow whatever is observed, and nothing is learned of either noise.
-"""
+    if steady:
+        return Scoring(steady=number(1.5), fading=number(1.0), caution=number(0.5))
+    return Scoring(caution=number(2.0))
 
 
 def triple(
@@ -83,14 +77,11 @@ def triple(
     x = FilterNode("x", dim=dim, flow=flow, initial_mean=row(initial_mean), initial_sd=initial_sd, substeps=substeps)
     y = SensoryNode("y", dim=seen, orders=1, dt=dt)
 
-    def precision(
-        name: str, expected: Any, kernel: Kernel, mover: Scoring, unsure: float = 1.0, caution: float = OF_STATES
-    ) -> PrecisionNode:
-        sd = unsure * to_tensor(sd_lambda)
+    def precision(name: str, expected: Any, kernel: Kernel, mover: Scoring, unsure: float = 1.0) -> PrecisionNode:
         return PrecisionNode(
             name,
-            mean=listed(to_tensor(expected)).log() - caution * listed(sd),
-            sd=sd,
+            mean=listed(to_tensor(expected)).log(),
+            sd=unsure * to_tensor(sd_lambda),
             kernel=kernel,
             smoothness_sd=smoothness_sd if name == "noise_y" else None,
             channels=by_channel,
@@ -104,9 +95,8 @@ def triple(
     graph.weighs(precision("noise_x", expected_precision_x, of_x, leveller(steady=True)), x)
     if drift is not None:
         lasting = Matern(drift, number(0.5))
-        of_drift = precision("drift_x", expected_precision_x, lasting, leveller(), unsure=2.0, caution=CAUTION)
-        graph.weighs(of_drift, x)
-    graph.weighs(precision("noise_y", expected_precision_y, of_y, leveller(), caution=CAUTION), y)
+        graph.weighs(precision("drift_x", expected_precision_x, lasting, leveller(), unsure=2.0), x)
+    graph.weighs(precision("noise_y", expected_precision_y, of_y, leveller()), y)
     level = Level(parameters=() if mean is None else ("parameter",))
     return Model(graph, tracking(every, levels=(level,), doubling=True))
 

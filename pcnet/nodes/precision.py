@@ -198,6 +198,14 @@ class PrecisionNode(Node):
         local.rule = PrecisionRule(start.lay_out(self.mover), temporal, kernel, channels)
         local.memory = local.rule.mover.begin(mean, precision)
 
+    def orient(self, local: Local) -> None:
+        """Begin to learn from where the mover does; a width begins where it is expected."""
+        belief, rule = local.belief, local.rule
+        levels = slice(rule.levels)
+        mean = belief.mean.clone()
+        mean[:, levels] = rule.mover.first(mean, deviations(self._uncertainty(local)))[:, levels]
+        local.belief = belief._replace(mean=mean, prior_mean=mean)
+
     def begin_again(self, local: Local, belief: PrecisionBelief) -> None:
         """Gather anew, beginning with the pull of the prior; what earlier passes have said of the same is not added."""
         local.belief = belief
