@@ -17,11 +17,11 @@ demo: $(STAMP)  ## track the paper's process with both of its models; figures go
 	$(BIN)/python examples/demo.py
 
 paper: $(STAMP)  ## the whole study of the paper: 2 x 1512 inversions of 10,000 observations, figures and a report in output/paper
-	$(BIN)/pcnet reproduce output/paper
+	$(BIN)/python -m studies.paper output/paper
 
 calibration: $(STAMP)  ## 100 held-out seeds a cell beside Kalman filters that are told the noise; a report in output/calibration
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -e ".[calibration]"
-	$(BIN)/pcnet calibrate output/calibration
+	$(BIN)/python -m studies.calibration output/calibration
 
 test: lint  ## lint, types and the quick tests
 	$(BIN)/python -m pytest -n 2

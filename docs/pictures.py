@@ -20,9 +20,9 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 import pcnet as pc
-from pcnet.drawing import COLOURS
-from pcnet.graphs import Tier, hierarchy, paper, triple
-from pcnet.nodes import PrecisionNode, SensoryNode, StateNode
+from pcnet.graphs import Level, adaptive_filter, hierarchy, odem
+from pcnet.nodes import GeneralisedStateNode, PrecisionNode, SensoryNode
+from pcnet.results.drawing import COLOURS
 
 HERE = Path(__file__).parent
 EXAMPLES = HERE.parent / "examples"
@@ -56,14 +56,16 @@ def populations(samples: int = 2000) -> pc.simulate.Simulation:
 
 
 def tracked(samples: int = 2000) -> pc.Result:
-    graph, schedule = triple(pc.flows.lotka_volterra, 3, 0.01, mean=[0.3, -0.2, 0.3], sd=0.25)
+    graph, schedule = adaptive_filter(
+        pc.systems.lotka_volterra, 3, 0.01, parameter_mean=[0.3, -0.2, 0.3], parameter_sd=0.25
+    )
     return graph.run(populations(samples).observations, schedule=schedule)
 
 
 # --- what predictive coding is ---------------------------------------------------------------------------------------
 @picture
 def loop() -> Figure:
-    graph, _ = paper.odem("glv")
+    graph, _ = odem("glv")
     return graph.draw().figure
 
 
@@ -115,7 +117,7 @@ def motion() -> Figure:
 
 @picture
 def energy() -> Figure:
-    graph, plan = paper.odem("glv")
+    graph, plan = odem("glv")
     result = graph.run(populations(1000).observations, schedule=plan)
     figure = Figure(figsize=(9, 3), layout="constrained")
     ax = figure.subplots()
@@ -139,12 +141,14 @@ def quickstart() -> Figure:
 
 @picture
 def sensors() -> Figure:
-    x = StateNode("x", dim=2, orders=2, flow=pc.flows.linear([[0.0, 1.0], [-1.0, -0.1]]))
+    x = GeneralisedStateNode("x", dim=2, orders=2, flow=pc.systems.linear([[0.0, 1.0], [-1.0, -0.1]]))
     graph = pc.Graph()
     for sensor in (SensoryNode("fast", dim=1, orders=1, dt=0.05), SensoryNode("slow", dim=1, orders=1, dt=0.5)):
-        graph.predicts(x, sensor, via=pc.flows.linear([[1.0, 0.0]]))
-        graph.weighs(PrecisionNode(f"noise of {sensor.name}", expected=1.0, sd=0.1, smoothness=0.5), sensor)
-    graph.weighs(PrecisionNode("noise of x", expected=20.0, sd=0.1, smoothness=0.3), x)
+        graph.predicts(x, sensor, via=pc.systems.linear([[1.0, 0.0]]))
+        graph.weighs(
+            PrecisionNode(f"noise of {sensor.name}", prior_precision=1.0, sd=0.1, correlation_time=0.5), sensor
+        )
+    graph.weighs(PrecisionNode("noise of x", prior_precision=20.0, sd=0.1, correlation_time=0.3), x)
     return graph.draw().figure
 
 
@@ -163,8 +167,15 @@ def drift() -> Figure:
         velocity += dt * (-k * position + 0.1 * draw.normal())
         position += dt * velocity
     graph, schedule = hierarchy(
-        Tier(swing, 2, mapping=pc.flows.linear([[1.0, 0.0]]), mean=[2.0], sd=[0.1], expected_precision=[1e4, 100.0]),
-        Tier(lambda x, _: 0.0 * x, 1, initial_mean=[2.0], initial_sd=0.5, expected_precision=100.0),
+        Level(
+            swing,
+            2,
+            mapping=pc.systems.linear([[1.0, 0.0]]),
+            parameter_mean=[2.0],
+            parameter_sd=[0.1],
+            expected_precision=[1e4, 100.0],
+        ),
+        Level(lambda x, _: 0.0 * x, 1, initial_mean=[2.0], initial_sd=0.5, expected_precision=100.0),
         dt=dt,
         channels=1,
         expected_precision_y=10.0,
@@ -207,7 +218,7 @@ def schedule() -> Figure:
 @picture
 def learning() -> Figure:
     world = populations(4000)
-    graph, plan = paper.odem("glv")
+    graph, plan = odem("glv")
     runs = {
         "the paper's rules": graph.run(world.observations, schedule=plan),
         "carried beliefs (triple)": tracked(4000),
@@ -235,7 +246,7 @@ def study() -> Figure:
 
     def build(model: str, precision_x: float, precision_y: float) -> pc.graph.Model:
         expected = {"expected_precision_x": precision_x, "expected_precision_y": precision_y}
-        return triple(getattr(pc.flows, model), 3, 0.01, **priors[model], **expected, sd_lambda=0.1)
+        return adaptive_filter(getattr(pc.systems, model), 3, 0.01, **priors[model], **expected, sd_lambda=0.1)
 
     grid = {
         "model": ["lotka_volterra", "lorenz"],
@@ -249,7 +260,7 @@ def study() -> Figure:
 
 @picture
 def forecast() -> Figure:
-    turn, sight = pc.flows.linear([[0.0, 1.0], [-1.0, -0.05]]), pc.flows.linear([[1.0, 0.0]])
+    turn, sight = pc.systems.linear([[0.0, 1.0], [-1.0, -0.05]]), pc.systems.linear([[1.0, 0.0]])
     world = pc.simulate.simulate(
         turn,
         mapping=sight,
@@ -261,7 +272,9 @@ def forecast() -> Figure:
         width=0.3,
         seed=3,
     )
-    graph, plan = triple(turn, 2, 0.05, mapping=sight, channels=1, initial_sd=2.0, smoothness=0.3 * 2**0.5)
+    graph, plan = adaptive_filter(
+        turn, 2, 0.05, mapping=sight, channels=1, initial_sd=2.0, correlation_time=0.3 * 2**0.5
+    )
     live = graph.start(plan)
     for k, y in enumerate(world.observations[:500]):
         live.step(None if 280 <= k < 350 else y)
@@ -290,7 +303,7 @@ def forecast() -> Figure:
 def flow() -> Figure:
     observations = populations(400).observations.clone()
     observations[250] += 1.5
-    graph, plan = paper.odem(model="glv")
+    graph, plan = odem(model="glv")
     return graph.run(observations, schedule=plan, record=pc.Record.flow()).error_flow().plot()
 
 

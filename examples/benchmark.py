@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pcnet.graphs import paper
+from pcnet.graphs import odem
 
 Array = NDArray[np.float64]
 BATCHES = (1, 32, 256, 756)
@@ -106,7 +106,7 @@ def cells(observations: Array, conventions: str) -> dict[tuple[object, ...], tup
         for orders in (2, 3):
             for batch in BATCHES:
                 samples = max(12, min(300, STEADY // batch))
-                graph, schedule = paper.odem(model=model, orders=orders, conventions=conventions, **settings(batch))
+                graph, schedule = odem(model=model, orders=orders, conventions=conventions, **settings(batch))
                 live = graph.start(schedule, record=("mean", "energy"))
                 live.run(observations[:2])  # what is done once, before the first observation, does not count
                 found[model, orders, batch] = partial(live.run, observations[:samples]), samples * batch
@@ -114,7 +114,7 @@ def cells(observations: Array, conventions: str) -> dict[tuple[object, ...], tup
 
 
 def first_tick(model: str, orders: int) -> None:
-    graph, schedule = paper.odem(model=model, orders=orders)
+    graph, schedule = odem(model=model, orders=orders)
     graph.run(np.ones((1, 3)), schedule=schedule)
 
 

@@ -14,14 +14,14 @@ import time
 import numpy as np
 import torch
 
-from pcnet.graphs import paper
-from pcnet.runner import Live
+from pcnet.engine.session import Session
+from pcnet.graphs import odem
 
 TURNS = 20
 RECORDS = {"nothing recorded": (), "as by default": None}
 
 
-class Timed(Live):
+class Timed(Session):
     """A run that notes the seconds of each step, and of the bare tick within it."""
 
     whole: list[float]
@@ -41,7 +41,7 @@ def main() -> None:
     draw = np.random.default_rng(0)
     observations = 1.5 + 0.1 * draw.normal(size=(options.observations, 3))
     runs = {
-        f"{orders} orders, {label}": Timed(*paper.odem(orders=orders), record=record)
+        f"{orders} orders, {label}": Timed(*odem(orders=orders), record=record)
         for label, record in RECORDS.items()
         for orders in (2, 3)
     }

@@ -111,11 +111,11 @@ class Problem:
         self.information = self.weights.T @ self.weights
         x, seen = self.start, []
         for _ in range(TICKS):
-            seen.append(self.sense(x)[0] + 0.1 * draw.normal(size=self.channels))
+            seen.append(self.observe(x)[0] + 0.1 * draw.normal(size=self.channels))
             x = x + DT * self.flow(x, self.prior)[0]
         self.observations = np.array(seen)
 
-    def sense(self, x: Array) -> tuple[Array, Array, Array]:
+    def observe(self, x: Array) -> tuple[Array, Array, Array]:
         """What there is to be seen, its slope H and HᵀH, which is made once where it stays the same."""
         if self.kind != "bent":
             return self.weights @ x, self.weights, self.information
@@ -124,7 +124,7 @@ class Problem:
         return value, slope, slope.T @ slope
 
     def filter(self) -> Array:
-        return kalman(self.observations, self.flow, self.sense, self.start, self.prior, self.sd, 0.1)
+        return kalman(self.observations, self.flow, self.observe, self.start, self.prior, self.sd, 0.1)
 
     def track(self) -> Any:
         """A run of ours that has taken in its first observation."""
@@ -133,16 +133,16 @@ class Problem:
         import pcnet as pc
 
         weights = torch.tensor(self.weights)
-        mappings = {"ring": None, "linear": pc.flows.linear(weights), "bent": lambda x, _: torch.tanh(x @ weights.T)}
-        flow = pc.flows.lorenz96 if self.kind == "ring" else pc.flows.lotka_volterra
+        mappings = {"ring": None, "linear": pc.systems.linear(weights), "bent": lambda x, _: torch.tanh(x @ weights.T)}
+        flow = pc.systems.lorenz96 if self.kind == "ring" else pc.systems.lotka_volterra
         initial = np.stack([self.start, self.flow(self.start, self.prior)[0], 0 * self.start])
-        x = pc.StateNode("x", dim=self.states, orders=3, flow=flow, initial_mean=initial)
+        x = pc.GeneralisedStateNode("x", dim=self.states, orders=3, flow=flow, initial_mean=initial)
         y = pc.SensoryNode("y", dim=self.channels, orders=2, dt=DT)
         graph = pc.Graph()
         graph.predicts(x, y, via=mappings[self.kind])
         graph.parametrises(pc.ParameterNode("a", mean=self.prior, sd=self.sd), x)
-        graph.weighs(pc.PrecisionNode("noise_x", expected=500, sd=0.1, smoothness=0.005), x)
-        graph.weighs(pc.PrecisionNode("noise_y", expected=100, sd=0.1, smoothness=0.005), y)
+        graph.weighs(pc.PrecisionNode("noise_x", prior_precision=500, sd=0.1, correlation_time=0.005), x)
+        graph.weighs(pc.PrecisionNode("noise_y", prior_precision=100, sd=0.1, correlation_time=0.005), y)
         return graph.start(pc.odem(every=TICKS), record=pc.Record(("mean",), nodes=("x",))).step(self.observations[0])
 
 

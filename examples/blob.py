@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 import pcnet as pc
-from pcnet.movers import Ozaki, RobbinsMonro
+from pcnet.numerics.estimators import RobbinsMonro
+from pcnet.numerics.integrators import LocalLinearisation
 
 SIDE, DT, NOISE = 32, 0.05, 0.7  # pixels a side, seconds a frame, and the sd of a pixel; the blob is 1 at its centre
 PIXEL = 2 / (SIDE - 1)  # the field of view is [−1, 1]²
@@ -63,29 +64,31 @@ def brightest_spot(images: Tensor, renderer: Renderer) -> Tensor:
 def track(images: Tensor, renderer: Renderer, first: Tensor) -> pc.Result:
     """Follow the blob from a first guess of its position."""
     turn = torch.tensor([[0.0, -1.0], [1.0, 0.0]], dtype=torch.float64)
-    x = pc.StateNode(
+    x = pc.GeneralisedStateNode(
         "position",
         dim=2,
         orders=3,
-        flow=pc.flows.linear(turn),
+        flow=pc.systems.linear(turn),
         initial_mean=torch.stack([first, turn @ first, 0 * first]),
-        mover=Ozaki(kappa=0.06, time=DT),
+        integrator=LocalLinearisation(kappa=0.06, step_size=DT),
     )
     y = pc.SensoryNode("image", dim=SIDE**2, orders=1, dt=DT)
     learn = RobbinsMonro(rate=1e-3, t0=0.0, gamma=0.0)
     graph = pc.Graph()
     graph.predicts(x, y, via=renderer)
-    graph.weighs(pc.PrecisionNode("wobble", expected=1000.0, sd=0.1, smoothness=0.3), x)
-    noise = pc.PrecisionNode("pixel_noise", expected=2.0, sd=1.0, smoothness=0.02, channels="shared", mover=learn)
+    graph.weighs(pc.PrecisionNode("wobble", prior_precision=1000.0, sd=0.1, correlation_time=0.3), x)
+    noise = pc.PrecisionNode(
+        "pixel_noise", prior_precision=2.0, sd=1.0, correlation_time=0.02, channels="shared", estimator=learn
+    )
     graph.weighs(noise, y)
     schedule = pc.Schedule(
         name="states at every frame, precisions at every fifth",
         acts=(
-            pc.act("sense", "sensory"),
-            pc.act("move", "state"),
-            pc.act("gather", "pixel_noise"),
-            pc.act("move", "pixel_noise", every=5),
-            pc.act("settle", "state", "pixel_noise"),
+            pc.act("observe", "sensory"),
+            pc.act("update", "state"),
+            pc.act("accumulate", "pixel_noise"),
+            pc.act("update", "pixel_noise", every=5),
+            pc.act("update_covariance", "state", "pixel_noise"),
         ),
     )
     return graph.run(images, schedule=schedule, record=("mean", "sd", "prediction"))

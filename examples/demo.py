@@ -18,10 +18,11 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from pcnet import Result
-from pcnet.drawing import COLOURS
 from pcnet.errors import DivergenceError, SettingError
-from pcnet.graphs import paper
-from pcnet.plotting import overview
+from pcnet.graphs import odem
+from pcnet.graphs.odem import MODELS as PRIORS
+from pcnet.results.drawing import COLOURS
+from pcnet.results.plots import overview
 from pcnet.simulate import GLV_PARAMETERS, Simulation, glv_process
 
 MODELS = {"glv": "GLV", "lorenz": "Lorenz"}
@@ -77,7 +78,7 @@ def arguments() -> argparse.Namespace:
 
 def follow(process: Simulation, model: Any, conventions: Any) -> Track | None:
     """Run a model over the observations; None if it broke down."""
-    graph, schedule = paper.odem(model=model, orders=3, conventions=conventions)
+    graph, schedule = odem(model=model, orders=3, conventions=conventions)
     print(f"\n{MODELS[model]} model, {CONVENTIONS[conventions]}", flush=True)
     begun = time.perf_counter()
     try:
@@ -136,7 +137,7 @@ def verdict(track: Track, raw: float, spread: float) -> str:
     truth = TRUTH[track.model]
     if truth is None:
         return words
-    band, prior = track.result.interval("theta"), np.asarray(paper.MODELS[track.model].mean)
+    band, prior = track.result.interval("theta"), np.asarray(PRIORS[track.model].mean)
     known = np.asarray(truth)
     inside = int(((band.lower[-1] <= known) & (known <= band.upper[-1])).sum())
     nearer = int((np.abs(track.result.mean("theta")[-1] - known) < np.abs(prior - known)).sum())

@@ -20,8 +20,8 @@ import torch
 from numpy.typing import NDArray
 
 import pcnet as pc
-from pcnet.movers import Ozaki
-from pcnet.nodes import PrecisionNode, SensoryNode, StateNode
+from pcnet.nodes import GeneralisedStateNode, PrecisionNode, SensoryNode
+from pcnet.numerics.integrators import LocalLinearisation
 
 Array = NDArray[np.float64]
 DT, EVERY = 0.05, 10
@@ -46,13 +46,15 @@ def world(samples: int, seed: int) -> tuple[Array, dict[str, Array]]:
 
 def build() -> pc.Graph:
     """Both sensors on one state, under a batch of step sizes."""
-    x = StateNode("x", dim=2, orders=2, flow=pc.flows.linear(FLOW), mover=Ozaki(STEPS, time=DT))
+    x = GeneralisedStateNode(
+        "x", dim=2, orders=2, flow=pc.systems.linear(FLOW), integrator=LocalLinearisation(STEPS, step_size=DT)
+    )
     graph = pc.Graph()
     for name, every, sd in (("fast", 1, ROUGH), ("slow", EVERY, EXACT)):
         y = SensoryNode(name, dim=1, orders=1, dt=every * DT)
-        graph.predicts(x, y, via=pc.flows.linear([[1.0, 0.0]]))
-        graph.weighs(PrecisionNode(f"noise_{name}", expected=sd**-2, sd=0.1, smoothness=1.0), y)
-    graph.weighs(PrecisionNode("noise_x", expected=[20.0, 0.2], sd=0.1, smoothness=0.3), x)
+        graph.predicts(x, y, via=pc.systems.linear([[1.0, 0.0]]))
+        graph.weighs(PrecisionNode(f"noise_{name}", prior_precision=sd**-2, sd=0.1, correlation_time=1.0), y)
+    graph.weighs(PrecisionNode("noise_x", prior_precision=[20.0, 0.2], sd=0.1, correlation_time=0.3), x)
     return graph
 
 

@@ -29,7 +29,7 @@ HERE = Path(__file__).parent
 
 
 @pc.register("predator and prey, in logarithms")
-@pc.Derived
+@pc.TracedFunction
 def flow(x: Tensor, theta: Tensor) -> Tensor:
     """d log hare/dt = a − b lynx, d log lynx/dt = −c + d hare."""
     hare, lynx = x[..., 0].exp(), x[..., 1].exp()
@@ -51,7 +51,7 @@ def main() -> None:
     errors, scores = [], []
     for year, y in zip(years, observed, strict=True):
         if live.tick:
-            ahead = live.ahead(y, t=year)["y"]
+            ahead = live.innovation(y, t=year)["y"]
             errors.append(ahead.error)
             scores.append(ahead.error / ahead.sd)
         live.step(y, t=year)

@@ -24,10 +24,11 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 import pcnet as pc
-from pcnet.drawing import COLOURS, DASHES
-from pcnet.functions import Plain
-from pcnet.movers import Newton, Ozaki
-from pcnet.nodes import ParameterNode, PrecisionNode, SensoryNode, StateNode
+from pcnet.functions.base import Plain
+from pcnet.nodes import GeneralisedStateNode, ParameterNode, PrecisionNode, SensoryNode
+from pcnet.numerics.estimators import Newton
+from pcnet.numerics.integrators import LocalLinearisation
+from pcnet.results.drawing import COLOURS, DASHES
 
 DT = 0.02
 REACH = 2.0
@@ -117,15 +118,19 @@ def learn(truth: Tensor, observations: Tensor, seeds: list[int]) -> Learned:
 
     # a flow that is still to be learned must not drag the states along: its errors count little, and a high kappa
     # lets velocities and accelerations follow the observations at once
-    x = StateNode("x", dim=2, orders=3, flow=networks[0], mover=Ozaki(kappa=400.0, time=DT))
+    x = GeneralisedStateNode(
+        "x", dim=2, orders=3, flow=networks[0], integrator=LocalLinearisation(kappa=400.0, step_size=DT)
+    )
     y = SensoryNode("y", dim=2, orders=3, dt=DT)
-    weights = ParameterNode("weights", mean=first, sd=0.5, mover=Newton())
+    weights = ParameterNode("weights", mean=first, sd=0.5, estimator=Newton())
     smoothness = 2**0.5 * WIDTH
     graph = pc.Graph()
     graph.predicts(x, y)
     graph.parametrises(weights, x)
-    graph.weighs(PrecisionNode("noise_x", expected=[1.0, 0.1], sd=0.1, smoothness=smoothness), x)
-    graph.weighs(PrecisionNode("noise_y", expected=[sd**-2 for sd in NOISE], sd=0.1, smoothness=smoothness), y)
+    graph.weighs(PrecisionNode("noise_x", prior_precision=[1.0, 0.1], sd=0.1, correlation_time=smoothness), x)
+    graph.weighs(
+        PrecisionNode("noise_y", prior_precision=[sd**-2 for sd in NOISE], sd=0.1, correlation_time=smoothness), y
+    )
     result = graph.run(observations, schedule=pc.odem(every=10), record=["mean"])
     states, believed = torch.as_tensor(result.mean("x")[..., 0, :]), torch.as_tensor(result.mean("weights"))
     return Learned(truth, observations, states, believed, networks[0])

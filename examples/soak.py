@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 import pcnet as pc
-from pcnet.graphs import paper, triple
+from pcnet.graphs import adaptive_filter, odem
 
 DT = 0.01
 BESIDE = 10_000  # observations for which a run that was resumed is compared with itself
@@ -31,8 +31,10 @@ SLACK = 16.0  # megabytes by which memory may rise after the first look: the all
 
 
 GRAPHS = {
-    "paper": lambda: paper.odem(orders=2, dt=DT),
-    "triple": lambda: triple(pc.flows.lotka_volterra, 3, DT, mean=[0.3, -0.2, 0.3], sd=0.25, drift=1.0),
+    "paper": lambda: odem(orders=2, dt=DT),
+    "triple": lambda: adaptive_filter(
+        pc.systems.lotka_volterra, 3, DT, parameter_mean=[0.3, -0.2, 0.3], parameter_sd=0.25, model_error_time=1.0
+    ),
 }
 
 
@@ -62,7 +64,7 @@ def megabytes() -> float:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
 
 
-def look(live: pc.runner.Live) -> tuple[float, float, float]:
+def look(live: pc.runner.Session) -> tuple[float, float, float]:
     """The greatest relative asymmetry and the smallest eigenvalue of what is kept of beliefs, and the free action."""
     asymmetry, smallest = 0.0, math.inf
     for name in ("x", "theta"):
@@ -74,7 +76,7 @@ def look(live: pc.runner.Live) -> tuple[float, float, float]:
     return asymmetry, smallest, float(live.free_action)
 
 
-def same(one: pc.runner.Live, other: pc.runner.Live) -> bool:
+def same(one: pc.runner.Session, other: pc.runner.Session) -> bool:
     """Whether all that changes during a run is the same in both, to the last digit."""
     (tensors, facts), (others, other_facts) = one.state(), other.state()
     return facts == other_facts and all(

@@ -21,19 +21,19 @@ import torch
 from torch import Tensor
 
 import pcnet as pc
-from pcnet.functions import Linear, Quadratic
-from pcnet.graphs import Tier, hierarchy
-from pcnet.graphs.triple import kernel_of, leveller
-from pcnet.movers import Newton
-from pcnet.nodes import CategoricalNode, FilterNode, ParameterNode, PrecisionNode, SensoryNode
-from pcnet.schedule import tracking
+from pcnet.functions.closed_form import Linear, Quadratic
+from pcnet.graphs import Level, hierarchy
+from pcnet.graphs.adaptive_filter import kernel_of, noise_estimator
+from pcnet.model.schedule import adaptive_filtering
+from pcnet.nodes import CategoricalNode, KalmanStateNode, ParameterNode, PrecisionNode, SensoryNode
+from pcnet.numerics.estimators import Newton
 
 DT, EVERY, PERIOD, LASTS = 0.01, 64, 50.0, 25.0
 VALUES = (0.2, 0.35, 0.05)
 FORGETTING = torch.tensor([0.0, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.9], dtype=torch.float64)
 
 
-C = pc.flows.lotka_volterra.coefficients
+C = pc.systems.lotka_volterra.coefficients
 FLOW = Quadratic(torch.stack([C[..., 0] - 0.4 * C[..., 2] + 0.1 * C[..., 3], C[..., 1]], -1))
 """The paper's flow, of which a₁₃ = −0.4 and a₂₃ = 0.1 are known, and a₁₂ is the parameter."""
 
@@ -62,8 +62,8 @@ def world(a12: Tensor, width: float, seeds: list[int]) -> Tensor:
 
 def one_tier(smoothness: float | None) -> pc.graph.Model:
     """a₁₂ as a parameter, under a batch of rates of forgetting; for worlds of several kinds and seeds."""
-    x, y = FilterNode("x1", dim=3, flow=FLOW), SensoryNode("y", dim=3, orders=1, dt=DT)
-    a12 = ParameterNode("theta1", mean=[0.2], sd=0.2, mover=Newton(forgetting=FORGETTING[:, None, None]))
+    x, y = KalmanStateNode("x1", dim=3, flow=FLOW), SensoryNode("y", dim=3, orders=1, dt=DT)
+    a12 = ParameterNode("theta1", mean=[0.2], sd=0.2, estimator=Newton(forgetting_factor=FORGETTING[:, None, None]))
     graph = pc.Graph()
     graph.predicts(x, y)
     graph.parametrises(a12, x)
@@ -75,25 +75,33 @@ def one_tier(smoothness: float | None) -> pc.graph.Model:
                 sd=2.0,
                 kernel=kernel_of(smoothness),
                 channels="shared",
-                mover=leveller(steady=node is x),
+                estimator=noise_estimator(steady=node is x),
             ),
             node,
         )
-    return pc.graph.Model(graph, tracking(EVERY))
+    return pc.graph.Model(graph, adaptive_filtering(EVERY))
 
 
 def categories(smoothness: float | None, lasts: float | None = None) -> pc.graph.Model:
     """One of three values at a time, which last for about so long; or which may become another at any time."""
     steps = None if lasts is None else lasts / (EVERY * DT)
     how: dict[str, Any] = (
-        {"stay": 0.93} if steps is None else {"dwell": pc.Dwelling(mean=steps, sd=0.1 * steps, order="cycle")}
+        {"stay": 0.93} if steps is None else {"dwell": pc.DwellTime(mean=steps, sd=0.1 * steps, order="cycle")}
     )
     return hierarchy(
-        Tier(FLOW, 3, mean=[0.2], sd=0.01, expected_precision=400.0, noise="learned", smoothness=smoothness),
+        Level(
+            FLOW,
+            3,
+            parameter_mean=[0.2],
+            parameter_sd=0.01,
+            expected_precision=400.0,
+            learn_noise=True,
+            correlation_time=smoothness,
+        ),
         CategoricalNode("which", values=[[value] for value in VALUES], **how),
         dt=DT,
         expected_precision_y=100.0,
-        smoothness_y=smoothness,
+        correlation_time_y=smoothness,
         every=EVERY,
     )
 
@@ -102,8 +110,16 @@ def oscillator(smoothness: float | None, period: float) -> pc.graph.Model:
     """A constant and a swing above, both unknown, and a period that is only nearly known."""
     omega = 2 * math.pi / period
     return hierarchy(
-        Tier(FLOW, 3, mean=[0.2], sd=0.003, expected_precision=400.0, noise="learned", smoothness=smoothness),
-        Tier(
+        Level(
+            FLOW,
+            3,
+            parameter_mean=[0.2],
+            parameter_sd=0.003,
+            expected_precision=400.0,
+            learn_noise=True,
+            correlation_time=smoothness,
+        ),
+        Level(
             Linear([[0.0, 0.0, 0.0], [0.0, 0.0, -omega], [0.0, omega, 0.0]]),
             3,
             mapping=Linear([[1.0, 1.0, 0.0]]),
@@ -114,7 +130,7 @@ def oscillator(smoothness: float | None, period: float) -> pc.graph.Model:
         ),
         dt=DT,
         expected_precision_y=100.0,
-        smoothness_y=smoothness,
+        correlation_time_y=smoothness,
         every=EVERY,
     )
 

@@ -18,11 +18,11 @@ from torch import Tensor
 
 import pcnet as pc
 from pcnet.errors import GraphError
-from pcnet.linalg import quadratic
-from pcnet.messages import Error
-from pcnet.movers import Ozaki
-from pcnet.node import Energy, Link, Local
+from pcnet.model.messages import Error
+from pcnet.model.node import Energy, Link, NodeContext
 from pcnet.nodes import PrecisionNode, SensoryNode
+from pcnet.numerics.integrators import LocalLinearisation
+from pcnet.numerics.precision import quadratic
 from pcnet.settings import settings
 
 
@@ -44,7 +44,7 @@ class StudentTSensoryNode(SensoryNode):
                 f"the channels of {self.title} have distributions of their own; {link.parent.name!r} couples them"
             )
 
-    def err(self, local: Local, link: Link) -> Error[Any]:
+    def err(self, local: NodeContext, link: Link) -> Error[Any]:
         work = self.work(local)
         q = quadratic(work.weighted, work.error)
         nu, k = torch.as_tensor(self.degrees).to(q), local.belief.seen  # how many orders of each channel are there
@@ -64,7 +64,7 @@ class StudentTSensoryNode(SensoryNode):
 
         return Error(work.weighted * weight[:, None, :], work.precision.scaled(weight), remainder)
 
-    def energy(self, local: Local) -> Energy:
+    def energy(self, local: NodeContext) -> Energy:
         work = self.work(local)
         q = quadratic(work.weighted, work.error)
         nu, k = torch.as_tensor(self.degrees).to(q), local.belief.seen
@@ -75,11 +75,13 @@ class StudentTSensoryNode(SensoryNode):
 
 def track(observations: Tensor, sensor: SensoryNode) -> Tensor:
     """The mean of the state at each observation, (time, 2)."""
-    x = pc.StateNode("x", dim=2, orders=2, flow=pc.flows.linear(TURN), mover=Ozaki(kappa=0.3, time=0.05))
+    x = pc.GeneralisedStateNode(
+        "x", dim=2, orders=2, flow=pc.systems.linear(TURN), integrator=LocalLinearisation(kappa=0.3, step_size=0.05)
+    )
     graph = pc.Graph()
     graph.predicts(x, sensor)
-    graph.weighs(PrecisionNode("noise_x", expected=4.0, sd=0.1, smoothness=0.2), x)
-    graph.weighs(PrecisionNode("noise_y", expected=100.0, sd=0.1, smoothness=0.2), sensor)
+    graph.weighs(PrecisionNode("noise_x", prior_precision=4.0, sd=0.1, correlation_time=0.2), x)
+    graph.weighs(PrecisionNode("noise_y", prior_precision=100.0, sd=0.1, correlation_time=0.2), sensor)
     result = graph.run(observations, schedule=pc.states_only())
     return torch.as_tensor(result.mean("x")[:, 0])
 

@@ -1,42 +1,55 @@
 """pcnet: message-passing predictive coding in generalised coordinates of motion."""
 
-from pcnet import errors, flows, graphs, kernels, movers, nodes, simulate
-from pcnet.checkpoint import resume
-from pcnet.derived import Derived
-from pcnet.dwelling import Dwelling
-from pcnet.fitting import Fit
-from pcnet.graph import Graph
-from pcnet.networks import Network
+from pcnet import errors, graphs, nodes, simulate
+from pcnet.engine.checkpoint import resume
+from pcnet.engine.fit import Fit
+from pcnet.engine.inputs import Sample
+from pcnet.functions import systems
+from pcnet.functions.network import Network
+from pcnet.functions.registry import register
+from pcnet.functions.traced import TracedFunction
+from pcnet.model.graph import Graph, Model
+from pcnet.model.schedule import (
+    Act,
+    Every,
+    Schedule,
+    act,
+    adaptive_filtering,
+    batch,
+    generalised_filtering,
+    odem,
+    states_only,
+)
+from pcnet.model.specification import load_model, save_model
 from pcnet.nodes import (
     CategoricalNode,
     CauseNode,
-    FilterNode,
+    GeneralisedStateNode,
     InputNode,
+    KalmanStateNode,
     ParameterNode,
     PrecisionNode,
     SensoryNode,
-    StateNode,
 )
-from pcnet.observations import Sample
-from pcnet.record import Record
-from pcnet.registry import register
-from pcnet.result import Result
-from pcnet.schedule import Act, Clock, Schedule, act, generalised_filtering, odem, offline, states_only, tracking
-from pcnet.specification import load_model, save_model
-from pcnet.study import Study
-from pcnet.sweeps import sweep
+from pcnet.numerics import estimators, integrators, kernels
+from pcnet.numerics.dwell_time import DwellTime
+from pcnet.results.recorder import Record
+from pcnet.results.result import Result
+from pcnet.sweeps.study import Study
+from pcnet.sweeps.sweep import sweep
 
 __all__ = [
     "Act",
     "CategoricalNode",
     "CauseNode",
-    "Clock",
-    "Derived",
-    "Dwelling",
-    "FilterNode",
+    "DwellTime",
+    "Every",
     "Fit",
+    "GeneralisedStateNode",
     "Graph",
     "InputNode",
+    "KalmanStateNode",
+    "Model",
     "Network",
     "ParameterNode",
     "PrecisionNode",
@@ -45,24 +58,25 @@ __all__ = [
     "Sample",
     "Schedule",
     "SensoryNode",
-    "StateNode",
     "Study",
+    "TracedFunction",
     "act",
+    "adaptive_filtering",
+    "batch",
     "errors",
-    "flows",
+    "estimators",
     "generalised_filtering",
     "graphs",
+    "integrators",
     "kernels",
     "load_model",
-    "movers",
     "nodes",
     "odem",
-    "offline",
     "register",
     "resume",
     "save_model",
     "simulate",
     "states_only",
     "sweep",
-    "tracking",
+    "systems",
 ]

@@ -9,7 +9,7 @@ class SettingError(PcnetError, ValueError):
     """A setting is unknown, missing, or has a value that makes no sense."""
 
 
-class FixedError(SettingError, AttributeError):
+class ImmutableError(SettingError, AttributeError):
     """A setting was to be changed after it was made."""
 
 
@@ -33,7 +33,7 @@ class CheckpointError(PcnetError, ValueError):
     """A file to go on from is not what it should be."""
 
 
-class SpecError(PcnetError, ValueError):
+class SpecificationError(PcnetError, ValueError):
     """A description of a graph cannot be read, or a graph cannot be described."""
 
 

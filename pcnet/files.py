@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 @contextmanager
-def whole(path: Path) -> Iterator[Path]:
+def atomic_write(path: Path) -> Iterator[Path]:
     """A scratch file beside `path`, which takes its place if nothing goes wrong, and else is removed."""
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
     try:

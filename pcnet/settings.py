@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, ValidationErro
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from pcnet.errors import FixedError, SettingError
+from pcnet.errors import ImmutableError, SettingError
 
 C = TypeVar("C", bound=type)
 KINDS: dict[str, list[type]] = {}
@@ -42,7 +42,7 @@ def settings(cls: C) -> C:
             raise SettingError(f"{type(self).__name__}: {error}") from None
 
     def fixed(self: Any, name: str, *_: Any) -> None:
-        raise FixedError(
+        raise ImmutableError(
             f"{name!r} of a {type(self).__name__} cannot be changed: settings are fixed once made; make a new one, for "
             f"example dataclasses.replace(old, {name}=...)"
         )

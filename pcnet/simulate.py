@@ -10,10 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pcnet.derived import as_function
 from pcnet.errors import DivergenceError, SettingError
-from pcnet.flows import lotka_volterra
-from pcnet.functions import Function, Plain, check_function
+from pcnet.functions.base import Function, Plain
+from pcnet.functions.check import check_function
+from pcnet.functions.systems import lotka_volterra
+from pcnet.functions.traced import as_function
 from pcnet.settings import broadcast, finite, not_negative, to_tensor
 
 Seed = int | np.random.Generator | Sequence[int]

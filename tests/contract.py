@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import pcnet as pc
-from pcnet.messages import Error, Prediction
-from pcnet.node import Local, Start
+from pcnet.model.messages import Error, Prediction
+from pcnet.model.node import BatchSpec, NodeContext
 
 
 class NodeContract:
@@ -98,7 +98,7 @@ class NodeContract:
         others = {name: live.local(name).belief for name in live.graph.nodes if name != self.name}
         mask = torch.tensor([True, False, True])
         with torch.inference_mode():
-            for verb in ("gather", "move", "settle", "carry", "orient"):
+            for verb in ("accumulate", "update", "update_covariance", "carry", "initialise"):
                 before = local.belief
                 local.mask = mask
                 getattr(node, verb)(local)
@@ -109,7 +109,7 @@ class NodeContract:
 
     def test_sees_its_own_links_only(self):
         live = self.live()
-        local: Local = live.local(self.name)
+        local: NodeContext = live.local(self.name)
         for link in local.above:
             assert link.child.name == self.name
         for link in local.below:
@@ -143,9 +143,9 @@ class NodeContract:
             for key, trace in together.traces.items():
                 node, _, quantity = key.partition(".")
                 # eigenvalues that were lifted to 1e-9 leave few digits of a covariance: how many depends on the machine
-                mended = quantity in ("sd", "covariance") and bool(alone.fallbacks.get(node, 0))
+                regularised = quantity in ("sd", "covariance") and bool(alone.fallbacks.get(node, 0))
                 expected = torch.as_tensor(alone.traces[key].values)
-                atol = 1e-6 * float(expected.abs().max()) if mended else 1e-10
+                atol = 1e-6 * float(expected.abs().max()) if regularised else 1e-10
                 torch.testing.assert_close(torch.as_tensor(trace.values[i]), expected, rtol=1e-10, atol=atol)
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -155,7 +155,7 @@ class NodeContract:
             assert part.dtype == dtype
 
     def test_begin_does_not_depend_on_global_defaults(self):
-        start = Start(1, torch.float64, torch.device("cpu"), torch.Size([]))
+        start = BatchSpec(1, torch.float64, torch.device("cpu"), torch.Size([]))
         assert start.fill(torch.tensor(1.0), 0).dtype == torch.float64
         default = torch.get_default_dtype()
         expected = self.run(self.scales)

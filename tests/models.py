@@ -10,10 +10,11 @@ from torch import Tensor
 from torch.func import jvp
 
 import pcnet as pc
-from pcnet.generalised import temporal_precision
-from pcnet.kernels import SquaredExponential
-from pcnet.movers import Exponential, Ozaki, RobbinsMonro
-from pcnet.nodes import CauseNode, ParameterNode, PrecisionNode, SensoryNode, StateNode
+from pcnet.nodes import CauseNode, GeneralisedStateNode, ParameterNode, PrecisionNode, SensoryNode
+from pcnet.numerics.estimators import Exponential, RobbinsMonro
+from pcnet.numerics.generalised import temporal_precision
+from pcnet.numerics.integrators import LocalLinearisation
+from pcnet.numerics.kernels import SquaredExponential
 
 
 def tensor(*values: float) -> Tensor:
@@ -26,17 +27,17 @@ def wavy(x: Tensor, parameters: Tensor) -> Tensor:
 
 
 @functools.cache
-def bent(out: int) -> pc.Derived:
+def bent(out: int) -> pc.TracedFunction:
     """A mapping to `out` channels that is linear in nothing."""
 
     def mapping(x: Tensor, parameters: Tensor) -> Tensor:
         channels = torch.arange(1, out + 1, dtype=x.dtype)
         return torch.tanh(x.sum(-1, keepdim=True) * channels / out) * (1 + (parameters**2).sum(-1, keepdim=True))
 
-    return pc.Derived(mapping)
+    return pc.TracedFunction(mapping)
 
 
-WAVY = pc.Derived(wavy)  # shared, so that it is traced once for each shape in a test session
+WAVY = pc.TracedFunction(wavy)  # shared, so that it is traced once for each shape in a test session
 
 
 def generalise(function, x: Tensor, parameters: Tensor, rows: int) -> Tensor:
@@ -111,7 +112,7 @@ class Model:
                     value = means[link.parent.name][:rows]
                 predictions[link.child.name] = predictions.get(link.child.name, 0) + value
         for name, node in nodes.items():
-            if isinstance(node, StateNode):
+            if isinstance(node, GeneralisedStateNode):
                 x, rows = means[name], node.rows
                 moved = torch.cat([x[1:], torch.zeros_like(x[:1])])[:rows]
                 flow = generalise(node.flow, argument(node, node.flow), parameters(node, None), rows)
@@ -165,13 +166,13 @@ def build(
     mover = RobbinsMonro(0.01, 1.0, 0.5, Exponential(0.3))
     states, sensors = [], []
     for i, (dim, k, out) in enumerate(zip(dims, orders, channels, strict=True)):
-        x = StateNode(
+        x = GeneralisedStateNode(
             f"x{i}",
             dim=dim,
             orders=k,
             flow=WAVY,
             initial_mean=0.5 * draw(k, dim),
-            mover=Ozaki(0.5, time=0.1),
+            integrator=LocalLinearisation(0.5, step_size=0.1),
             curvature=curvature,
             last_error=last_error,
         )
@@ -180,21 +181,21 @@ def build(
         graph.predicts(x, y, via=mapping)
         model.mappings[x.name, y.name] = mapping
         for j, size in enumerate(parameters):
-            theta = ParameterNode(f"theta{i}{j}", mean=draw(size), sd=0.7, mover=mover, curvature=curvature)
+            theta = ParameterNode(f"theta{i}{j}", mean=draw(size), sd=0.7, estimator=mover, curvature=curvature)
             graph.parametrises(theta, x)
         if mapping_parameters:
-            phi = ParameterNode(f"phi{i}", mean=draw(mapping_parameters), sd=0.4, mover=mover, curvature=curvature)
+            phi = ParameterNode(f"phi{i}", mean=draw(mapping_parameters), sd=0.4, estimator=mover, curvature=curvature)
             graph.parametrises(phi, x, of=y)
         for node, label in ((x, "x"), (y, "y")):
             width = 0.6 if label == "x" else 0.9
             noise = PrecisionNode(
                 f"noise_{label}{i}",
-                expected=3.0 if label == "x" else 5.0 if precisions == "shared" else torch.linspace(3, 7, out),
+                prior_precision=3.0 if label == "x" else 5.0 if precisions == "shared" else torch.linspace(3, 7, out),
                 sd=0.5,
-                smoothness=width,
+                correlation_time=width,
                 channels=precisions,
                 coupling_sd=0.7,
-                mover=mover,
+                estimator=mover,
                 curvature=curvature,
             )
             model.widths[noise.name] = width

@@ -6,9 +6,9 @@ import numpy as np
 import torch
 
 import pcnet as pc
-from pcnet.graphs import paper
-from pcnet.nodes import CauseNode, InputNode, ParameterNode, PrecisionNode, SensoryNode, StateNode
-from pcnet.result import Result, Trace
+from pcnet.graphs import odem
+from pcnet.nodes import CauseNode, GeneralisedStateNode, InputNode, ParameterNode, PrecisionNode, SensoryNode
+from pcnet.results.result import Result, Trace
 
 
 @functools.cache
@@ -16,19 +16,19 @@ def paper_run(samples=150):
     """The paper's graph with a blow at the middle of its observations."""
     observations = pc.simulate.glv_process(samples, noise="white", seed=1).observations.clone()
     observations[samples // 2] += 1.0
-    graph, schedule = paper.odem(every=20)
+    graph, schedule = odem(every=20)
     return graph.run(observations, schedule, record=pc.Record.flow())
 
 
 def stack(levels=2):
     """y ← x1 ← v1 ← x2 ← …, the topmost cause by a known input; parameters of the lowest flow and mapping."""
-    step = pc.movers.Implicit(time=0.1)
+    step = pc.integrators.ImplicitEuler(step_size=0.1)
     graph, y = pc.Graph(), SensoryNode("y", dim=2, orders=2, dt=0.1)
     below, weighed = y, [y]
     for i in range(1, levels + 1):
         dim = 2 if i == 1 else 1
-        x = StateNode(f"x{i}", dim=dim, orders=3, flow=_flow, mover=step)
-        cause = CauseNode(f"v{i}", dim=1, orders=2, mover=step)
+        x = GeneralisedStateNode(f"x{i}", dim=dim, orders=3, flow=_flow, integrator=step)
+        cause = CauseNode(f"v{i}", dim=1, orders=2, integrator=step)
         graph.predicts(x, below, via=_mapping if i == 1 else None)
         graph.drives(cause, x)
         weighed += [x, cause]
@@ -38,7 +38,7 @@ def stack(levels=2):
             graph.parametrises(ParameterNode("b", mean=[1.0], sd=0.1), x, of=y)
     graph.predicts(InputNode("u", dim=1, orders=2, dt=0.1), below)
     for node in weighed:
-        graph.weighs(PrecisionNode(f"precision of {node.name}", expected=10, sd=0.1, smoothness=0.2), node)
+        graph.weighs(PrecisionNode(f"precision of {node.name}", prior_precision=10, sd=0.1, correlation_time=0.2), node)
     return graph
 
 

@@ -13,14 +13,16 @@ from hypothesis import strategies as st
 from models import WAVY, bent
 
 import pcnet as pc
-from pcnet import flows
-from pcnet.batching import digest, form, together
-from pcnet.functions import Function, Quadratic
-from pcnet.graph import Model
-from pcnet.graphs import paper
-from pcnet.kernels import SquaredExponential
-from pcnet.movers import Exponential, GradientFlow, Ozaki, RobbinsMonro, WindowMean
-from pcnet.nodes import ParameterNode, PrecisionNode, SensoryNode, StateNode
+from pcnet.functions import systems as flows
+from pcnet.functions.base import Function
+from pcnet.functions.closed_form import Quadratic
+from pcnet.graphs import odem
+from pcnet.model.graph import Model
+from pcnet.nodes import GeneralisedStateNode, ParameterNode, PrecisionNode, SensoryNode
+from pcnet.numerics.estimators import Exponential, RobbinsMonro, WindowMean
+from pcnet.numerics.integrators import ExplicitEuler, LocalLinearisation
+from pcnet.numerics.kernels import SquaredExponential
+from pcnet.sweeps.batching import digest, form, together
 
 SEEN = torch.randn(7, 2, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
 
@@ -64,30 +66,30 @@ def model(
 ):
     """A graph with settings of every kind: of nodes, of their movers, kernels and clocks, scalar and by channel."""
     slow = RobbinsMonro(rate, 1.0, 0.5, accumulate or Exponential(beta))
-    x = StateNode(
+    x = GeneralisedStateNode(
         "x",
         dim=dim,
         orders=orders,
         flow=flow,
         initial_mean=initial,
-        mover=mover or Ozaki(kappa, time=time),
+        integrator=mover or LocalLinearisation(kappa, step_size=time),
         curvature=curvature,
         last_error=last_error,
     )
     y = SensoryNode("y", dim=2, orders=orders - 1 or 1, dt=dt)
-    a = ParameterNode("a", mean=theta, sd=sd_theta, mover=slow, curvature=curvature)
-    b = ParameterNode("b", mean=[0.1], sd=0.2, mover=slow)
-    c = ParameterNode("c", mean=phi, sd=0.4, mover=slow)
+    a = ParameterNode("a", mean=theta, sd=sd_theta, estimator=slow, curvature=curvature)
+    b = ParameterNode("b", mean=[0.1], sd=0.2, estimator=slow)
+    c = ParameterNode("c", mean=phi, sd=0.4, estimator=slow)
     graph = pc.Graph()
     noise_y = PrecisionNode(
-        "noise_y", expected=expected_y, sd=sd_y, kernel=SquaredExponential(width), channels=channels
+        "noise_y", prior_precision=expected_y, sd=sd_y, kernel=SquaredExponential(width), channels=channels
     )
     graph.weighs(noise_y, y)  # precisions before what they weigh, parameters in no order
     graph.predicts(x, y, via=bent(2))
     graph.parametrises(c, x, of=y)
     for each in (b, a) if backwards else (a, b):
         graph.parametrises(each, x)
-    graph.weighs(PrecisionNode("noise_x", mean=mean_x, sd=sd_x, smoothness=smoothness, mover=slow), x)
+    graph.weighs(PrecisionNode("noise_x", mean=mean_x, sd=sd_x, correlation_time=smoothness, estimator=slow), x)
     return Model(graph, pc.odem(every=every, periods={"noise_y": period}))
 
 
@@ -162,9 +164,13 @@ def test_a_batch_is_a_loop_under_every_option(options):
 
 
 def test_movers_are_settings_too():
-    agree([model(mover=GradientFlow(time=t, kappa=0.1)) for t in (0.01, 0.02)])
-    agree([model(mover=Ozaki(nu=nu)) for nu in (-4.0, -3.0)])
-    kinds = [model(mover=GradientFlow(time=0.1)), model(mover=Ozaki(time=0.1)), model(mover=Ozaki())]
+    agree([model(mover=ExplicitEuler(step_size=t, kappa=0.1)) for t in (0.01, 0.02)])
+    agree([model(mover=LocalLinearisation(log_step_size=nu)) for nu in (-4.0, -3.0)])
+    kinds = [
+        model(mover=ExplicitEuler(step_size=0.1)),
+        model(mover=LocalLinearisation(step_size=0.1)),
+        model(mover=LocalLinearisation()),
+    ]
     assert len({form(each) for each in kinds}) == 3
 
 
@@ -187,26 +193,26 @@ def test_models_of_the_paper():
     seen = torch.linspace(0.5, 2.0, 30, dtype=torch.float64).reshape(10, 3)
     for conventions in ("paper", "authors"):
         options = [{"kappa": k, "every": n, "theta_mean": [0.3, -0.2, n / 10]} for k, n in ((1.0, 2), (0.5, 3))]
-        agree([paper.odem(conventions=conventions, **each) for each in options], seen)
+        agree([odem(conventions=conventions, **each) for each in options], seen)
 
 
 def test_functions_that_are_shared_and_functions_that_are_not():
     assert form(model(flow=decay)) == form(model(flow=decay))
     assert form(model(flow=decay)) != form(model(flow=growth))
     assert form(model(flow=lambda x, p: -x)) != form(model(flow=lambda x, p: -2 * x))
-    assert form(model(flow=pc.Derived(decay))) == form(model(flow=pc.Derived(decay)))
-    assert form(model(flow=pc.Derived(decay, jacobian=growth))) != form(model(flow=decay))
-    assert form(paper.odem()) == form(paper.odem())
-    assert form(paper.odem("glv")) != form(paper.odem("lorenz"))
+    assert form(model(flow=pc.TracedFunction(decay))) == form(model(flow=pc.TracedFunction(decay)))
+    assert form(model(flow=pc.TracedFunction(decay, jacobian=growth))) != form(model(flow=decay))
+    assert form(odem()) == form(odem())
+    assert form(odem("glv")) != form(odem("lorenz"))
 
 
 def linear(matrix):
     graph = pc.Graph()
-    x = StateNode("x", dim=2, orders=2, flow=flows.linear(torch.tensor(matrix)))
+    x = GeneralisedStateNode("x", dim=2, orders=2, flow=flows.linear(torch.tensor(matrix)))
     y = SensoryNode("y", dim=2, orders=1)
     graph.predicts(x, y)
-    graph.weighs(PrecisionNode("nx", expected=3.0, sd=0.5, smoothness=0.7), x)
-    graph.weighs(PrecisionNode("ny", expected=3.0, sd=0.5, smoothness=0.7), y)
+    graph.weighs(PrecisionNode("nx", prior_precision=3.0, sd=0.5, correlation_time=0.7), x)
+    graph.weighs(PrecisionNode("ny", prior_precision=3.0, sd=0.5, correlation_time=0.7), y)
     return Model(graph, pc.states_only())
 
 
@@ -268,7 +274,7 @@ class Net(torch.nn.Module):
 class Own(Function):
     """A function of one's own that has no name in words."""
 
-    __call__ = linearise = curve = parameter_slope = parameter_curve = lambda self, *_: None
+    __call__ = linearise = curve = parameter_slope = parameter_contracted_hessian = lambda self, *_: None
 
 
 def shifted(by):
@@ -292,7 +298,7 @@ def everything():
     """Models with functions of all kinds, for fingerprints in another process."""
     own = [decay, shifted(1.0), Net(1.0), Own(), flows.van_der_pol, Quadratic(torch.ones(2, 3, 3, 4))]
     return {repr(type(flow)) + str(i): digest(model(flow=flow)) for i, flow in enumerate(own)} | {
-        "paper": digest(paper.odem("lorenz", conventions="authors"))
+        "paper": digest(odem("lorenz", conventions="authors"))
     }
 
 

@@ -10,8 +10,8 @@ from recorded import paper_run, repeated, stack_run
 from test_error_flow import EVIL, wicked_graph
 
 import pcnet as pc
-from pcnet.graphs import paper
-from pcnet.watching import watch
+from pcnet.graphs import odem
+from pcnet.results.live_page import watch
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
 CHROMIUM, DRIVER = shutil.which("chromium") or shutil.which("chromium-browser"), shutil.which("chromedriver")
@@ -335,7 +335,7 @@ def test_scrubbing_through_ten_thousand_observations_is_smooth(page):
 
 # --- live ------------------------------------------------------------------------------------------------------------
 def test_a_running_stream_is_followed(page, browser):
-    graph, schedule = paper.odem(every=20)
+    graph, schedule = odem(every=20)
     live = graph.start(schedule, record=())
     data = pc.simulate.glv_process(60, noise="white", seed=1).observations
     with watch(live) as watched:

@@ -11,10 +11,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pcnet.calibration import calibrate, conclude, design, judging, measures, rivals, trials
-from pcnet.calibration.findings import summarise
 from pcnet.errors import SettingError
 from pcnet.simulate import glv_process, smooth_noise
+from studies.calibration import calibrate, conclude, design, judging, measures, rivals, trials
+from studies.calibration.findings import summarise
 
 
 # --- measures --------------------------------------------------------------------------------------------------------
@@ -115,7 +115,7 @@ def test_matched_noise_has_the_power_of_smooth_noise_at_low_frequencies():
 
 def test_the_unscented_filter_agrees_with_the_extended_one_where_noise_is_small():
     pytest.importorskip("dynamax")
-    from pcnet.calibration import unscented
+    from studies.calibration import unscented
 
     case = design.CASES["white"]
     observations = case.process.realise(600, [design.DEVELOPMENT]).observations

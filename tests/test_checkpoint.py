@@ -16,27 +16,28 @@ from test_run import same
 
 import pcnet as pc
 from pcnet.errors import CheckpointError
-from pcnet.graphs import Tier, hierarchy, paper, triple
-from pcnet.kernels import Matern, White
-from pcnet.movers import Implicit, Newton, Scoring
+from pcnet.graphs import Level, adaptive_filter, hierarchy, odem
+from pcnet.model.schedule import LevelNodes, adaptive_filtering
 from pcnet.nodes import (
     CategoricalNode,
     CauseNode,
-    FilterNode,
+    GeneralisedStateNode,
     InputNode,
+    KalmanStateNode,
     ParameterNode,
     PrecisionNode,
     SensoryNode,
-    StateNode,
 )
-from pcnet.record import Tape
-from pcnet.schedule import Level, tracking
+from pcnet.numerics.estimators import Newton, NoiseScoring
+from pcnet.numerics.integrators import ImplicitEuler
+from pcnet.numerics.kernels import Matern, White
+from pcnet.results.recorder import TraceBuffer
 
 TICKS = 14
 
 
 def of_paper(**options):
-    graph, schedule = paper.odem(every=3, **options)
+    graph, schedule = odem(every=3, **options)
     y = 1 + 0.1 * np.random.default_rng(0).normal(size=(TICKS, 3))
     return graph, schedule, [y[k] for k in range(TICKS)], None
 
@@ -48,9 +49,9 @@ def nonlinear(**options):
 
 
 def stack():
-    x = StateNode("x", dim=2, orders=3, flow=turn, mover=Implicit(0.1))
-    v = CauseNode("v", dim=1, orders=2, mover=Implicit(0.1))
-    theta = ParameterNode("theta", mean=[0.4], sd=0.3, mover=Newton(forgetting=0.1))
+    x = GeneralisedStateNode("x", dim=2, orders=3, flow=turn, integrator=ImplicitEuler(0.1))
+    v = CauseNode("v", dim=1, orders=2, integrator=ImplicitEuler(0.1))
+    theta = ParameterNode("theta", mean=[0.4], sd=0.3, estimator=Newton(forgetting_factor=0.1))
     y = SensoryNode("y", dim=2, orders=2, dt=0.1, derivatives="fit", window=4)
     graph = pc.Graph()
     graph.predicts(x, y)
@@ -58,7 +59,7 @@ def stack():
     graph.parametrises(theta, x)
     graph.predicts(InputNode("u", dim=1, orders=2, dt=0.1), v)
     for name in ("x", "y", "v"):
-        graph.weighs(PrecisionNode(f"n{name}", expected=5.0, sd=0.2, smoothness=0.3), graph[name])
+        graph.weighs(PrecisionNode(f"n{name}", prior_precision=5.0, sd=0.2, correlation_time=0.3), graph[name])
     draw = np.random.default_rng(1)
     stream = [{"y": draw.normal(size=2), "u": draw.normal(size=1)} for _ in range(TICKS)]
     stream[5]["y"][0] = math.nan
@@ -87,34 +88,40 @@ def with_trouble(policy):
 
 
 def of_triple(**options):
-    graph, schedule = triple(pc.flows.lotka_volterra, 3, 0.01, mean=[0.3, -0.2, 0.3], sd=0.25, every=3, **options)
+    graph, schedule = adaptive_filter(
+        pc.systems.lotka_volterra, 3, 0.01, parameter_mean=[0.3, -0.2, 0.3], parameter_sd=0.25, every=3, **options
+    )
     _, _, stream, _ = with_gaps()
     return graph, schedule, stream, None
 
 
 def of_tiers():
     """Two tiers, of which the upper one acts within the few observations."""
-    above = Tier(lambda x, theta: -0.01 * x, 1, expected_precision=100.0, initial_mean=[1.0])
-    graph, schedule = hierarchy(Tier(SPRING, 2, mean=[1.0], sd=0.01, noise="learned"), above, dt=0.05, every=3)
+    above = Level(lambda x, theta: -0.01 * x, 1, expected_precision=100.0, initial_mean=[1.0])
+    graph, schedule = hierarchy(
+        Level(SPRING, 2, parameter_mean=[1.0], parameter_sd=0.01, learn_noise=True), above, dt=0.05, every=3
+    )
     stream = [row[:2] for row in of_paper()[2]]
     stream[6] = None
     return graph, schedule, stream, None
 
 
 def of_categories():
-    x, y = FilterNode("x", dim=2, flow=SPRING), SensoryNode("y", dim=2, orders=1, dt=0.05)
-    theta = ParameterNode("theta", mean=[1.0], sd=0.05, mover=Newton())
+    x, y = KalmanStateNode("x", dim=2, flow=SPRING), SensoryNode("y", dim=2, orders=1, dt=0.05)
+    theta = ParameterNode("theta", mean=[1.0], sd=0.05, estimator=Newton())
     graph = pc.Graph()
     graph.predicts(x, y)
     graph.parametrises(theta, x)
     graph.predicts(CategoricalNode("tape", values=[[0.5], [1.5]], stay=0.9), theta)  # a word that files know too
-    graph.weighs(PrecisionNode("nx", expected=100.0, sd=0.5, kernel=White(), mover=Scoring(steady=2.0)), x)
-    graph.weighs(PrecisionNode("ny", expected=100.0, sd=0.5, kernel=Matern(0.1, 0.5), mover=Newton()), y)
-    levels = (Level(("x",), ("nx", "ny"), ("theta",)), Level(("tape",), (), ()))
-    return graph, tracking(3, levels=levels), of_tiers()[2], np.cumsum(np.linspace(0.02, 0.1, TICKS)).tolist()
+    graph.weighs(
+        PrecisionNode("nx", prior_precision=100.0, sd=0.5, kernel=White(), estimator=NoiseScoring(step_limit_sd=2.0)), x
+    )
+    graph.weighs(PrecisionNode("ny", prior_precision=100.0, sd=0.5, kernel=Matern(0.1, 0.5), estimator=Newton()), y)
+    levels = (LevelNodes(("x",), ("nx", "ny"), ("theta",)), LevelNodes(("tape",), (), ()))
+    return graph, adaptive_filtering(3, levels=levels), of_tiers()[2], np.cumsum(np.linspace(0.02, 0.1, TICKS)).tolist()
 
 
-SPRING = pc.Derived(lambda x, k: torch.stack([x[..., 1], -k[..., 0] * x[..., 0]], -1))
+SPRING = pc.TracedFunction(lambda x, k: torch.stack([x[..., 1], -k[..., 0] * x[..., 0]], -1))
 
 CASES = {
     "paper": of_paper,
@@ -130,7 +137,7 @@ CASES = {
     "stop": lambda: with_trouble("stop"),
     "triple": of_triple,
     "triple, smooth": lambda: of_triple(smoothness=0.05),
-    "triple, learned width": lambda: of_triple(smoothness=0.05, smoothness_sd=0.5),
+    "triple, learned width": lambda: of_triple(smoothness=0.05, correlation_time_sd=0.5),
     "triple, drift": lambda: of_triple(drift=1.0),
     "tiers": of_tiers,
     "categories": of_categories,
@@ -157,7 +164,7 @@ def test_going_on_is_the_same_as_never_having_stopped(case, tmp_path):
         same(whole.result(), second.result())
         np.testing.assert_array_equal(whole.result().times, second.result().times)
         np.testing.assert_array_equal(whole.free_action, second.free_action)
-        assert list(whole.incidents) == list(second.incidents)
+        assert list(whole.divergence_events) == list(second.divergence_events)
         np.testing.assert_array_equal(whole.diverged.at, second.diverged.at)
         for (name, count), (_, other) in zip(whole.fallbacks.items(), second.fallbacks.items(), strict=True):
             assert torch.equal(count, other), name
@@ -193,7 +200,13 @@ def test_single_precision(tmp_path):
 
 
 # --- a tick is done whole or not at all ---
-VERBS = [(SensoryNode, "sense"), (StateNode, "move"), (StateNode, "settle"), (PrecisionNode, "carry"), (Tape, "write")]
+VERBS = [
+    (SensoryNode, "observe"),
+    (GeneralisedStateNode, "update"),
+    (GeneralisedStateNode, "update_covariance"),
+    (PrecisionNode, "carry"),
+    (TraceBuffer, "write"),
+]
 
 
 @pytest.mark.parametrize(("kind", "verb"), VERBS)
@@ -256,8 +269,16 @@ def test_a_first_observation_that_is_refused():
 # --- killed ---
 def killable(kind):
     if kind == "paper":
-        return paper.odem(every=7, orders=2)
-    return triple(pc.flows.lotka_volterra, 3, 0.01, mean=[0.3, -0.2, 0.3], sd=0.25, every=7, drift=1.0)
+        return odem(every=7, orders=2)
+    return adaptive_filter(
+        pc.systems.lotka_volterra,
+        3,
+        0.01,
+        parameter_mean=[0.3, -0.2, 0.3],
+        parameter_sd=0.25,
+        every=7,
+        model_error_time=1.0,
+    )
 
 
 def victim(path, out, ready, kind):
@@ -356,7 +377,7 @@ def test_files_of_others(saved, tmp_path):
 
 def test_another_graph(saved):
     graph, schedule, path = saved
-    other, _ = paper.odem(every=3, kappa=0.3)
+    other, _ = odem(every=3, kappa=0.3)
     with pytest.raises(CheckpointError, match="another graph or schedule"):
         pc.resume(path, other, schedule)
     with pytest.raises(CheckpointError, match="another graph or schedule"):

@@ -19,9 +19,9 @@ from test_run import same
 from typer.testing import CliRunner
 
 import pcnet as pc
-from pcnet.command_line import app
-from pcnet.graphs import paper
-from pcnet.nodes import PrecisionNode, SensoryNode, StateNode
+from pcnet.graphs import odem
+from pcnet.io.command_line import app
+from pcnet.nodes import GeneralisedStateNode, PrecisionNode, SensoryNode
 
 Y = 1 + 0.1 * np.random.default_rng(0).normal(size=(30, 3))
 Y[4, 1] = np.nan
@@ -31,7 +31,7 @@ Y[9] = np.nan
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    graph, schedule = paper.odem(orders=2, every=4)
+    graph, schedule = odem(orders=2, every=4)
     pc.save_model("graph.yaml", graph, schedule)
     pd.DataFrame(Y, columns=["a", "b", "c"]).to_csv("data.csv", index=False)
     return tmp_path
@@ -42,7 +42,7 @@ def pcnet(*arguments, **options):
 
 
 def reference(**options):
-    graph, schedule = paper.odem(orders=2, every=4)
+    graph, schedule = odem(orders=2, every=4)
     return graph.run(Y, schedule=schedule, **options)
 
 
@@ -114,12 +114,12 @@ def _nulls(row):
 
 
 def test_lines_with_times_and_sensors_that_come_and_go(folder):
-    x = StateNode("x", dim=1, orders=2, flow=pc.flows.linear([[-0.1]]))
+    x = GeneralisedStateNode("x", dim=1, orders=2, flow=pc.systems.linear([[-0.1]]))
     graph = pc.Graph()
     for name in ("fast", "slow"):
         graph.predicts(x, SensoryNode(name, dim=1, orders=1, dt=0.1))
-        graph.weighs(PrecisionNode(f"n {name}", expected=10.0, sd=0.1, smoothness=0.2), graph[name])
-    graph.weighs(PrecisionNode("nx", expected=10.0, sd=0.1, smoothness=0.2), x)
+        graph.weighs(PrecisionNode(f"n {name}", prior_precision=10.0, sd=0.1, correlation_time=0.2), graph[name])
+    graph.weighs(PrecisionNode("nx", prior_precision=10.0, sd=0.1, correlation_time=0.2), x)
     pc.save_model("two.json", graph, pc.states_only())
     stream = [({"fast": 1.0, "slow": 2.0}, 0.0), ({"fast": 1.5}, 0.13), ({"slow": 2.5}, 0.2), ({}, 0.5)]
     text = "\n".join(json.dumps(y | {"t": t}) for y, t in stream)
@@ -321,7 +321,7 @@ def test_a_run_that_diverges_is_kept_up_to_there_and_goes_on_as_it_is_told(folde
     assert np.isfinite(kept.mean("x")).all()
     assert pcnet(*arguments, "--resume", "run.ckpt").exit_code == 3  # as so far
     good(*arguments, "--resume", "run.ckpt", "--on-divergence", "hold", "--output", "r.nc")
-    graph, schedule = paper.odem(orders=2, every=4)
+    graph, schedule = odem(orders=2, every=4)
     held = graph.run(wild, schedule, on_divergence="hold")
     same(held, pc.Result.load("r.nc"))
 
@@ -331,14 +331,14 @@ def test_batches_and_single_series_from_files(folder):
     np.save("both.npy", both)
     arguments = ("run", "graph.yaml", "--observations", "both.npy", "--checkpoint", "run.ckpt", "--output", "r.nc")
     good(*arguments, "--checkpoint-every", 7)
-    graph, schedule = paper.odem(orders=2, every=4)
+    graph, schedule = odem(orders=2, every=4)
     same(graph.run(both, schedule), pc.Result.load("r.nc"))
     good("run", "graph.yaml", "--observations", "both.npy", "--resume", "run.ckpt")
-    x = StateNode("x", dim=1, orders=1, flow=pc.flows.linear([[-0.1]]))
+    x = GeneralisedStateNode("x", dim=1, orders=1, flow=pc.systems.linear([[-0.1]]))
     graph = pc.Graph()
     graph.predicts(x, SensoryNode("y", dim=1, orders=1, dt=0.1))
     for name in ("x", "y"):
-        graph.weighs(PrecisionNode(f"n{name}", expected=1.0, sd=0.1, smoothness=0.1), graph[name])
+        graph.weighs(PrecisionNode(f"n{name}", prior_precision=1.0, sd=0.1, correlation_time=0.1), graph[name])
     pc.save_model("one.yaml", graph, pc.states_only())
     np.save("one.npy", Y[:, 0])
     np.savez("one.npz", y=Y[:, 0])

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy import integrate, stats
 
-from pcnet import comparison
 from pcnet.errors import StudyError
+from pcnet.sweeps import comparison
 
 actions = arrays(float, st.integers(1, 6), elements=st.floats(-50, 50))
 

@@ -5,12 +5,12 @@ import math
 import numpy as np
 import pytest
 
-from pcnet.dwelling import Dwelling
 from pcnet.errors import SettingError
 from pcnet.nodes import CategoricalNode
+from pcnet.numerics.dwell_time import DwellTime
 
 
-def lasting(dwelling: Dwelling, categories: int, which: int, before: int, most: int) -> np.ndarray:
+def lasting(dwelling: DwellTime, categories: int, which: int, before: int, most: int) -> np.ndarray:
     """The probability that a category that was just entered lasts for 1, 2, … steps, by following the chain."""
     s = dwelling.stages(categories)
     t = dwelling.transition(categories).numpy().reshape(categories, s, categories, s)
@@ -28,7 +28,7 @@ def lasting(dwelling: Dwelling, categories: int, which: int, before: int, most: 
 )
 @pytest.mark.parametrize("order", ["cycle", "any"])
 def test_mean_and_sd_are_met(mean, sd, order):
-    found = lasting(Dwelling(mean=mean, sd=sd, order=order), 3, which=1, before=0, most=400)
+    found = lasting(DwellTime(mean=mean, sd=sd, order=order), 3, which=1, before=0, most=400)
     n = np.arange(1, 401)
     assert found.sum() == pytest.approx(1, abs=1e-9)
     assert found @ n == pytest.approx(mean, rel=1e-9)
@@ -37,14 +37,14 @@ def test_mean_and_sd_are_met(mean, sd, order):
 
 def test_whole_stages_are_a_negative_binomial_distribution():
     """r = 4 stages that are left with p = 1/3: mean 12, variance r(1 − p)/p² = 24."""
-    found = lasting(Dwelling(mean=12.0, sd=math.sqrt(24.0)), 2, which=0, before=1, most=60)
+    found = lasting(DwellTime(mean=12.0, sd=math.sqrt(24.0)), 2, which=0, before=1, most=60)
     n = np.arange(1, 61)
     closed = [math.comb(k - 1, 3) * (1 / 3) ** 4 * (2 / 3) ** (k - 4) if k >= 4 else 0.0 for k in n]
     np.testing.assert_allclose(found, closed, atol=1e-12)
 
 
 def test_each_category_may_have_a_time_of_its_own():
-    dwelling = Dwelling(mean=[6.0, 20.0], sd=[2.0, 3.0], order="cycle")
+    dwelling = DwellTime(mean=[6.0, 20.0], sd=[2.0, 3.0], order="cycle")
     n = np.arange(1, 301)
     for which, (mean, sd) in enumerate([(6.0, 2.0), (20.0, 3.0)]):
         found = lasting(dwelling, 2, which, 1 - which, 300)
@@ -53,11 +53,11 @@ def test_each_category_may_have_a_time_of_its_own():
 
 
 def test_a_batch_has_a_chain_for_each_of_its_elements():
-    dwelling = Dwelling(mean=[[6.0], [20.0]], sd=[[2.0], [3.0]], order="cycle")
+    dwelling = DwellTime(mean=[[6.0], [20.0]], sd=[[2.0], [3.0]], order="cycle")
     t, s = dwelling.transition(3), dwelling.stages(3)
     assert t.shape == (2, 3 * s, 3 * s)
     np.testing.assert_allclose(t.sum(-1), 1)
-    shorter = Dwelling(mean=6.0, sd=2.0, order="cycle").transition(3)
+    shorter = DwellTime(mean=6.0, sd=2.0, order="cycle").transition(3)
     used = shorter.shape[-1] // 3
     last = [s * i + j for i in range(3) for j in range(s - used, s)]
     np.testing.assert_allclose(t[0][last][:, last], shorter)
@@ -66,33 +66,33 @@ def test_a_batch_has_a_chain_for_each_of_its_elements():
 def test_orders_say_what_comes_next():
     """Steps of exactly one: a permutation, or a coin's toss."""
     np.testing.assert_allclose(
-        Dwelling(mean=1.0, sd=0.0, order="cycle").transition(3), [[0, 1, 0], [0, 0, 1], [1, 0, 0]]
+        DwellTime(mean=1.0, sd=0.0, order="cycle").transition(3), [[0, 1, 0], [0, 0, 1], [1, 0, 0]]
     )
     half = 0.5
     np.testing.assert_allclose(
-        Dwelling(mean=1.0, sd=0.0, order="any").transition(3), [[0, half, half], [half, 0, half], [half, half, 0]]
+        DwellTime(mean=1.0, sd=0.0, order="any").transition(3), [[0, half, half], [half, 0, half], [half, half, 0]]
     )
 
 
 def test_one_stage_is_a_category_without_memory():
     """A geometric distribution of mean 10 has a variance of 90, and stays with 0.9."""
     eye = np.eye(4)
-    found = Dwelling(mean=10.0, sd=math.sqrt(90.0)).transition(4)
+    found = DwellTime(mean=10.0, sd=math.sqrt(90.0)).transition(4)
     np.testing.assert_allclose(found, 0.9 * eye + 0.1 / 3 * (1 - eye), atol=1e-9)
 
 
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: Dwelling(mean=0.5, sd=0.0), "one step at least"),
-        (lambda: Dwelling(mean=2.5, sd=0.1), "an sd of 0.5 to 1.94"),
-        (lambda: Dwelling(mean=4.0, sd=5.0), r"without memory, CategoricalNode\(stay=0.75\)"),
-        (lambda: Dwelling(mean=[3.0, 4.0], sd=[1.0, 1.0, 1.0]), "do not fit together"),
-        (lambda: Dwelling(mean=3.0, sd=-1.0), "'sd': must not be negative"),
-        (lambda: Dwelling(mean=3.0, sd=1.0, order="random"), "'cycle' or 'any'"),
-        (lambda: Dwelling(mean=3.0), "'sd' is required"),
+        (lambda: DwellTime(mean=0.5, sd=0.0), "one step at least"),
+        (lambda: DwellTime(mean=2.5, sd=0.1), "an sd of 0.5 to 1.94"),
+        (lambda: DwellTime(mean=4.0, sd=5.0), r"without memory, CategoricalNode\(stay=0.75\)"),
+        (lambda: DwellTime(mean=[3.0, 4.0], sd=[1.0, 1.0, 1.0]), "do not fit together"),
+        (lambda: DwellTime(mean=3.0, sd=-1.0), "'sd': must not be negative"),
+        (lambda: DwellTime(mean=3.0, sd=1.0, order="random"), "'cycle' or 'any'"),
+        (lambda: DwellTime(mean=3.0), "'sd' is required"),
         (
-            lambda: CategoricalNode("c", values=[[0.1], [0.2]], dwell=Dwelling(mean=[3.0, 4.0, 5.0], sd=1.0)),
+            lambda: CategoricalNode("c", values=[[0.1], [0.2]], dwell=DwellTime(mean=[3.0, 4.0, 5.0], sd=1.0)),
             "CategoricalNode 'c': Dwelling: mean and sd must be one number or end in 2",
         ),
     ],

@@ -36,7 +36,7 @@ def means_of(live, graph):
     return found
 
 
-STILL = pc.Schedule(acts=(pc.act("sense", "sensory"),))
+STILL = pc.Schedule(acts=(pc.act("observe", "sensory"),))
 """Beliefs stay where they were drawn: derivatives are compared there, not where a step has taken them."""
 
 

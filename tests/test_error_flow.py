@@ -12,11 +12,11 @@ from typer.testing import CliRunner
 
 import pcnet as pc
 from pcnet import Record
-from pcnet.command_line import app
 from pcnet.errors import ResultError
-from pcnet.graphs import paper
-from pcnet.nodes import PrecisionNode, SensoryNode, StateNode
-from pcnet.page import BYTES, in_script, payload, render
+from pcnet.graphs import odem
+from pcnet.io.command_line import app
+from pcnet.nodes import GeneralisedStateNode, PrecisionNode, SensoryNode
+from pcnet.results.page import BYTES, in_script, payload, render
 
 
 # --- numbers ---------------------------------------------------------------------------------------------------------
@@ -54,10 +54,10 @@ def test_shares_add_up_to_the_free_energy():
 
 
 def test_an_element_of_a_batch():
-    graph, schedule = paper.odem(kappa=[[0.5, 1.0, 1.0], [0.2, 0.3, 0.4]])
+    graph, schedule = odem(kappa=[[0.5, 1.0, 1.0], [0.2, 0.3, 0.4]])
     data = pc.simulate.glv_process(12, seed=0).observations
     result = graph.run(data, schedule, record=Record.flow())
-    alone, its = paper.odem(kappa=0.3)
+    alone, its = odem(kappa=0.3)
     expected = alone.run(data, its, record=Record.flow()).error_flow().surprise("y")
     np.testing.assert_allclose(result.error_flow((1, 1)).surprise("y"), expected, rtol=1e-6)
     np.testing.assert_allclose(result.error_flow(4).surprise("y"), expected, rtol=1e-6)
@@ -90,14 +90,14 @@ def test_times_and_windows():
     ],
 )
 def test_what_was_not_recorded_is_named_with_the_remedy(record, missing):
-    graph, schedule = paper.odem()
+    graph, schedule = odem()
     result = graph.run(np.ones((3, 3)), schedule, record=record)
     with pytest.raises(ResultError, match=rf"not recorded: {missing}; run with record=Record.flow\(\)"):
         result.error_flow()
 
 
 def test_a_run_of_which_nothing_was_recorded():
-    graph, schedule = paper.odem()
+    graph, schedule = odem()
     result = graph.run(np.ones((3, 3)), schedule, record=Record.flow(every=4))
     with pytest.raises(ResultError, match=r"nothing was recorded: record\.every is more"):
         result.error_flow()
@@ -197,7 +197,7 @@ def test_a_long_run_is_thinned_and_no_surprise_disappears():
 
 
 def test_a_run_of_one_observation_and_a_run_that_diverged_become_pages():
-    graph, schedule = paper.odem()
+    graph, schedule = odem()
     assert "<title>" in render(graph.run(np.ones((1, 3)), schedule, record=Record.flow()).error_flow())
     wild = np.ones((20, 3))
     wild[10:] = 1e200
@@ -207,7 +207,7 @@ def test_a_run_of_one_observation_and_a_run_that_diverged_become_pages():
 
 
 def test_times_may_be_uneven_and_observations_missing():
-    graph, schedule = paper.odem()
+    graph, schedule = odem()
     observations = np.ones((6, 3))
     observations[2] = np.nan
     times = np.array([0.0, 0.01, 0.05, 0.06, 0.2, 0.21])
@@ -231,12 +231,12 @@ EVIL = ["<script>alert(1)<", "</script><img src=x onerror=alert(1)>".replace("/"
 
 
 def wicked_graph():
-    x = StateNode(EVIL[0], dim=1, orders=2, flow=lambda x, theta: -x)
+    x = GeneralisedStateNode(EVIL[0], dim=1, orders=2, flow=lambda x, theta: -x)
     y = SensoryNode(EVIL[1], dim=1, orders=1, dt=0.1)
     graph = pc.Graph()
     graph.predicts(x, y)
-    graph.weighs(PrecisionNode(EVIL[2], expected=1, sd=0.1, smoothness=0.1), y)
-    graph.weighs(PrecisionNode("<!--", expected=1, sd=0.1, smoothness=0.1), x)
+    graph.weighs(PrecisionNode(EVIL[2], prior_precision=1, sd=0.1, correlation_time=0.1), y)
+    graph.weighs(PrecisionNode("<!--", prior_precision=1, sd=0.1, correlation_time=0.1), x)
     return graph
 
 
@@ -282,7 +282,7 @@ def test_view_writes_the_page_beside_the_file_or_where_it_is_told(tmp_path, monk
 
 
 def test_view_says_what_is_wrong_in_a_line(tmp_path):
-    graph, schedule = paper.odem()
+    graph, schedule = odem()
     path = graph.run(np.ones((3, 3)), schedule).save(tmp_path / "run.nc")
     done = CliRunner().invoke(app, ["view", str(path), "--no-open"])
     assert done.exit_code == 2

@@ -10,34 +10,36 @@ from contract import NodeContract
 
 import pcnet as pc
 from pcnet.errors import GraphError, ScheduleError, SettingError
-from pcnet.functions import Linear
-from pcnet.graphs import triple
-from pcnet.kernels import SquaredExponential, White
-from pcnet.movers import Newton, Scoring
-from pcnet.nodes import FilterNode, ParameterNode, PrecisionNode, SensoryNode, StateNode
-from pcnet.schedule import Level, Schedule, act, tracking
+from pcnet.functions.closed_form import Linear
+from pcnet.graphs import adaptive_filter
+from pcnet.model.schedule import LevelNodes, Schedule, act, adaptive_filtering
+from pcnet.nodes import GeneralisedStateNode, KalmanStateNode, ParameterNode, PrecisionNode, SensoryNode
+from pcnet.numerics.estimators import Newton, NoiseScoring
+from pcnet.numerics.kernels import SquaredExponential, White
 
 DT, FLOW = 0.1, np.array([[-0.4, 1.0], [-1.2, -0.1]])
 GAIN = np.array([[1.0, 0.0], [0.5, -0.3], [0.0, 2.0]])
 STATE_VARIANCE, NOISE_VARIANCE, FIRST = 0.7, np.array([0.2, 0.5, 0.1]), np.array([0.3, -0.2])
 OBSERVATIONS = np.random.default_rng(7).standard_normal((25, 3))
-STILL = tracking(levels=(Level(precisions=(), parameters=()),))
+STILL = adaptive_filtering(levels=(LevelNodes(precisions=(), parameters=()),))
 """States alone: nothing is learned."""
 
 
 def linear_graph(noise: str = "given", **options) -> pc.Graph:
-    x = FilterNode("x", dim=2, flow=Linear(FLOW), initial_mean=FIRST[None], initial_sd=0.9, noise=noise, **options)
+    x = KalmanStateNode(
+        "x", dim=2, flow=Linear(FLOW), initial_mean=FIRST[None], initial_sd=0.9, learn_noise=noise, **options
+    )
     y = SensoryNode("y", dim=3, orders=1, dt=DT)
     graph = pc.Graph()
     graph.predicts(x, y, via=Linear(GAIN))
     level = Newton()
     graph.weighs(
         PrecisionNode(
-            "noise_x", mean=-math.log(STATE_VARIANCE), sd=1.0, kernel=White(), channels="shared", mover=level
+            "noise_x", mean=-math.log(STATE_VARIANCE), sd=1.0, kernel=White(), channels="shared", estimator=level
         ),
         x,
     )
-    graph.weighs(PrecisionNode("noise_y", mean=-np.log(NOISE_VARIANCE), sd=1.0, kernel=White(), mover=level), y)
+    graph.weighs(PrecisionNode("noise_y", mean=-np.log(NOISE_VARIANCE), sd=1.0, kernel=White(), estimator=level), y)
     return graph
 
 
@@ -103,13 +105,15 @@ def test_what_is_missing_is_not_there():
 )
 def test_a_channel_or_sensor_that_is_missing_is_as_if_it_were_not_in_the_graph(options):
     """All that is learned is the same: of states, parameters and levels of noise."""
-    flow = pc.Derived(lambda x, k: torch.stack([x[..., 1], -k[..., 0] * x[..., 0]], -1))
+    flow = pc.TracedFunction(lambda x, k: torch.stack([x[..., 1], -k[..., 0] * x[..., 0]], -1))
     rows = [0, 2]
     options = {"by_channel": "each"} | options
 
     def model(rows):
         gain = Linear(GAIN[rows])
-        return triple(flow, 2, DT, mean=[1.0], sd=0.3, mapping=gain, channels=len(rows), every=4, **options)
+        return adaptive_filter(
+            flow, 2, DT, parameter_mean=[1.0], parameter_sd=0.3, mapping=gain, channels=len(rows), every=4, **options
+        )
 
     y = np.random.default_rng(3).standard_normal((40, 3)).cumsum(0)
     holey = np.where([True, False, True], y, math.nan)
@@ -122,7 +126,9 @@ def test_a_channel_or_sensor_that_is_missing_is_as_if_it_were_not_in_the_graph(o
         else:
             getattr(other, link.kind)(link.parent, link.child)
     other.predicts(small["x"], SensoryNode("z", dim=1, orders=1, dt=DT), via=Linear(GAIN[1:2]))
-    other.weighs(PrecisionNode("noise_z", mean=0.0, sd=1.0, kernel=White(), mover=Newton(reopening=True)), other["z"])
+    other.weighs(
+        PrecisionNode("noise_z", mean=0.0, sd=1.0, kernel=White(), estimator=Newton(covariance_reset=True)), other["z"]
+    )
     silent = other.start(schedule).run({"y": y[:, rows]})
     for name in ("x", "theta", *(each for each in small.nodes if each.startswith(("noise_x", "drift")))):
         for live in (found, silent):
@@ -153,7 +159,7 @@ def test_before_anything_is_seen_it_is_as_unsure_as_at_first():
 def test_clocks_run_on_in_single_precision():
     """After a pause of 10⁵ time units, where a sampling interval is less than two neighbouring numbers are apart."""
     y = np.random.default_rng(1).standard_normal(300)
-    graph, schedule = triple(lambda x, theta: -0.1 * x, 1, 0.003, every=8)
+    graph, schedule = adaptive_filter(lambda x, theta: -0.1 * x, 1, 0.003, every=8)
     single, double = (graph.start(schedule, dtype=dtype) for dtype in (torch.float32, torch.float64))
     for live in (single, double):
         live.step([0.1], t=0.0).step([0.2], t=1e5)
@@ -224,7 +230,7 @@ def test_times_between_observations_may_differ():
 
 def test_two_sensors_are_as_one():
     """One node after the other is taken in, and it makes no difference."""
-    x = FilterNode("x", dim=2, flow=Linear(FLOW), initial_mean=FIRST[None], initial_sd=0.9, noise="given")
+    x = KalmanStateNode("x", dim=2, flow=Linear(FLOW), initial_mean=FIRST[None], initial_sd=0.9, learn_noise=False)
     a, b = SensoryNode("a", dim=1, orders=1, dt=DT), SensoryNode("b", dim=2, orders=1, dt=DT)
     graph = pc.Graph()
     graph.predicts(x, a, via=Linear(GAIN[:1]))
@@ -248,24 +254,24 @@ def bent_mapping(x, theta):
     return torch.cat([x + 0.2 * x**2, x[..., :1] * x[..., 1:]], -1) * theta
 
 
-BENT_FLOW, BENT_MAPPING = pc.Derived(bent_flow), pc.Derived(bent_mapping)
+BENT_FLOW, BENT_MAPPING = pc.TracedFunction(bent_flow), pc.TracedFunction(bent_mapping)
 
 
 def bent_graph(theta, gain, log_x, log_y, initial_sd=0.5) -> pc.Graph:
-    x = FilterNode("x", dim=2, flow=BENT_FLOW, initial_mean=[[0.4, -0.6]], initial_sd=initial_sd)
+    x = KalmanStateNode("x", dim=2, flow=BENT_FLOW, initial_mean=[[0.4, -0.6]], initial_sd=initial_sd)
     y = SensoryNode("y", dim=3, orders=1, dt=DT)
     graph = pc.Graph()
     graph.predicts(x, y, via=BENT_MAPPING)
-    graph.parametrises(ParameterNode("theta", mean=theta, sd=1.0, mover=Newton()), x)
-    graph.parametrises(ParameterNode("gain", mean=gain, sd=1.0, mover=Newton()), x, of=y)
+    graph.parametrises(ParameterNode("theta", mean=theta, sd=1.0, estimator=Newton()), x)
+    graph.parametrises(ParameterNode("gain", mean=gain, sd=1.0, estimator=Newton()), x, of=y)
     for name, log, child in (("noise_x", log_x, x), ("noise_y", log_y, y)):
-        graph.weighs(PrecisionNode(name, mean=log, sd=1.0, kernel=White(), mover=Newton()), child)
+        graph.weighs(PrecisionNode(name, mean=log, sd=1.0, kernel=White(), estimator=Newton()), child)
     return graph
 
 
 GATHER = Schedule(
-    opening=STILL.opening,
-    acts=(*STILL.acts, act("gather", "parameter", "precision")),
+    on_start=STILL.opening,
+    acts=(*STILL.acts, act("accumulate", "parameter", "precision")),
     name="tracking without learning",
 )
 POINT = {
@@ -316,12 +322,14 @@ def test_what_a_smooth_noise_hears_is_the_slope_of_the_log_evidence():
     """Its shocks are carried, and for a linear model nothing is left out."""
 
     def graph(log) -> pc.Graph:
-        x = FilterNode("x", dim=2, flow=Linear(FLOW), initial_mean=FIRST[None], initial_sd=0.9)
+        x = KalmanStateNode("x", dim=2, flow=Linear(FLOW), initial_mean=FIRST[None], initial_sd=0.9)
         y = SensoryNode("y", dim=3, orders=1, dt=DT)
         made = pc.Graph()
         made.predicts(x, y, via=Linear(GAIN))
-        made.weighs(PrecisionNode("noise_x", mean=log, sd=1.0, smoothness=0.5, mover=Newton()), x)
-        made.weighs(PrecisionNode("noise_y", mean=-np.log(NOISE_VARIANCE), sd=1.0, kernel=White(), mover=Newton()), y)
+        made.weighs(PrecisionNode("noise_x", mean=log, sd=1.0, correlation_time=0.5, estimator=Newton()), x)
+        made.weighs(
+            PrecisionNode("noise_y", mean=-np.log(NOISE_VARIANCE), sd=1.0, kernel=White(), estimator=Newton()), y
+        )
         return made
 
     point = np.array([0.3, -0.2])
@@ -359,12 +367,12 @@ def test_what_may_be_wrong_with_parameters_is_not_taken_for_noise(unsure):
     """One observation of x₀ + dt(θ + z) + w, with all four of them normal: its log-evidence in closed form."""
     first, drift, sd, log_x, log_y, seen = 0.4, 0.5, 0.05, -1.0, 5.0, 0.9
     graph = pc.Graph()
-    x = FilterNode("x", dim=1, flow=lambda x, theta: theta + 0 * x, initial_mean=[[first]], initial_sd=sd)
+    x = KalmanStateNode("x", dim=1, flow=lambda x, theta: theta + 0 * x, initial_mean=[[first]], initial_sd=sd)
     y = SensoryNode("y", dim=1, orders=1, dt=DT)
     graph.predicts(x, y)
-    graph.parametrises(ParameterNode("theta", mean=drift, sd=unsure, mover=Newton()), x)
+    graph.parametrises(ParameterNode("theta", mean=drift, sd=unsure, estimator=Newton()), x)
     for name, log, child in (("noise_x", log_x, x), ("noise_y", log_y, y)):
-        graph.weighs(PrecisionNode(name, mean=log, sd=1.0, kernel=White(), mover=Newton()), child)
+        graph.weighs(PrecisionNode(name, mean=log, sd=1.0, kernel=White(), estimator=Newton()), child)
     live = graph.start(GATHER, record=()).run([[seen]])
 
     def evidence(logs: np.ndarray) -> float:
@@ -379,18 +387,23 @@ def test_what_may_be_wrong_with_parameters_is_not_taken_for_noise(unsure):
 
 def test_parameters_of_a_linear_mapping_are_learned_as_by_least_squares():
     """A state known for sure that stands still, y = θx + noise: the posterior of θ is that of regression."""
-    x = FilterNode(
-        "x", dim=2, flow=Linear([[0.0, 0.0], [0.0, 0.0]]), initial_mean=[[2.0, -1.0]], initial_sd=1e-9, noise="given"
+    x = KalmanStateNode(
+        "x",
+        dim=2,
+        flow=Linear([[0.0, 0.0], [0.0, 0.0]]),
+        initial_mean=[[2.0, -1.0]],
+        initial_sd=1e-9,
+        learn_noise=False,
     )
     y = SensoryNode("y", dim=1, orders=1, dt=DT)
     graph = pc.Graph()
-    graph.predicts(x, y, via=pc.Derived(lambda x, theta: (x * theta).sum(-1, keepdim=True)))
-    graph.parametrises(ParameterNode("theta", mean=[0.1, 0.2], sd=[1.0, 0.5], mover=Newton()), x, of=y)
+    graph.predicts(x, y, via=pc.TracedFunction(lambda x, theta: (x * theta).sum(-1, keepdim=True)))
+    graph.parametrises(ParameterNode("theta", mean=[0.1, 0.2], sd=[1.0, 0.5], estimator=Newton()), x, of=y)
     graph.weighs(PrecisionNode("noise_x", mean=40.0, sd=1.0, kernel=White()), x)
     graph.weighs(PrecisionNode("noise_y", mean=math.log(4.0), sd=1.0, kernel=White()), y)
     data = 1.0 + 0.5 * np.random.default_rng(1).standard_normal((30, 1))
-    level = Level(precisions=())
-    result = graph.run(data, tracking(10, levels=(level,)), record=["mean", "covariance"])
+    level = LevelNodes(precisions=())
+    result = graph.run(data, adaptive_filtering(10, levels=(level,)), record=["mean", "covariance"])
     prior, row = np.diag([1.0, 4.0]), np.array([2.0, -1.0])
     precision = prior + 30 * 4.0 * np.outer(row, row)
     mean = np.linalg.solve(precision, prior @ [0.1, 0.2] + 4.0 * row * data.sum())
@@ -400,18 +413,18 @@ def test_parameters_of_a_linear_mapping_are_learned_as_by_least_squares():
 
 def test_states_and_parameters_are_estimated_as_by_a_filter_of_both():
     """x' = θ with θ unknown: linear in both, so that one Kalman filter of (x, θ) is exact; here in messages."""
-    x = FilterNode(
+    x = KalmanStateNode(
         "x",
         dim=1,
-        flow=pc.Derived(lambda x, theta: theta + 0.0 * x),
+        flow=pc.TracedFunction(lambda x, theta: theta + 0.0 * x),
         initial_mean=[[0.0]],
         initial_sd=0.5,
-        noise="given",
+        learn_noise=False,
     )
     y = SensoryNode("y", dim=1, orders=1, dt=DT)
     graph = pc.Graph()
     graph.predicts(x, y)
-    graph.parametrises(ParameterNode("theta", mean=[0.0], sd=2.0, mover=Newton()), x)
+    graph.parametrises(ParameterNode("theta", mean=[0.0], sd=2.0, estimator=Newton()), x)
     graph.weighs(PrecisionNode("noise_x", mean=0.0, sd=1.0, kernel=White()), x)
     graph.weighs(PrecisionNode("noise_y", mean=1.0, sd=1.0, kernel=White()), y)
     data = 0.7 * DT * np.arange(40)[:, None] + 0.3 * np.random.default_rng(2).standard_normal((40, 1))
@@ -423,7 +436,7 @@ def test_states_and_parameters_are_estimated_as_by_a_filter_of_both():
         np.zeros(2),
         np.diag([0.25, 4.0]),
     )
-    result = graph.run(data, tracking(1, levels=(Level(precisions=()),)), record=["mean", "sd"])
+    result = graph.run(data, adaptive_filtering(1, levels=(LevelNodes(precisions=()),)), record=["mean", "sd"])
     for t, value in enumerate(data):
         oracle.step(value)
         np.testing.assert_allclose(result.mean("theta")[t], oracle.mean[1:], rtol=1e-9, atol=1e-11)
@@ -435,18 +448,18 @@ def test_states_and_parameters_are_estimated_as_by_a_filter_of_both():
 def test_forgetting_is_a_random_walk_of_the_parameters():
     """(1 − φ) of what is known stays: as if θ took a step whose variance is φ/(1 − φ) of its own."""
     share = 0.2
-    x = FilterNode(
+    x = KalmanStateNode(
         "x",
         dim=1,
-        flow=pc.Derived(lambda x, theta: theta + 0.0 * x),
+        flow=pc.TracedFunction(lambda x, theta: theta + 0.0 * x),
         initial_mean=[[0.0]],
         initial_sd=0.5,
-        noise="given",
+        learn_noise=False,
     )
     y = SensoryNode("y", dim=1, orders=1, dt=DT)
     graph = pc.Graph()
     graph.predicts(x, y)
-    graph.parametrises(ParameterNode("theta", mean=[0.0], sd=1e4, mover=Newton(forgetting=share)), x)
+    graph.parametrises(ParameterNode("theta", mean=[0.0], sd=1e4, estimator=Newton(forgetting_factor=share)), x)
     graph.weighs(PrecisionNode("noise_x", mean=0.0, sd=1.0, kernel=White()), x)
     graph.weighs(PrecisionNode("noise_y", mean=1.0, sd=1.0, kernel=White()), y)
     data = np.sin(0.3 * np.arange(30))[:, None]
@@ -458,7 +471,7 @@ def test_forgetting_is_a_random_walk_of_the_parameters():
         np.zeros(2),
         np.diag([0.25, 1e8]),
     )
-    result = graph.run(data, tracking(1, levels=(Level(precisions=()),)), record=["mean"])
+    result = graph.run(data, adaptive_filtering(1, levels=(LevelNodes(precisions=()),)), record=["mean"])
     for t, value in enumerate(data):
         oracle.step(value)
         np.testing.assert_allclose(result.mean("x")[t, 0], oracle.mean[:1], rtol=1e-5, atol=1e-6)
@@ -467,22 +480,24 @@ def test_forgetting_is_a_random_walk_of_the_parameters():
 
 
 # --- flows that bend ------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("flow", [pc.flows.lorenz, pc.Derived(pc.flows.lorenz.__call__, parameters=1)])
+@pytest.mark.parametrize("flow", [pc.systems.lorenz, pc.TracedFunction(pc.systems.lorenz.__call__, parameters=1)])
 @pytest.mark.parametrize("bend", ["keep", "drop"])
 def test_the_mean_of_a_gaussian_belief_moves_by_the_mean_of_a_quadratic_flow(flow, bend):
     """E f(x) of x ~ N(m, P), exactly by points at m ± √3 times the columns of a root of P; without the bend f(m)."""
-    x = FilterNode("x", dim=3, flow=flow, initial_mean=[[1.0, 2.0, 20.0]], initial_sd=[1.0, 2.0, 3.0], bend=bend)
+    x = KalmanStateNode(
+        "x", dim=3, flow=flow, initial_mean=[[1.0, 2.0, 20.0]], initial_sd=[1.0, 2.0, 3.0], second_order=bend
+    )
     y = SensoryNode("y", dim=3, orders=1, dt=DT)
     graph = pc.Graph()
     graph.predicts(x, y)
-    graph.parametrises(ParameterNode("theta", mean=[28.0], sd=1.0, mover=Newton()), x)
+    graph.parametrises(ParameterNode("theta", mean=[28.0], sd=1.0, estimator=Newton()), x)
     graph.weighs(PrecisionNode("noise_x", mean=0.0, sd=1.0, kernel=White()), x)
     graph.weighs(PrecisionNode("noise_y", mean=1.0, sd=1.0, kernel=White()), y)
     live = graph.start(STILL)
     live.run(np.array([[1.0, 2.5, 19.0], [1.3, 2.0, 19.5]]))
     mean, covariance = live.mean("x")[0], live.local("x").belief.carried.covariance[0, :3, :3]
     live.step(np.full(3, np.nan))
-    theta, f = torch.tensor([28.0], dtype=torch.float64), pc.flows.lorenz
+    theta, f = torch.tensor([28.0], dtype=torch.float64), pc.systems.lorenz
     points = math.sqrt(3) * torch.linalg.cholesky(covariance).mT
     ends = torch.cat([mean + points, mean - points])
     second = (f(ends, theta.expand(6, 1)) - f(mean, theta)).sum(0) / 6
@@ -494,10 +509,10 @@ def test_the_mean_of_a_gaussian_belief_moves_by_the_mean_of_a_quadratic_flow(flo
 # --- smooth noise ----------------------------------------------------------------------------------------------------
 def test_shocks_make_a_noise_of_the_right_autocorrelation():
     """Σ_j b_j(t) b_j(t + h) of bells on a grid is close to exp(−h²/2w²), whatever the phase."""
-    from pcnet.noises import SPACING, Bells
+    from pcnet.numerics.coloured_noise import SPACING, GaussianPulses
 
     width = 0.7
-    colour = Bells(torch.tensor([width], dtype=torch.float64), 99)
+    colour = GaussianPulses(torch.tensor([width], dtype=torch.float64), 99)
     assert colour.spacing.item() == pytest.approx(SPACING * width / math.sqrt(2))
     for phase in (-0.5, -0.2, 0.1, 0.4):
         for lag in (0.0, 0.3, 0.9, 1.8):
@@ -515,12 +530,12 @@ def test_smooth_noise_is_filtered_as_its_covariance_says():
     it would be found with an eighth of that.
     """
     width, steps, sd = 0.5, 60, 0.3
-    x = FilterNode("x", dim=1, flow=Linear([[0.0]]), initial_mean=[[0.0]], initial_sd=2.0, noise="given")
+    x = KalmanStateNode("x", dim=1, flow=Linear([[0.0]]), initial_mean=[[0.0]], initial_sd=2.0, learn_noise=False)
     y = SensoryNode("y", dim=1, orders=1, dt=0.05)
     graph = pc.Graph()
     graph.predicts(x, y)
     graph.weighs(PrecisionNode("noise_x", mean=40.0, sd=1.0, kernel=White()), x)
-    graph.weighs(PrecisionNode("noise_y", mean=-2 * math.log(sd), sd=1.0, smoothness=width), y)
+    graph.weighs(PrecisionNode("noise_y", mean=-2 * math.log(sd), sd=1.0, correlation_time=width), y)
     noise = pc.simulate.smooth_noise(steps, 1, sd=sd, width=width / math.sqrt(2), dt=0.05, seed=4)
     result = graph.run(1.0 + noise, STILL, record=["mean", "sd"])
     times = 0.05 * np.arange(steps)
@@ -536,16 +551,24 @@ def test_without_shocks_smooth_noise_is_white_noise_of_its_strength():
     """Its variance times ∫κ/dt: the Kalman filter that is told so."""
     width = 0.3
     result = {}
-    for shocks in (0, 5):
-        x = FilterNode(
-            "x", dim=2, flow=Linear(FLOW), initial_mean=FIRST[None], initial_sd=0.9, noise="given", shocks=shocks
+    for n_pulses in (0, 5):
+        x = KalmanStateNode(
+            "x",
+            dim=2,
+            flow=Linear(FLOW),
+            initial_mean=FIRST[None],
+            initial_sd=0.9,
+            learn_noise=False,
+            n_pulses=n_pulses,
         )
         y = SensoryNode("y", dim=3, orders=1, dt=DT)
         graph = pc.Graph()
         graph.predicts(x, y, via=Linear(GAIN))
-        graph.weighs(PrecisionNode("a", mean=-math.log(STATE_VARIANCE), sd=1.0, smoothness=width, channels="shared"), x)
-        graph.weighs(PrecisionNode("b", mean=-np.log(NOISE_VARIANCE), sd=1.0, smoothness=width), y)
-        result[shocks] = graph.run(OBSERVATIONS, STILL, record=["mean", "sd"])
+        graph.weighs(
+            PrecisionNode("a", mean=-math.log(STATE_VARIANCE), sd=1.0, correlation_time=width, channels="shared"), x
+        )
+        graph.weighs(PrecisionNode("b", mean=-np.log(NOISE_VARIANCE), sd=1.0, correlation_time=width), y)
+        result[n_pulses] = graph.run(OBSERVATIONS, STILL, record=["mean", "sd"])
     oracle = kalman()
     more = math.sqrt(2 * math.pi) * width / DT
     oracle.q, oracle.r = oracle.q * more, oracle.r * more
@@ -572,19 +595,21 @@ def test_how_long_noise_lasts(kernel, expected):
 
 # --- the contract, batches, files ------------------------------------------------------------------------------------
 class Tracked(NodeContract):
-    schedule = tracking(3)
+    schedule = adaptive_filtering(3)
 
     def build(self, scale):
-        x = FilterNode("x", dim=2, flow=BENT_FLOW, initial_mean=torch.from_numpy(FIRST) * scale[..., None, None])
+        x = KalmanStateNode("x", dim=2, flow=BENT_FLOW, initial_mean=torch.from_numpy(FIRST) * scale[..., None, None])
         y = SensoryNode("y", dim=3, orders=1, dt=DT)
         graph = pc.Graph()
         graph.predicts(x, y, via=BENT_MAPPING)
-        fast = Newton(fading=0.5, reopening=True)
-        graph.parametrises(ParameterNode("theta", mean=[0.8, 0.3], sd=scale[..., None], mover=fast), x)
-        graph.parametrises(ParameterNode("gain", mean=[1.1], sd=0.3, mover=fast), x, of=y)
-        level = Scoring(fading=0.5, largest=0.3, steady=2.0)
-        graph.weighs(PrecisionNode("noise_x", mean=scale[..., None], sd=1.0, smoothness=0.4 * scale, mover=level), x)
-        graph.weighs(PrecisionNode("noise_y", mean=[0.7, 1.2, 0.3], sd=1.0, smoothness=0.4, mover=level), y)
+        fast = Newton(decaying_forgetting=0.5, covariance_reset=True)
+        graph.parametrises(ParameterNode("theta", mean=[0.8, 0.3], sd=scale[..., None], estimator=fast), x)
+        graph.parametrises(ParameterNode("gain", mean=[1.1], sd=0.3, estimator=fast), x, of=y)
+        level = NoiseScoring(decaying_forgetting=0.5, max_step=0.3, step_limit_sd=2.0)
+        graph.weighs(
+            PrecisionNode("noise_x", mean=scale[..., None], sd=1.0, correlation_time=0.4 * scale, estimator=level), x
+        )
+        graph.weighs(PrecisionNode("noise_y", mean=[0.7, 1.2, 0.3], sd=1.0, correlation_time=0.4, estimator=level), y)
         return graph
 
     def observations(self):
@@ -643,40 +668,43 @@ def test_the_error_flow_of_a_filter_is_what_corrected_it():
 
 # --- what it refuses -------------------------------------------------------------------------------------------------
 def test_what_makes_no_sense_is_refused_in_words():
-    x = FilterNode("x", dim=2, flow=Linear(FLOW))
+    x = KalmanStateNode("x", dim=2, flow=Linear(FLOW))
     graph = pc.Graph()
     with pytest.raises(GraphError, match="give 'y' one order, orders=1"):
         graph.predicts(x, SensoryNode("y", dim=2, orders=2, dt=0.1))
     with pytest.raises(GraphError, match="carries its own belief"):
         graph.drives(pc.CauseNode("v", dim=1, orders=1), x)
     with pytest.raises(SettingError, match="3 shocks or more"):
-        FilterNode("x", dim=2, flow=Linear(FLOW), shocks=2)
+        KalmanStateNode("x", dim=2, flow=Linear(FLOW), n_pulses=2)
     with pytest.raises(SettingError, match="orders"):
-        FilterNode("x", dim=2, flow=Linear(FLOW), orders=3)
+        KalmanStateNode("x", dim=2, flow=Linear(FLOW), orders=3)
     with pytest.raises(SettingError, match="initial_sd must be one number or end in 2"):
-        FilterNode("x", dim=2, flow=Linear(FLOW), initial_sd=[1.0, 2.0, 3.0])
-    y, other = SensoryNode("y", dim=2, orders=1, dt=0.1), StateNode("other", dim=2, orders=1, flow=Linear(FLOW))
+        KalmanStateNode("x", dim=2, flow=Linear(FLOW), initial_sd=[1.0, 2.0, 3.0])
+    y, other = (
+        SensoryNode("y", dim=2, orders=1, dt=0.1),
+        GeneralisedStateNode("other", dim=2, orders=1, flow=Linear(FLOW)),
+    )
     graph = pc.Graph()
     graph.predicts(x, y)
     graph.predicts(other, y)
     for node in (x, other, y):
-        graph.weighs(PrecisionNode(f"noise_{node.name}", expected=1.0, sd=1.0, kernel=White()), node)
+        graph.weighs(PrecisionNode(f"noise_{node.name}", prior_precision=1.0, sd=1.0, kernel=White()), node)
     with pytest.raises(GraphError, match="make them one state"):
         graph.run(OBSERVATIONS[:, :2], STILL)
 
 
 def test_a_schedule_that_never_carries_it_on_is_refused():
     """The schedule of a run without one, above all: the belief would stand still in time."""
-    with pytest.raises(ScheduleError, match=r"FilterNode 'x' is never asked to carry; .*pcnet.tracking\(\)"):
+    with pytest.raises(ScheduleError, match=r"FilterNode 'x' is never asked to carry; .*pcnet.adaptive_filtering\(\)"):
         linear_graph().run(OBSERVATIONS)
 
 
 def test_coupled_precisions_cannot_be_carried():
-    x, y = FilterNode("x", dim=2, flow=Linear(FLOW)), SensoryNode("y", dim=2, orders=1, dt=0.1)
+    x, y = KalmanStateNode("x", dim=2, flow=Linear(FLOW)), SensoryNode("y", dim=2, orders=1, dt=0.1)
     graph = pc.Graph()
     graph.predicts(x, y)
-    graph.weighs(PrecisionNode("noise_x", expected=1.0, sd=1.0, kernel=White()), x)
-    graph.weighs(PrecisionNode("noise_y", expected=1.0, sd=1.0, kernel=White(), channels="full"), y)
+    graph.weighs(PrecisionNode("noise_x", prior_precision=1.0, sd=1.0, kernel=White()), x)
+    graph.weighs(PrecisionNode("noise_y", prior_precision=1.0, sd=1.0, kernel=White(), channels="full"), y)
     with pytest.raises(GraphError, match="'y' couples channels"):
         graph.run(OBSERVATIONS[:, :2], STILL)
 
@@ -688,7 +716,7 @@ def test_triple_finds_levels_of_noise_that_it_was_told_wrong():
     def oscillator(x, theta):
         return torch.stack([x[..., 1], -theta[..., 0] * x[..., 0] - 0.2 * x[..., 1]], -1)
 
-    flow = pc.Derived(oscillator)
+    flow = pc.TracedFunction(oscillator)
     data = pc.simulate.simulate(
         flow,
         parameters=[truth],
@@ -700,12 +728,12 @@ def test_triple_finds_levels_of_noise_that_it_was_told_wrong():
         seed=seeds,
     )
     wrong = torch.tensor([1 / 50, 50.0])[:, None]
-    model = triple(
+    model = adaptive_filter(
         flow,
         2,
         dt,
-        mean=[1.0],
-        sd=0.5,
+        parameter_mean=[1.0],
+        parameter_sd=0.5,
         every=20,
         expected_precision_x=(1.0 * wrong)[..., None],
         expected_precision_y=(25 * wrong)[..., None],
@@ -727,19 +755,23 @@ def test_one_that_diverges_at_its_first_observation_does_not_disturb_the_others(
     """A belief finds its size at the first observation, and may be lost there too."""
 
     def graph(mean):
-        return triple(lambda x, theta: theta * x, 1, DT, mean=mean, sd=1.0, initial_mean=[1.0]).graph
+        return adaptive_filter(
+            lambda x, theta: theta * x, 1, DT, parameter_mean=mean, parameter_sd=1.0, initial_mean=[1.0]
+        ).graph
 
     lost, alone = np.array([[1e200], [0.0]]), np.array([0.0])
     data = OBSERVATIONS[:6, :1]
-    result = graph(lost).run(data, tracking(), on_divergence=policy)
-    np.testing.assert_allclose(result.mean("x")[1], graph(alone).run(data, tracking()).mean("x"), rtol=1e-12)
+    result = graph(lost).run(data, adaptive_filtering(), on_divergence=policy)
+    np.testing.assert_allclose(result.mean("x")[1], graph(alone).run(data, adaptive_filtering()).mean("x"), rtol=1e-12)
     assert (result.diverged.at == ([0, -1] if policy == "stop" else [-1, -1])).all()
 
 
 @pytest.mark.parametrize("options", [{}, {"smoothness": 0.3}, {"drift": 2.0}], ids=str)
 def test_one_that_begins_anew_within_a_gap_is_as_one_that_begins_there(options):
     def graph():
-        return triple(lambda x, theta: -theta * x, 3, DT, mean=[0.4, 0.5, 0.6], sd=0.2, every=4, **options)
+        return adaptive_filter(
+            lambda x, theta: -theta * x, 3, DT, parameter_mean=[0.4, 0.5, 0.6], parameter_sd=0.2, every=4, **options
+        )
 
     y = np.stack([OBSERVATIONS, OBSERVATIONS[::-1]])
     y[1, 5] = 1e300
@@ -757,7 +789,9 @@ def test_one_that_begins_anew_within_a_gap_is_as_one_that_begins_there(options):
 @pytest.mark.parametrize("size", [1e30, 1e100, 1e150, 1e154, 1e300])
 @pytest.mark.parametrize("policy", ["hold", "reset"])
 def test_no_observation_makes_it_unsound_in_silence(size, policy):
-    graph, schedule = triple(pc.flows.lotka_volterra, 3, 0.01, mean=[0.3, -0.2, 0.3], sd=0.25, every=4)
+    graph, schedule = adaptive_filter(
+        pc.systems.lotka_volterra, 3, 0.01, parameter_mean=[0.3, -0.2, 0.3], parameter_sd=0.25, every=4
+    )
     live = graph.start(schedule, on_divergence=policy)
     for k in range(20):
         live.step(np.full(3, size) if k == 9 else 1 + 0.1 * OBSERVATIONS[k])
@@ -770,10 +804,10 @@ def test_no_observation_makes_it_unsound_in_silence(size, policy):
 def test_noise_is_taken_for_stronger_than_guessed_by_those_who_learn_it():
     """By two prior standard deviations for observations and half a one for states; as guessed where levels stay."""
     options = {"expected_precision_x": 4.0, "expected_precision_y": 9.0, "sd_lambda": 1.5}
-    graph, _ = triple(lambda x, theta: -x, 2, DT, **options)
+    graph, _ = adaptive_filter(lambda x, theta: -x, 2, DT, **options)
     given = graph.start(STILL, record=()).step([1.0, 0.5])
     assert given.mean("noise_x").item() == pytest.approx(math.log(4.0))
     assert given.mean("noise_y").item() == pytest.approx(math.log(9.0))
-    live = graph.start(tracking(), record=()).step([1.0, 0.5])
+    live = graph.start(adaptive_filtering(), record=()).step([1.0, 0.5])
     assert live.mean("noise_x").item() == pytest.approx(math.log(4.0) - 0.5 * 1.5)
     assert live.mean("noise_y").item() == pytest.approx(math.log(9.0) - 2.0 * 1.5)

@@ -7,13 +7,13 @@ import pytest
 
 import pcnet as pc
 from pcnet.errors import PcnetError
-from pcnet.nodes import ParameterNode, PrecisionNode, SensoryNode, StateNode
+from pcnet.nodes import GeneralisedStateNode, ParameterNode, PrecisionNode, SensoryNode
 
 Y = np.ones((5, 3))
 
 
 def parts():
-    x = StateNode("x", dim=3, orders=3, flow=pc.flows.lotka_volterra)
+    x = GeneralisedStateNode("x", dim=3, orders=3, flow=pc.systems.lotka_volterra)
     y = SensoryNode("y", dim=3, orders=2, dt=0.01)
     return x, y, ParameterNode("a", mean=[0.3, -0.2, 0.3], sd=0.25), precision("noise_x"), precision("noise_y")
 
@@ -35,7 +35,7 @@ def graph(*, without=()):
 
 
 def small(flow, dim=2, seen=2):
-    x, y = StateNode("x", dim=dim, orders=2, flow=flow), SensoryNode("y", dim=seen, orders=1)
+    x, y = GeneralisedStateNode("x", dim=dim, orders=2, flow=flow), SensoryNode("y", dim=seen, orders=1)
     made = pc.Graph()
     made.predicts(x, y)
     for node in (x, y):
@@ -54,17 +54,20 @@ def assign():
 # what was done, and what the message must say: the culprit and the remedy
 MISTAKES = {
     "a class instead of a node": (
-        lambda: predicts(StateNode, parts()[1]),
+        lambda: predicts(GeneralisedStateNode, parts()[1]),
         ["StateNode is a kind", 'StateNode("x", ...)'],
     ),
     "a name instead of a node": (lambda: predicts("x", "y"), ["'x' is not a node", "give the node itself"]),
     "no name": (
-        lambda: StateNode(dim=3, orders=3, flow=pc.flows.lorenz),
+        lambda: GeneralisedStateNode(dim=3, orders=3, flow=pc.systems.lorenz),
         ["'name' is required", 'StateNode("x", ...)'],
     ),
-    "a setting left out": (lambda: StateNode("x", orders=3, flow=pc.flows.lorenz), ["StateNode 'x'", "dim=..."]),
+    "a setting left out": (
+        lambda: GeneralisedStateNode("x", orders=3, flow=pc.systems.lorenz),
+        ["StateNode 'x'", "dim=..."],
+    ),
     "a setting misspelt": (
-        lambda: StateNode("x", dim=3, order=3, flow=pc.flows.lorenz),
+        lambda: GeneralisedStateNode("x", dim=3, order=3, flow=pc.systems.lorenz),
         ["unknown setting 'order'", "did you mean 'orders'?"],
     ),
     "no dt": (
@@ -77,7 +80,10 @@ MISTAKES = {
         ["PrecisionNode 'n'", "'expected'", "must be positive"],
     ),
     "a precision and its logarithm": (lambda: precision("n", mean=6), ["'n'", "either expected", "or mean"]),
-    "no smoothness": (lambda: PrecisionNode("n", expected=1, sd=1), ["'n'", "give either smoothness", "or a kernel"]),
+    "no smoothness": (
+        lambda: PrecisionNode("n", prior_precision=1, sd=1),
+        ["'n'", "give either smoothness", "or a kernel"],
+    ),
     "changing a setting": (assign, ["'orders' of a StateNode", "dataclasses.replace(old, orders=...)"]),
     "a link the wrong way round": (lambda: predicts(*parts()[1::-1]), ["'x'", "did you mean graph.predicts(x, y)?"]),
     "a weight the wrong way round": (
@@ -112,7 +118,10 @@ MISTAKES = {
     ),
     "a flow of numpy": (lambda: small(lambda x, theta: np.sin(x)), ["torch.sin, not numpy.sin"]),
     "a flow with an if": (lambda: small(lambda x, theta: x if x.sum() > 0 else -x), ["torch.where instead of if"]),
-    "the name of a flow": (lambda: StateNode("x", dim=3, orders=2, flow="lorenz"), ["function of (state, parameters)"]),
+    "the name of a flow": (
+        lambda: GeneralisedStateNode("x", dim=3, orders=2, flow="lorenz"),
+        ["function of (state, parameters)"],
+    ),
     "observations turned over": (lambda: graph().run(np.ones((3, 50))), ["'y'", "(3, 50)", "observations.T"]),
     "observations too flat": (
         lambda: small_observed(np.ones(50)),
@@ -123,7 +132,7 @@ MISTAKES = {
     "a path for data": (lambda: graph().run("data.csv"), ["not str", "numpy.loadtxt"]),
     "a schedule not called": (lambda: graph().run(Y, pc.odem), ["schedule must be a Schedule", "pcnet.odem()"]),
     "an unknown role": (
-        lambda: graph().run(Y, pc.Schedule((pc.act("sense", "sensory"), pc.act("move", "states")))),
+        lambda: graph().run(Y, pc.Schedule((pc.act("observe", "sensory"), pc.act("update", "states")))),
         ["'states'", "roles: parameter, precision, sensory, state"],
     ),
     "an unknown verb": (lambda: pc.act("update", "state"), ["'verb'", "'move'"]),
@@ -140,7 +149,7 @@ MISTAKES = {
 
 
 def small_observed(observations):
-    x, y = StateNode("x", dim=1, orders=2, flow=lambda x, theta: -x), SensoryNode("y", dim=1, orders=1)
+    x, y = GeneralisedStateNode("x", dim=1, orders=2, flow=lambda x, theta: -x), SensoryNode("y", dim=1, orders=1)
     made = pc.Graph()
     made.predicts(x, y)
     for node in (x, y):

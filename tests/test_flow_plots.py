@@ -16,10 +16,11 @@ from PIL import Image
 from recorded import paper_run, repeated, stack, stack_run
 
 import pcnet as pc
-from pcnet import flow_plots, plotting
-from pcnet.drawing import DARK, LIGHT
 from pcnet.errors import GraphError, ResultError, StudyError
-from pcnet.graphs import paper
+from pcnet.graphs import odem
+from pcnet.results import flow_plots
+from pcnet.results import plots as plotting
+from pcnet.results.drawing import DARK, LIGHT
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +58,7 @@ def test_a_graph_has_a_shape_for_each_node_and_two_arrows_for_each_link():
 
 
 def test_predictions_point_down_and_errors_up():
-    ax = paper.odem()[0].draw()
+    ax = odem()[0].draw()
     for colour, sign in ((LIGHT.prediction, -1), (LIGHT.error, 1)):
         steps = [np.subtract(*a._posA_posB[::-1])[1] for a in arrows(ax, colour)]
         assert [s for s in steps if abs(s) > 1e-9] == pytest.approx([sign * abs(max(steps, key=abs))])
@@ -69,12 +70,12 @@ def test_an_empty_graph_is_not_drawn():
 
 
 def test_dollars_and_other_marks_in_names_are_drawn_as_they_are():
-    x = pc.StateNode("$x_", dim=1, orders=2, flow=lambda x, theta: -x)
+    x = pc.GeneralisedStateNode("$x_", dim=1, orders=2, flow=lambda x, theta: -x)
     y = pc.SensoryNode(r"\frac$", dim=1, orders=1)
     graph = pc.Graph()
     graph.predicts(x, y)
     for node in (x, y):
-        graph.weighs(pc.PrecisionNode(f"${node.name}", expected=1, sd=0.1, smoothness=0.1), node)
+        graph.weighs(pc.PrecisionNode(f"${node.name}", prior_precision=1, sd=0.1, correlation_time=0.1), node)
     graph.draw().figure.savefig(io.BytesIO())
     graph.run(np.ones((5, 1)), record=pc.Record.flow()).error_flow().plot().savefig(io.BytesIO())
 
@@ -228,7 +229,7 @@ def test_on_dark_paper_nothing_is_black():
 @pytest.fixture(scope="module")
 def study():
     def build(orders, kappa, ratio):
-        return paper.odem("glv", orders, kappa=kappa, expected_precision_y=500 * ratio)
+        return odem("glv", orders, kappa=kappa, expected_precision_y=500 * ratio)
 
     process = pc.simulate.glv_process(40, noise="white", seed=1)
     grid = {"orders": [2, 3], "kappa": [0.5, 1.0], "ratio": [0.1, 1.0, 10.0]}

@@ -10,22 +10,22 @@ from scipy.integrate import dblquad
 
 import pcnet as pc
 from pcnet.errors import DivergenceError, ObservationError, ResultError, SettingError
-from pcnet.graphs import Tier, hierarchy, paper, triple
-from pcnet.kernels import Matern
-from pcnet.nodes import InputNode, ParameterNode, PrecisionNode, SensoryNode, StateNode
+from pcnet.graphs import Level, adaptive_filter, hierarchy, odem
+from pcnet.nodes import GeneralisedStateNode, InputNode, ParameterNode, PrecisionNode, SensoryNode
+from pcnet.numerics.kernels import Matern
 
 A = np.array([[-0.5, 1.0], [-1.0, -0.2]])
 DT = 0.05
 
 
 def linear(width=0.2, kernel=None, precision=(4.0, 9.0), dt=DT):
-    x = StateNode("x", dim=2, orders=2, flow=pc.flows.linear(A), initial_mean=[[1.0, -0.5], [0.0, 0.0]])
+    x = GeneralisedStateNode("x", dim=2, orders=2, flow=pc.systems.linear(A), initial_mean=[[1.0, -0.5], [0.0, 0.0]])
     y = SensoryNode("y", dim=1, orders=1, dt=dt)
     graph = pc.Graph()
-    graph.predicts(x, y, via=pc.flows.linear([[1.0, 2.0]]))
+    graph.predicts(x, y, via=pc.systems.linear([[1.0, 2.0]]))
     noise = {"smoothness": width} if kernel is None else {"kernel": kernel}
-    graph.weighs(PrecisionNode("nx", expected=list(precision), sd=1e-6, **noise), x)
-    graph.weighs(PrecisionNode("ny", expected=25.0, sd=1e-6, smoothness=0.3), y)
+    graph.weighs(PrecisionNode("nx", prior_precision=list(precision), sd=1e-6, **noise), x)
+    graph.weighs(PrecisionNode("ny", prior_precision=25.0, sd=1e-6, correlation_time=0.3), y)
     return graph
 
 
@@ -63,7 +63,9 @@ def test_an_unstable_direction_of_rough_noise():
     """Matérn noise of ν = 3/2 through ẋ = x/2, against an independent double integral."""
     kernel = pc.kernels.Matern(0.3, smoothness=1.5)
     graph = linear(kernel=kernel)
-    x = StateNode("x", dim=2, orders=2, flow=pc.flows.linear([[0.5, 0.0], [0.0, -2.0]]), initial_mean=np.zeros((2, 2)))
+    x = GeneralisedStateNode(
+        "x", dim=2, orders=2, flow=pc.systems.linear([[0.5, 0.0], [0.0, -2.0]]), initial_mean=np.zeros((2, 2))
+    )
     graph = graph.with_nodes(dict(graph.nodes) | {"x": x})
     live = graph.start(pc.states_only()).step([0.1])
     _, covariance = believed(live)
@@ -83,13 +85,13 @@ def test_an_unstable_direction_of_rough_noise():
 
 def test_what_is_not_known_of_parameters_widens_the_forecast():
     """ẋ = θ with θ ~ N(m, s²): after a time t the variance has grown by t²s²."""
-    x = StateNode("x", dim=1, orders=1, flow=lambda x, theta: theta + 0.0 * x, initial_mean=[[0.0]])
+    x = GeneralisedStateNode("x", dim=1, orders=1, flow=lambda x, theta: theta + 0.0 * x, initial_mean=[[0.0]])
     y = SensoryNode("y", dim=1, orders=1, dt=0.1)
     graph = pc.Graph()
     graph.predicts(x, y)
     graph.parametrises(ParameterNode("theta", mean=[2.0], sd=0.5), x)
-    graph.weighs(PrecisionNode("nx", expected=1e12, sd=1e-6, smoothness=0.1), x)
-    graph.weighs(PrecisionNode("ny", expected=4.0, sd=1e-6, smoothness=0.1), y)
+    graph.weighs(PrecisionNode("nx", prior_precision=1e12, sd=1e-6, correlation_time=0.1), x)
+    graph.weighs(PrecisionNode("ny", prior_precision=4.0, sd=1e-6, correlation_time=0.1), y)
     live = graph.start(pc.states_only()).step([0.0])
     base = float(live.sd("x"))
     start = float(live.mean("x"))
@@ -118,27 +120,27 @@ def test_draws_have_the_moments_of_the_forecast():
 
 
 def test_a_forecast_leaves_the_run_as_it_is():
-    graph, schedule = paper.odem()
+    graph, schedule = odem()
     y = 1 + 0.1 * np.random.default_rng(0).normal(size=(10, 3))
     live, reference = graph.start(schedule), graph.start(schedule)
     for k in range(10):
         live.step(y[k])
         live.forecast(0.05)
         live.sample(0.05, 2, seed=k)
-        live.ahead(y[k])
+        live.innovation(y[k])
         reference.step(y[k])
     assert torch.equal(live.mean("x"), reference.mean("x"))
     assert torch.equal(live.free_action, reference.free_action)
 
 
 def test_batches_are_forecast_one_by_one():
-    graph, schedule = paper.odem(kappa=[1.0, 0.5], smoothness=[0.005, 0.01])
+    graph, schedule = odem(kappa=[1.0, 0.5], smoothness=[0.005, 0.01])
     y = 1 + 0.1 * np.random.default_rng(0).normal(size=(5, 3))
     together = graph.start(schedule).run(y)
     both = together.forecast(0.1)
     assert both.mean("x").shape == (2, 10, 3)
     for i, (kappa, width) in enumerate(((1.0, 0.005), (0.5, 0.01))):
-        graph, schedule = paper.odem(kappa=kappa, smoothness=width)
+        graph, schedule = odem(kappa=kappa, smoothness=width)
         alone = graph.start(schedule).run(y).forecast(0.1)
         for name in ("x", "y"):
             np.testing.assert_allclose(both.mean(name)[i], alone.mean(name), rtol=1e-9)
@@ -151,14 +153,14 @@ def test_batches_are_forecast_one_by_one():
 
 def test_causes_follow_what_is_expected_of_them():
     """ẋ = v − x with v from an input of 3: x(t) = 3 + (x₀ − 3)e^{−t}, and v's own variance comes through."""
-    x = StateNode("x", dim=1, orders=2, flow=lambda x, v, theta: v - x, initial_mean=[[1.0], [0.0]])
+    x = GeneralisedStateNode("x", dim=1, orders=2, flow=lambda x, v, theta: v - x, initial_mean=[[1.0], [0.0]])
     v = pc.CauseNode("v", dim=1, orders=1)
     graph = pc.Graph()
     graph.predicts(x, SensoryNode("y", dim=1, orders=1, dt=0.02))
     graph.drives(v, x)
     graph.predicts(InputNode("u", dim=1, orders=1), v)
     for name, expected in (("x", 1e12), ("y", 4.0), ("v", 16.0)):
-        graph.weighs(PrecisionNode(f"n{name}", expected=expected, sd=1e-6, smoothness=0.5), graph[name])
+        graph.weighs(PrecisionNode(f"n{name}", prior_precision=expected, sd=1e-6, correlation_time=0.5), graph[name])
     live = graph.start(pc.states_only()).step({"y": [1.0], "u": [3.0]})
     start, base = float(live.mean("x")[0, 0]), float(live.sd("x")[0, 0])
     found = live.forecast(1.0)
@@ -173,11 +175,11 @@ def test_causes_follow_what_is_expected_of_them():
 def test_errors_one_step_ahead():
     live = linear().start(pc.states_only()).step([0.3])
     mean, _ = believed(live)
-    found = live.ahead({"y": [5.0]}, t=0.25)["y"]
+    found = live.innovation({"y": [5.0]}, t=0.25)["y"]
     expected = np.array([1.0, 2.0]) @ scipy.linalg.expm(A * 0.25) @ mean
     np.testing.assert_allclose(found.error, [5.0 - expected], rtol=1e-6)
     np.testing.assert_allclose(found.sd, live.forecast(0.25, 0.25).sd("y")[0], rtol=1e-9)
-    missing = live.ahead(None)["y"]
+    missing = live.innovation(None)["y"]
     assert np.isnan(missing.error).all()
     assert np.isnan(missing.sd).all()
 
@@ -189,7 +191,7 @@ def test_errors_one_step_ahead_are_as_large_as_they_say():
     live = graph.start(pc.states_only()).step([0.3])
     draws = live.sample(DT, 200, seed=1)
     for y in draws.values["y"][:, 0]:
-        error, sd = live.ahead(y)["y"]
+        error, sd = live.innovation(y)["y"]
         scores.append(float(error[0] / sd[0]))
     assert abs(np.mean(scores)) < 4 / math.sqrt(200)
     assert abs(np.std(scores) - 1) < 4 / math.sqrt(400)
@@ -215,15 +217,15 @@ def test_what_else_is_refused():
     with pytest.raises(ResultError, match="no forecast of 'z'"):
         live.forecast(1.0).mean("z")
     with pytest.raises(ObservationError, match="not after"):
-        live.ahead([1.0], t=0.0)
+        live.innovation([1.0], t=0.0)
 
 
 def test_a_flow_that_runs_away_is_named():
-    x = StateNode("x", dim=1, orders=1, flow=lambda x, theta: x**3, initial_mean=[[3.0]])
+    x = GeneralisedStateNode("x", dim=1, orders=1, flow=lambda x, theta: x**3, initial_mean=[[3.0]])
     graph = pc.Graph()
     graph.predicts(x, SensoryNode("y", dim=1, orders=1, dt=0.1))
-    graph.weighs(PrecisionNode("nx", expected=1.0, sd=0.1, smoothness=0.1), x)
-    graph.weighs(PrecisionNode("ny", expected=1.0, sd=0.1, smoothness=0.1), graph["y"])
+    graph.weighs(PrecisionNode("nx", prior_precision=1.0, sd=0.1, correlation_time=0.1), x)
+    graph.weighs(PrecisionNode("ny", prior_precision=1.0, sd=0.1, correlation_time=0.1), graph["y"])
     live = graph.start(pc.states_only()).step([3.0])
     with pytest.raises(DivergenceError, match="forecast of x is not finite"):
         live.forecast(10.0)
@@ -234,15 +236,15 @@ def test_parameters_go_on_with_the_state_that_predicts_them():
 
     How sure x₂ is does not matter: θ is believed in by itself, and only the motion of x₂ counts.
     """
-    x = StateNode("x", dim=1, orders=1, flow=lambda x, theta: theta + 0.0 * x, initial_mean=[[0.0]])
-    above = StateNode("above", dim=1, orders=1, flow=lambda x, theta: 0.7 + 0.0 * x, initial_mean=[[5.0]])
+    x = GeneralisedStateNode("x", dim=1, orders=1, flow=lambda x, theta: theta + 0.0 * x, initial_mean=[[0.0]])
+    above = GeneralisedStateNode("above", dim=1, orders=1, flow=lambda x, theta: 0.7 + 0.0 * x, initial_mean=[[5.0]])
     theta = ParameterNode("theta", mean=[2.0], sd=0.5)
     graph = pc.Graph()
     graph.predicts(x, SensoryNode("y", dim=1, orders=1, dt=0.1))
     graph.parametrises(theta, x)
     graph.predicts(above, theta)
     for name in ("x", "above", "y"):
-        graph.weighs(PrecisionNode(f"n {name}", expected=1e12, sd=1e-6, smoothness=0.1), graph[name])
+        graph.weighs(PrecisionNode(f"n {name}", prior_precision=1e12, sd=1e-6, correlation_time=0.1), graph[name])
     live = graph.start(pc.states_only()).step([0.0])
     start, base = float(live.mean("x")), float(live.sd("x"))
     found, t = live.forecast(2.0), 0.1 * np.arange(1, 21)
@@ -255,9 +257,9 @@ def test_parameters_go_on_with_the_state_that_predicts_them():
 def test_white_noise_of_a_tier_stays_until_its_own_clock_ticks():
     """Of a state that only drifts, on a clock N times as slow: its variance grows by N dt/π a time unit."""
     every, dt, precision = 4, 0.05, 50.0
-    above = Tier(lambda x, theta: 0.0 * x, 1, expected_precision=precision, initial_mean=[1.0], initial_sd=0.1)
-    below = Tier(lambda x, k: -k * x, 1, mean=[1.0], sd=0.01, initial_mean=[1.0])
-    graph, schedule = hierarchy(below, above, dt=dt, every=every, noise_y="given")
+    above = Level(lambda x, theta: 0.0 * x, 1, expected_precision=precision, initial_mean=[1.0], initial_sd=0.1)
+    below = Level(lambda x, k: -k * x, 1, parameter_mean=[1.0], parameter_sd=0.01, initial_mean=[1.0])
+    graph, schedule = hierarchy(below, above, dt=dt, every=every, learn_noise_y=False)
     live = graph.start(schedule).run(np.ones((2 * every, 1)))
     base = float(live.sd("x2"))
     found = live.forecast(4.0).sd("x2")[-1, 0]
@@ -265,15 +267,15 @@ def test_white_noise_of_a_tier_stays_until_its_own_clock_ticks():
 
 
 def test_batches_with_intervals_of_their_own():
-    graph, schedule = paper.odem(dt=[0.01, 0.02])
+    graph, schedule = odem(dt=[0.01, 0.02])
     y = 1 + 0.1 * np.random.default_rng(0).normal(size=(5, 3))
     live = graph.start(schedule).run(y)
-    for ask in (lambda: live.forecast(1.0), lambda: live.ahead(y[0]), lambda: live.sample(1.0, seed=0)):
+    for ask in (lambda: live.forecast(1.0), lambda: live.innovation(y[0]), lambda: live.sample(1.0, seed=0)):
         with pytest.raises(SettingError, match="intervals of their own"):
             ask()
     both = live.forecast(0.1, 0.05)
     for i, dt in enumerate((0.01, 0.02)):
-        graph, schedule = paper.odem(dt=dt)
+        graph, schedule = odem(dt=dt)
         alone = graph.start(schedule).run(y).forecast(0.1, 0.05)
         for name in ("x", "y"):
             np.testing.assert_allclose(both.mean(name)[i], alone.mean(name), rtol=1e-6)
@@ -282,7 +284,7 @@ def test_batches_with_intervals_of_their_own():
 
 def test_draws_of_what_is_known_for_sure_in_part():
     """A covariance with a zero in it has no Cholesky factor, and what comes after it is still to be drawn."""
-    graph, schedule = triple(
+    graph, schedule = adaptive_filter(
         lambda x, theta: 0.0 * x, 2, 0.1, initial_mean=[1.0, 2.0], initial_sd=[1e-170, 0.5], expected_precision_x=1e200
     )
     draws = graph.start(schedule).step(None).sample(0.1, 4000, seed=0).values["x"][:, 0]
@@ -292,8 +294,10 @@ def test_draws_of_what_is_known_for_sure_in_part():
 
 def test_a_forecast_after_a_pause_is_not_of_the_pause():
     """Noise that is taken for white is as strong as it is at the sampling interval, however long the last wait was."""
-    graph, _ = triple(lambda x, theta: 0.0 * x, 1, 0.1, smoothness_y=Matern(0.3, 1.5), initial_mean=[0.0])
-    regular, late = (graph.start(pc.tracking()).step([0.0], t=0.0).step([0.0], t=t) for t in (0.1, 0.9))
+    graph, _ = adaptive_filter(
+        lambda x, theta: 0.0 * x, 1, 0.1, correlation_time_y=Matern(0.3, 1.5), initial_mean=[0.0]
+    )
+    regular, late = (graph.start(pc.adaptive_filtering()).step([0.0], t=0.0).step([0.0], t=t) for t in (0.1, 0.9))
     noise = [
         float(live.forecast(0.1).sd("y")[0, 0] ** 2 - live.forecast(0.1).sd("x")[0, 0] ** 2) for live in (regular, late)
     ]

@@ -14,12 +14,13 @@ from hypothesis.extra import numpy as hnp
 from torch import Tensor, nn
 from torch.func import hessian, jacrev, jvp, vmap
 
-from pcnet.derived import Derived, as_function
 from pcnet.errors import GraphError, SettingError
-from pcnet.flows import Linear, Lorenz, LotkaVolterra, linear, lorenz, lorenz96, lotka_volterra, van_der_pol
-from pcnet.functions import Function, Identity, Quadratic, less_curve
-from pcnet.linalg import CoupledPrecision, Precision
-from pcnet.linearisation import Linearisation
+from pcnet.functions.base import Function, subtract_contracted_hessian
+from pcnet.functions.closed_form import Identity, Quadratic
+from pcnet.functions.linearisation import Linearisation
+from pcnet.functions.systems import Linear, Lorenz, LotkaVolterra, linear, lorenz, lorenz96, lotka_volterra, van_der_pol
+from pcnet.functions.traced import TracedFunction, as_function
+from pcnet.numerics.precision import CholeskyPrecision, Precision
 
 F64, F32 = torch.float64, torch.float32
 Plain = Callable[[Tensor, Tensor], Tensor]
@@ -36,7 +37,7 @@ def lifted(plain: Plain, rows: int) -> Plain:
     return f
 
 
-class Expected(NamedTuple):
+class PredictiveDistribution(NamedTuple):
     value: Tensor
     slope: Tensor
     hessian: Tensor
@@ -44,7 +45,7 @@ class Expected(NamedTuple):
     parameter_hessian: Tensor
 
 
-def expect(plain: Plain, x: Tensor, theta: Tensor, weights: Tensor) -> Expected:
+def expect(plain: Plain, x: Tensor, theta: Tensor, weights: Tensor) -> PredictiveDistribution:
     """f̃ and its derivatives by autograd in float64, of every batch element."""
     x, theta, weights = x.to(F64), theta.to(F64), weights.to(F64)
     f = lifted(plain, weights.shape[1])
@@ -55,13 +56,15 @@ def expect(plain: Plain, x: Tensor, theta: Tensor, weights: Tensor) -> Expected:
     batch, n = x.shape[0], x.shape[1] * x.shape[2]
     value = vmap(f)(x, theta)
     slope = vmap(jacrev(f, 0))(x, theta)
-    curve = vmap(hessian(weighted, 0))(x, theta, weights)
+    contracted_hessian = vmap(hessian(weighted, 0))(x, theta, weights)
     if theta.shape[-1]:
         along = vmap(jacrev(f, 1))(x, theta)
         bend = vmap(hessian(weighted, 1))(x, theta, weights)
     else:
         along, bend = value.new_zeros(*value.shape, 0), value.new_zeros(batch, 0, 0)
-    return Expected(value, slope.reshape(batch, -1, n), curve.reshape(batch, n, n), along, bend)
+    return PredictiveDistribution(
+        value, slope.reshape(batch, -1, n), contracted_hessian.reshape(batch, n, n), along, bend
+    )
 
 
 def close(ours: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
@@ -82,19 +85,19 @@ def agree(function: Function, plain: Plain, x: Tensor, theta: Tensor, weights: T
     close(line.value, expected.value, dtype)
     close(line.slope, expected.slope, dtype)
     close(function.parameter_slope(x, theta, rows), expected.parameter_slope, dtype)
-    curve = function.curve(x, theta, weights)
-    if curve is None:
+    contracted_hessian = function.contracted_hessian(x, theta, weights)
+    if contracted_hessian is None:
         assert not expected.hessian.any()
     else:
-        close(curve, expected.hessian.view(batch, orders, dim, orders, dim)[:, :rows, :, 0], dtype)
+        close(contracted_hessian, expected.hessian.view(batch, orders, dim, orders, dim)[:, :rows, :, 0], dtype)
         whole = torch.zeros(batch, orders, dim, orders, dim, dtype=dtype)  # zero but for that column and its transpose
         for i in range(rows):
-            whole[:, i, :, 0] = curve[:, i]
-            whole[:, 0, :, i] = curve[:, i].mT
+            whole[:, i, :, 0] = contracted_hessian[:, i]
+            whole[:, 0, :, i] = contracted_hessian[:, i].mT
         close(whole.view(batch, orders * dim, -1), expected.hessian, dtype)
         some = torch.arange(orders * dim, dtype=dtype).expand(batch, orders * dim, -1)
-        close(less_curve(some, curve), some - expected.hessian, dtype)
-    bend = function.parameter_curve(x, theta, weights)
+        close(subtract_contracted_hessian(some, contracted_hessian), some - expected.hessian, dtype)
+    bend = function.parameter_contracted_hessian(x, theta, weights)
     if bend is None:
         assert not expected.parameter_hessian.any()
     else:
@@ -213,8 +216,8 @@ CLOSED = {
 TRACED = {  # to trace a function for one more shape takes seconds, so that each is tried with a few of them
     "van der pol": Case(as_function(van_der_pol), van_der_pol_by_hand, 2, 2, 1, (Shape(1, 3, 1, F32),)),
     "lorenz 96": Case(as_function(lorenz96), lorenz96_by_hand, 5, 5, 1, (Shape(4, 2, 2),)),
-    "network": Case(Derived(NETWORK), NETWORK, 3, 2, 2, (Shape(4, 3, 1),)),
-    "wave": Case(Derived(wave), wave, 2, 2, 2, (Shape(4, 3, 2),)),
+    "network": Case(TracedFunction(NETWORK), NETWORK, 3, 2, 2, (Shape(4, 3, 1),)),
+    "wave": Case(TracedFunction(wave), wave, 2, 2, 2, (Shape(4, 3, 2),)),
 }
 CASES = CLOSED | TRACED
 numbers = st.floats(-3.0, 3.0, allow_subnormal=False)
@@ -285,7 +288,7 @@ SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("lorenz", "lotka
 @pytest.mark.parametrize("name", ["linear, learned", *SLOW])
 def test_closed_forms_equal_derived_ones(name):
     case, rows = CASES[name], 1 if name == "linear, learned" else 3
-    derived, random = Derived(case.by_hand), torch.Generator().manual_seed(1)
+    derived, random = TracedFunction(case.by_hand), torch.Generator().manual_seed(1)
     x = torch.randn(4, 3, case.dim, generator=random, dtype=F64)
     theta = torch.randn(4, case.parameters, generator=random, dtype=F64)
     weights = torch.randn(4, rows, case.out, generator=random, dtype=F64)
@@ -293,18 +296,21 @@ def test_closed_forms_equal_derived_ones(name):
     ours, other = case.function.linearise(x, theta, rows), derived.linearise(x, theta, rows)
     close(ours.value, other.value, F64)
     close(ours.slope, other.slope, F64)
-    curve, derived_curve = case.function.curve(x, theta, weights), derived.curve(x, theta, weights)
-    if curve is None:
+    contracted_hessian, derived_curve = (
+        case.function.contracted_hessian(x, theta, weights),
+        derived.contracted_hessian(x, theta, weights),
+    )
+    if contracted_hessian is None:
         assert derived_curve is None
     else:
-        close(curve, derived_curve, F64)
+        close(contracted_hessian, derived_curve, F64)
     close(case.function.parameter_slope(x, theta, rows), derived.parameter_slope(x, theta, rows), F64)
-    assert case.function.parameter_curve(x, theta, weights) is None
-    assert derived.parameter_curve(x, theta, weights) is None
+    assert case.function.parameter_contracted_hessian(x, theta, weights) is None
+    assert derived.parameter_contracted_hessian(x, theta, weights) is None
 
 
 def test_a_derived_function_without_parameters():
-    function, random = Derived(affine_by_hand), torch.Generator().manual_seed(1)
+    function, random = TracedFunction(affine_by_hand), torch.Generator().manual_seed(1)
     x, theta, weights = (torch.randn(s, generator=random, dtype=F64) for s in ((2, 2, 3), (2, 0), (2, 2, 2)))
     expected = expect(affine_by_hand, x, theta, weights)
     line = function.linearise(x, theta, 2)
@@ -314,10 +320,10 @@ def test_a_derived_function_without_parameters():
 
 @pytest.mark.parametrize("batch", [1, 2])
 def test_slopes_of_a_derived_function_without_parameters(batch):
-    function, x = Derived(affine_by_hand), torch.ones(batch, 2, 3, dtype=F64)
+    function, x = TracedFunction(affine_by_hand), torch.ones(batch, 2, 3, dtype=F64)
     theta, weights = torch.zeros(batch, 0, dtype=F64), torch.ones(batch, 2, 2, dtype=F64)
     assert function.parameter_slope(x, theta, 2).shape == (batch, 2, 2, 0)
-    assert function.parameter_curve(x, theta, weights).shape == (batch, 0, 0)
+    assert function.parameter_contracted_hessian(x, theta, weights).shape == (batch, 0, 0)
 
 
 @pytest.mark.parametrize("leading", [(), (4,), (2, 3), (2, 1, 3)])
@@ -362,19 +368,19 @@ def hidden_wave(x: Tensor, theta: Tensor) -> Tensor:
 
 def test_given_derivatives_are_used_and_right():
     jacobian, parameter_jacobian = Counted(wave_jacobian), Counted(wave_parameter_jacobian)
-    function, inputs = Derived(hidden_wave, jacobian, parameter_jacobian), make_inputs(1)
+    function, inputs = TracedFunction(hidden_wave, jacobian, parameter_jacobian), make_inputs(1)
     x, theta, weights = inputs
     function.linearise(x, theta, 2)
     assert jacobian.calls > 0
     assert parameter_jacobian.calls == 0
     before = jacobian.calls
-    function.curve(x, theta, weights)
+    function.contracted_hessian(x, theta, weights)
     assert jacobian.calls > before
     assert parameter_jacobian.calls == 0
     function.parameter_slope(x, theta, 2)
     assert parameter_jacobian.calls > 0
     before = parameter_jacobian.calls
-    function.parameter_curve(x, theta, weights)
+    function.parameter_contracted_hessian(x, theta, weights)
     assert parameter_jacobian.calls > before
     agree(function, wave, *inputs)
 
@@ -382,10 +388,10 @@ def test_given_derivatives_are_used_and_right():
 def test_one_given_derivative_leaves_the_other_derived():
     x, theta, weights = make_inputs(2, rows=1)
     expected = expect(wave, x, theta, weights)
-    one = Derived(hide_state(wave), jacobian=wave_jacobian)
+    one = TracedFunction(hide_state(wave), jacobian=wave_jacobian)
     close(one.linearise(x, theta, 1).slope, expected.slope, F64)
     close(one.parameter_slope(x, theta, 1), expected.parameter_slope, F64)
-    other = Derived(wave, parameter_jacobian=wave_parameter_jacobian)
+    other = TracedFunction(wave, parameter_jacobian=wave_parameter_jacobian)
     close(other.linearise(x, theta, 1).slope, expected.slope, F64)
     close(other.parameter_slope(x, theta, 1), expected.parameter_slope, F64)
 
@@ -398,7 +404,7 @@ def hide_state(plain: Plain) -> Plain:
 def test_a_given_derivative_is_believed():
     """Also where it is not that of the function: twice J is taken as twice J."""
     x, theta, _ = make_inputs(4)
-    function = Derived(wave, jacobian=lambda x, theta: 2 * wave_jacobian(x, theta))
+    function = TracedFunction(wave, jacobian=lambda x, theta: 2 * wave_jacobian(x, theta))
     expected = torch.stack([jacrev(wave)(a, b) for a, b in zip(x[:, 0], theta, strict=True)])
     close(function.linearise(x, theta, 1).slope[..., :2], 2 * expected, F64)
 
@@ -413,15 +419,15 @@ def make_inputs(seed: int, batch: int = 4, rows: int = 2, dtype: torch.dtype = F
 
 def use_all(function: Function, x: Tensor, theta: Tensor, weights: Tensor) -> None:
     function.linearise(x, theta, weights.shape[1])
-    function.curve(x, theta, weights)
+    function.contracted_hessian(x, theta, weights)
     function.parameter_slope(x, theta, weights.shape[1])
-    function.parameter_curve(x, theta, weights)
+    function.parameter_contracted_hessian(x, theta, weights)
 
 
 def test_a_function_is_traced_once_for_each_shape_and_keeps_no_values():
     """Traced at zero, where much vanishes, and then used elsewhere without being called again."""
     plain = Counted(wave)
-    function = Derived(plain)
+    function = TracedFunction(plain)
     use_all(function, *(torch.zeros_like(v) for v in make_inputs(0, rows=1)))
     traced = plain.calls
     assert traced > 0
@@ -436,7 +442,7 @@ def test_a_function_is_traced_once_for_each_shape_and_keeps_no_values():
 
 def test_another_shape_or_type_is_traced_anew():
     plain = Counted(wave)
-    function = Derived(plain)
+    function = TracedFunction(plain)
 
     def calls(rows: int, **kind) -> int:
         before = plain.calls
@@ -465,7 +471,7 @@ def test_a_trace_keeps_batch_elements_apart():
 
 def test_a_trace_sees_weights_that_are_trained_later():
     network = Network()
-    function, random = Derived(network), torch.Generator().manual_seed(5)
+    function, random = TracedFunction(network), torch.Generator().manual_seed(5)
     x, theta, weights = (torch.randn(s, generator=random, dtype=F64) for s in ((4, 3, 3), (4, 2), (4, 2, 2)))
     before = function.linearise(x, theta, 2)
     with torch.no_grad():
@@ -498,7 +504,7 @@ def mixed(x: Tensor, theta: Tensor) -> Tensor:
 def test_what_vanishes_in_a_trace_is_dropped_and_nothing_else():
     random = torch.Generator().manual_seed(2)
     x, theta, weights = (torch.randn(s, generator=random, dtype=F64) for s in ((2, 3, 3), (2, 2), (2, 3, 10)))
-    agree(Derived(mixed), mixed, x, theta, weights)
+    agree(TracedFunction(mixed), mixed, x, theta, weights)
 
 
 def test_a_decoder_of_images():
@@ -510,7 +516,7 @@ def test_a_decoder_of_images():
     random = torch.Generator().manual_seed(5)
     x, theta, weights = (torch.randn(s, generator=random, dtype=F64) for s in ((2, 2, 3), (2, 0), (2, 2, 16)))
     agree(
-        Derived(lambda x, theta: network(x)),
+        TracedFunction(lambda x, theta: network(x)),
         lambda x, theta: network(x.reshape(-1, 3)).reshape(-1, 16)[0],
         x,
         theta,
@@ -521,9 +527,9 @@ def test_a_decoder_of_images():
 def test_a_derived_function_knows_that_it_is_linear():
     layer = nn.Linear(3, 40).to(F64)
     for plain in (lambda x, theta: layer(x), lambda x, theta: torch.cat([x[..., :2]] * 20, -1) - 1):
-        function, x, theta = Derived(plain), torch.randn(2, 3, 3, dtype=F64), torch.zeros(2, 0, dtype=F64)
+        function, x, theta = TracedFunction(plain), torch.randn(2, 3, 3, dtype=F64), torch.zeros(2, 0, dtype=F64)
         assert function.linearise(x, theta, 2).bend is None
-        assert function.curve(x, theta, torch.randn(2, 2, 40, dtype=F64)) is None
+        assert function.contracted_hessian(x, theta, torch.randn(2, 2, 40, dtype=F64)) is None
 
 
 # --- slopes, formed where they are small and not formed where they are large ---
@@ -549,7 +555,7 @@ def test_a_slope_that_is_not_formed_acts_as_if_it_were(rows, orders, out, bent, 
     matrix = factor.mT @ (log_channel.exp()[..., None] * factor) if coupled else torch.diag_embed(log_channel.exp())
     dense = torch.stack([torch.kron(t.contiguous(), m.contiguous()) for t, m in zip(temporal, matrix, strict=True)])
     precision = (
-        CoupledPrecision(temporal, log_channel, factor, log_det)
+        CholeskyPrecision(temporal, log_channel, factor, log_det)
         if coupled
         else Precision(temporal, log_channel.exp(), log_det)
     )
@@ -565,7 +571,7 @@ def test_a_slope_that_is_not_formed_acts_as_if_it_were(rows, orders, out, bent, 
 def test_as_function():
     assert isinstance(as_function(None), Identity)
     assert as_function(lorenz) is lorenz
-    assert isinstance(as_function(van_der_pol), Derived)
+    assert isinstance(as_function(van_der_pol), TracedFunction)
     with pytest.raises(GraphError, match="must be a function of \\(state, parameters\\)"):
         as_function(3.0)  # type: ignore[arg-type]
 

@@ -11,25 +11,25 @@ from hypothesis import strategies as st
 
 import pcnet as pc
 from pcnet.errors import PcnetError
-from pcnet.nodes import ParameterNode, PrecisionNode, SensoryNode, StateNode
+from pcnet.nodes import GeneralisedStateNode, ParameterNode, PrecisionNode, SensoryNode
 
 EXTREMES = [0.0, -0.0, 1.0, -3.5, 1e-300, 1e150, 1e155, 1e300, -1e300, 1.7e308, math.nan, math.inf, -math.inf]
-FLOW = pc.flows.LotkaVolterra(2)
+FLOW = pc.systems.LotkaVolterra(2)
 
 
 def graph(orders=2, derivatives="backward", channels="each", **options):
-    x = StateNode("x", dim=2, orders=3, flow=FLOW)
+    x = GeneralisedStateNode("x", dim=2, orders=3, flow=FLOW)
     y = SensoryNode("y", dim=2, orders=orders, dt=0.1, derivatives=derivatives, **options)
     made = pc.Graph()
     made.predicts(x, y)
     made.parametrises(ParameterNode("theta", mean=[0.3], sd=0.2), x)
-    made.weighs(PrecisionNode("nx", expected=10.0, sd=0.1, smoothness=0.3), x)
-    made.weighs(PrecisionNode("ny", expected=10.0, sd=0.1, smoothness=0.3, channels=channels), y)
+    made.weighs(PrecisionNode("nx", prior_precision=10.0, sd=0.1, correlation_time=0.3), x)
+    made.weighs(PrecisionNode("ny", prior_precision=10.0, sd=0.1, correlation_time=0.3, channels=channels), y)
     return made
 
 
 def filtered(**options):
-    return pc.graphs.triple(FLOW, 2, 0.1, mean=[0.3], sd=0.2, every=2, **options)
+    return pc.graphs.adaptive_filter(FLOW, 2, 0.1, parameter_mean=[0.3], parameter_sd=0.2, every=2, **options)
 
 
 value = st.sampled_from(EXTREMES) | st.floats(-10, 10)

@@ -5,11 +5,11 @@ import torch
 
 import pcnet as pc
 from pcnet.errors import GraphError, SettingError
-from pcnet.nodes import ParameterNode, PrecisionNode, SensoryNode, StateNode
+from pcnet.nodes import GeneralisedStateNode, ParameterNode, PrecisionNode, SensoryNode
 
 
 def state(name="x", dim=3, orders=3, **options):
-    return StateNode(name, dim=dim, orders=orders, **{"flow": pc.flows.lotka_volterra, **options})
+    return GeneralisedStateNode(name, dim=dim, orders=orders, **{"flow": pc.systems.lotka_volterra, **options})
 
 
 def noise(name, **options):
@@ -112,11 +112,11 @@ def test_duplicate_links():
 def test_a_cycle():
     """The shipped kinds cannot close one, since each refuses what makes no sense; a user's own kind might."""
 
-    class Agreeable(StateNode):
+    class Agreeable(GeneralisedStateNode):
         def as_child(self, link):
             pass
 
-    a, b, c = (Agreeable(name, dim=3, orders=3, flow=pc.flows.lotka_volterra) for name in "abc")
+    a, b, c = (Agreeable(name, dim=3, orders=3, flow=pc.systems.lotka_volterra) for name in "abc")
     graph = pc.Graph()
     graph.predicts(a, b)
     graph.predicts(b, c)
@@ -218,7 +218,7 @@ def test_batches_that_do_not_fit():
     ("make", "words"),
     [
         (lambda: state(flwo=1), ["StateNode 'x'", "unknown setting 'flwo'", "did you mean 'flow'"]),
-        (lambda: StateNode("x", dim=3, flow=pc.flows.lorenz), ["StateNode 'x'", "'orders' is required"]),
+        (lambda: GeneralisedStateNode("x", dim=3, flow=pc.systems.lorenz), ["StateNode 'x'", "'orders' is required"]),
         (lambda: state(dim=0), ["'dim'", "greater than or equal to 1"]),
         (lambda: state(dim="three"), ["'dim'", "integer"]),
         (lambda: state(initial_mean=torch.zeros(2, 3)), ["initial_mean", r"\(2, 3\)", r"\(3, 3\)"]),

@@ -9,12 +9,12 @@ import torch
 from scipy import special
 
 import pcnet as pc
-from pcnet.batching import digest, form, together
 from pcnet.errors import GraphError, SettingError
-from pcnet.generalised import temporal_covariance, temporal_precision
-from pcnet.graph import Model
-from pcnet.kernels import Autocorrelation, Matern, SquaredExponential
-from pcnet.nodes import PrecisionNode, SensoryNode, StateNode
+from pcnet.model.graph import Model
+from pcnet.nodes import GeneralisedStateNode, PrecisionNode, SensoryNode
+from pcnet.numerics.generalised import temporal_covariance, temporal_precision
+from pcnet.numerics.kernels import Autocorrelation, Matern, SquaredExponential
+from pcnet.sweeps.batching import digest, form, together
 
 HALVES = [0.5, 1.5, 2.5, 3.5, 4.5]
 OTHERS = [0.3, 1.0, 2.2, 3.0, 7.7, 40.0]
@@ -32,7 +32,7 @@ def test_matern_correlation_is_the_definition(nu):
     lags = np.array([0.0, 1e-3, 0.1, 0.5, 1.0, 3.0, 10.0])
     with mpmath.workdps(40):
         expected = np.array([float(matern(mpmath.mpf(h), mpmath.mpf("0.7"), mpmath.mpf(nu))) for h in lags])
-    ours = Matern(width=0.7, smoothness=nu).correlation(torch.tensor(lags)).numpy()
+    ours = Matern(lengthscale=0.7, smoothness=nu).correlation(torch.tensor(lags)).numpy()
     np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-12)
 
 
@@ -60,7 +60,7 @@ def test_matern_derivatives_are_those_of_its_closed_form(p):
 
         series = mpmath.taylor(closed, 0, 2 * p + 1)
         expected = [float(c * mpmath.factorial(n)) for n, c in enumerate(series)]
-    kernel = Matern(width=0.3, smoothness=p + 0.5)
+    kernel = Matern(lengthscale=0.3, smoothness=p + 0.5)
     for n in range(2 * p + 1):
         scale = 0.3**-n
         assert kernel.derivative_at_zero(n).item() / scale == pytest.approx(expected[n] / scale, rel=1e-13, abs=1e-13)
@@ -160,12 +160,12 @@ def decay(x, theta):
 
 
 def graph(kernel, orders=3):
-    x = StateNode("x", dim=1, orders=orders, flow=decay)
+    x = GeneralisedStateNode("x", dim=1, orders=orders, flow=decay)
     y = SensoryNode("y", dim=1, orders=1)
     made = pc.Graph()
     made.predicts(x, y)
-    made.weighs(PrecisionNode("noise_x", expected=4.0, sd=0.1, kernel=kernel), x)
-    made.weighs(PrecisionNode("noise_y", expected=4.0, sd=0.1, kernel=Matern(0.1, 0.5)), y)
+    made.weighs(PrecisionNode("noise_x", prior_precision=4.0, sd=0.1, kernel=kernel), x)
+    made.weighs(PrecisionNode("noise_y", prior_precision=4.0, sd=0.1, kernel=Matern(0.1, 0.5)), y)
     return made
 
 

@@ -11,9 +11,11 @@ from hypothesis import example, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from pcnet.linalg import CoupledPrecision, Precision, covariance_of, exponential_step, log_abs_det, posterior, quadratic
-from pcnet.node import ErrorShape, Link, Local, Start
+from pcnet.model.node import BatchSpec, ErrorShape, Link, NodeContext
 from pcnet.nodes.precision import PrecisionNode
+from pcnet.numerics.laplace import covariance_of, posterior
+from pcnet.numerics.matrix_exponential import exponential_step, log_abs_det
+from pcnet.numerics.precision import CholeskyPrecision, Precision, quadratic
 
 EPS = np.finfo(float).eps
 RNG = np.random.default_rng(20)
@@ -192,7 +194,7 @@ def definite(n: int, spread: float) -> np.ndarray:
 def test_posterior_of_a_definite_curvature_is_left_alone(n):
     curvatures = np.stack([definite(n, spread) for spread in (0.0, 1.0, 3.0)])
     found = posterior(tensor(curvatures))
-    assert found.mended is None
+    assert found.regularised is None
     np.testing.assert_array_equal(found.precision.numpy(), curvatures)
     expected = np.array([-log_det(c) for c in curvatures])
     tolerance = 1e-14 + 4 * EPS * np.linalg.cond(curvatures)
@@ -217,8 +219,8 @@ def test_posterior_of_an_indefinite_curvature_is_clamped(values):
     found = posterior(tensor(np.stack([curvature, turned])))
     floor = max(1e-9, 1e-12 * np.abs(values).max())
     lifted = np.maximum(values, floor)
-    assert found.mended is not None
-    assert found.mended.tolist() == [True, True]
+    assert found.regularised is not None
+    assert found.regularised.tolist() == [True, True]
     np.testing.assert_allclose(found.precision[0].numpy(), np.diag(lifted), rtol=1e-12, atol=0)
     np.testing.assert_allclose(found.log_det_covariance[0].item(), -np.log(lifted).sum(), rtol=1e-12)
     values_, vectors = np.linalg.eigh(turned)
@@ -236,8 +238,8 @@ def test_posterior_mends_only_what_needs_it():
     bad = np.diag([-1.0, 2.0, 3.0, 4.0])
     broken = np.full((4, 4), np.nan)
     found = posterior(tensor(np.stack([good[0], bad, good[1], broken, bad])))
-    assert found.mended is not None
-    assert found.mended.tolist() == [False, True, False, False, True]
+    assert found.regularised is not None
+    assert found.regularised.tolist() == [False, True, False, False, True]
     for i, matrix in ((0, good[0]), (2, good[1])):
         np.testing.assert_array_equal(found.precision[i].numpy(), matrix)
         assert found.log_det_covariance[i].item() == pytest.approx(-log_det(matrix), rel=1e-11)
@@ -267,7 +269,7 @@ def test_covariance_of_broken_elements_leaves_their_neighbours_alone():
 def test_posterior_leaves_what_is_not_finite_to_be_reported():
     curvatures = tensor(np.stack([np.eye(2), np.full((2, 2), np.nan), np.array([[np.inf, 0], [0, 1.0]])]))
     found = posterior(curvatures)
-    assert found.mended is None
+    assert found.regularised is None
     assert found.log_det_covariance[0].item() == 0.0
     assert not found.log_det_covariance[1:].isfinite().any()
 
@@ -306,11 +308,11 @@ def test_precision_is_a_kronecker_product(shape):
 def test_log_det_of_a_precision_is_that_of_the_kronecker_product(rows, dim):
     """As a precision node sends it, for a batch of widths."""
     mean = np.linspace(-2.0, 3.0, 2 * dim).reshape(2, dim)
-    node = PrecisionNode("noise", mean=mean, sd=1.0, smoothness=[0.5, 1.5])
+    node = PrecisionNode("noise", mean=mean, sd=1.0, correlation_time=[0.5, 1.5])
     link = Link("weighs", node, SimpleNamespace(name="child", error_shape=ErrorShape(rows, dim)), None, None)
-    local = Local()
+    local = NodeContext()
     local.below = (link,)
-    node.begin(local, Start(2, torch.float64, torch.device("cpu"), torch.Size([2])))
+    node.begin(local, BatchSpec(2, torch.float64, torch.device("cpu"), torch.Size([2])))
     precision = node.predict(local, link).value
     np.testing.assert_allclose(precision.channel.numpy(), np.exp(mean), rtol=1e-14)
     parts = (precision.temporal, precision.channel, precision.log_det)
@@ -330,7 +332,7 @@ def coupled(rows, dim, batch, seed):
     root = factor.transpose(0, 2, 1) * np.exp(0.5 * log_channel)[:, None, :]
     matrix = root @ root.transpose(0, 2, 1)
     log_det = np.linalg.slogdet(np.stack([np.kron(t, m) for t, m in zip(temporal, matrix, strict=True)]))[1]
-    return CoupledPrecision(*map(tensor, (temporal, log_channel, factor, log_det))), temporal, matrix
+    return CholeskyPrecision(*map(tensor, (temporal, log_channel, factor, log_det))), temporal, matrix
 
 
 @hypothesis_settings(max_examples=40, deadline=None)
@@ -389,7 +391,7 @@ def test_an_error_is_content_with_the_precision_that_fits_it_best():
     matrix = np.linalg.inv(error[0].T.numpy() @ error[0].numpy() / 6)
     root = np.linalg.cholesky(matrix[::-1, ::-1])[::-1, ::-1]  # upper triangular, Π = root rootᵀ
     scale = np.diag(root)
-    precision = CoupledPrecision(
+    precision = CholeskyPrecision(
         torch.eye(6, dtype=torch.float64)[None], tensor(2 * np.log(scale))[None], tensor((root / scale).T)[None], 0
     )
     np.testing.assert_allclose(precision.channel[0].numpy(), matrix, rtol=1e-12)

@@ -40,29 +40,29 @@ def test_a_state_is_not_moved_by_another_branch():
     live = started()
     other_branch = [name for name in live.graph.nodes if name.endswith("1") and name != "theta01"]
     assert "x1" in other_branch
-    assert after(live, "x0", "move", other_branch)
+    assert after(live, "x0", "update", other_branch)
 
 
 def test_parameters_of_a_flow_do_not_hear_of_the_senses_within_a_tick():
     live = started()
-    assert after(live, "theta00", "gather", ["y0", "noise_y0", "x1"])
+    assert after(live, "theta00", "accumulate", ["y0", "noise_y0", "x1"])
 
 
 def test_a_precision_hears_of_its_own_error_only():
     live = started()
-    assert after(live, "noise_x0", "gather", ["y0", "noise_y0", "x1", "noise_x1"])
-    assert after(live, "noise_y0", "gather", ["noise_x0", "x1", "y1"])
+    assert after(live, "noise_x0", "accumulate", ["y0", "noise_y0", "x1", "noise_x1"])
+    assert after(live, "noise_y0", "accumulate", ["noise_x0", "x1", "y1"])
 
 
 def test_neighbours_do_matter():
     """The same disturbance of a neighbour is felt: the tests above can fail."""
     live = started()
     for name, verb, neighbour in (
-        ("x0", "move", "y0"),
-        ("x0", "move", "noise_x0"),
-        ("x0", "move", "theta00"),
-        ("theta00", "gather", "x0"),
-        ("noise_y0", "gather", "y0"),
+        ("x0", "update", "y0"),
+        ("x0", "update", "noise_x0"),
+        ("x0", "update", "theta00"),
+        ("theta00", "accumulate", "x0"),
+        ("noise_y0", "accumulate", "y0"),
     ):
         assert not after(live, name, verb, [neighbour]), (name, neighbour)
 

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 import pcnet as pc
 from pcnet.errors import ObservationError, SettingError
-from pcnet.generalised import taylor_operator, temporal_covariance, temporal_precision
-from pcnet.graphs import paper
-from pcnet.kernels import SquaredExponential
-from pcnet.linalg import CoupledPrecision, Precision, leading_precisions
-from pcnet.nodes import InputNode, ParameterNode, PrecisionNode, SensoryNode, StateNode
+from pcnet.graphs import odem
+from pcnet.nodes import GeneralisedStateNode, InputNode, ParameterNode, PrecisionNode, SensoryNode
+from pcnet.numerics.generalised import taylor_operator, temporal_covariance, temporal_precision
+from pcnet.numerics.kernels import SquaredExponential
+from pcnet.numerics.precision import CholeskyPrecision, Precision, leading_precisions
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 from student_t import StudentTSensoryNode
@@ -26,7 +26,7 @@ MIX = torch.tensor([[1.0, 0.3], [-0.2, 0.8], [0.5, 0.5], [1.0, -1.0]], dtype=tor
 EXPECTED = torch.tensor([4.0, 9.0, 2.0, 6.0], dtype=torch.float64)
 
 
-@pc.Derived
+@pc.TracedFunction
 def curl(x, theta):
     return torch.stack([x[..., 1] * theta[..., 0], -x[..., 0] + 0.1 * x[..., 1] ** 2], -1)
 
@@ -34,18 +34,20 @@ def curl(x, theta):
 @functools.cache  # so that it is traced once
 def bent(rows):
     matrix = MIX[list(rows)]
-    return pc.Derived(lambda x, theta: torch.tanh(x) @ matrix.to(x).T + 0.1 * x[..., :1] ** 2)
+    return pc.TracedFunction(lambda x, theta: torch.tanh(x) @ matrix.to(x).T + 0.1 * x[..., :1] ** 2)
 
 
 def graph_of(rows, *, orders=2, channels="each", sensor=SensoryNode, curvature="gauss-newton", dt=0.1, **options):
     """A state seen through some of four channels."""
-    x = StateNode("x", dim=2, orders=3, flow=curl, initial_mean=[[0.5, -0.3], [0.2, 0.1], [0.0, 0.3]])
+    x = GeneralisedStateNode("x", dim=2, orders=3, flow=curl, initial_mean=[[0.5, -0.3], [0.2, 0.1], [0.0, 0.3]])
     y = sensor("y", dim=len(rows), orders=orders, dt=dt, **options)
     graph = pc.Graph()
     graph.predicts(x, y, via=bent(tuple(rows)))
     graph.parametrises(ParameterNode("theta", mean=[0.8], sd=0.4), x)
-    graph.weighs(PrecisionNode("nx", expected=5.0, sd=0.3, smoothness=0.5), x)
-    noise = PrecisionNode("ny", expected=EXPECTED[rows], sd=0.3, smoothness=0.4, channels=channels, curvature=curvature)
+    graph.weighs(PrecisionNode("nx", prior_precision=5.0, sd=0.3, correlation_time=0.5), x)
+    noise = PrecisionNode(
+        "ny", prior_precision=EXPECTED[rows], sd=0.3, correlation_time=0.4, channels=channels, curvature=curvature
+    )
     graph.weighs(noise, y)
     return graph
 
@@ -139,7 +141,7 @@ def test_a_precision_of_what_is_seen_is_that_of_the_marginal(coupled):
     factor[i, j] = couplings
     none = torch.zeros(1, dtype=torch.float64)
     whole = (
-        CoupledPrecision(temporal[None], log_channel[None], factor[None], none)
+        CholeskyPrecision(temporal[None], log_channel[None], factor[None], none)
         if coupled
         else Precision(temporal[None], log_channel.exp()[None], none)
     )
@@ -199,12 +201,12 @@ def test_an_absent_observation(nothing):
 
 
 def test_states_are_oriented_by_the_first_observation_that_there_is():
-    x = StateNode("x", dim=1, orders=1, flow=lambda x, theta: -0.0 * x)
+    x = GeneralisedStateNode("x", dim=1, orders=1, flow=lambda x, theta: -0.0 * x)
     y = SensoryNode("y", dim=1, orders=1)
     graph = pc.Graph()
     graph.predicts(x, y)
-    graph.weighs(PrecisionNode("nx", expected=1.0, sd=0.1, smoothness=1.0), x)
-    graph.weighs(PrecisionNode("ny", expected=1.0, sd=0.1, smoothness=1.0), y)
+    graph.weighs(PrecisionNode("nx", prior_precision=1.0, sd=0.1, correlation_time=1.0), x)
+    graph.weighs(PrecisionNode("ny", prior_precision=1.0, sd=0.1, correlation_time=1.0), y)
     result = graph.run(iter([None, None, [7.0], None]), schedule=pc.states_only())
     np.testing.assert_allclose(result.mean("x")[:, 0, 0], [0, 0, 7, 7])
 
@@ -213,11 +215,11 @@ def test_states_are_oriented_by_the_first_observation_that_there_is():
 def sensed(values, times=None, **options):
     """The generalised observations that a sensory node makes of values of one channel, and which are seen."""
     sensor = SensoryNode("y", dim=1, **{"dt": 0.5, "orders": 2} | options)
-    x = StateNode("x", dim=1, orders=sensor.orders, flow=pc.flows.linear([[-1.0]]))
+    x = GeneralisedStateNode("x", dim=1, orders=sensor.orders, flow=pc.systems.linear([[-1.0]]))
     graph = pc.Graph()
     graph.predicts(x, sensor)
-    graph.weighs(PrecisionNode("nx", expected=1.0, sd=0.1, smoothness=1.0), x)
-    graph.weighs(PrecisionNode("ny", expected=1.0, sd=0.1, smoothness=1.0), sensor)
+    graph.weighs(PrecisionNode("nx", prior_precision=1.0, sd=0.1, correlation_time=1.0), x)
+    graph.weighs(PrecisionNode("ny", prior_precision=1.0, sd=0.1, correlation_time=1.0), sensor)
     result = graph.run(np.asarray(values)[:, None], schedule=pc.states_only(), record=("observation",), times=times)
     return result.observation("y")[..., 0]
 
@@ -317,7 +319,7 @@ def test_settings_of_derivatives_that_make_no_sense():
     with pytest.raises(SettingError, match="must be 3 or more"):
         SensoryNode("y", dim=1, orders=3, dt=0.1, derivatives="fit", window=2)
     with pytest.raises(SettingError, match="gap must be 1"):
-        SensoryNode("y", dim=1, orders=3, dt=0.1, gap=0.5)
+        SensoryNode("y", dim=1, orders=3, dt=0.1, max_gap=0.5)
     with pytest.raises(SettingError, match="give dt"):
         SensoryNode("y", dim=1, orders=3, derivatives="fit")
 
@@ -325,14 +327,14 @@ def test_settings_of_derivatives_that_make_no_sense():
 # --- inputs ---
 def test_an_input_that_is_missing_holds_at_rest():
     def graph():
-        x = StateNode("x", dim=1, orders=2, flow=lambda x, v, theta: v - x)
+        x = GeneralisedStateNode("x", dim=1, orders=2, flow=lambda x, v, theta: v - x)
         v = pc.CauseNode("v", dim=1, orders=2)
         made = pc.Graph()
         made.predicts(x, SensoryNode("y", dim=1, orders=1))
         made.drives(v, x)
         made.predicts(InputNode("u", dim=1, orders=2, dt=0.1), v)
         for name in ("x", "y", "v"):
-            made.weighs(PrecisionNode(f"n{name}", expected=10.0, sd=0.1, smoothness=0.5), made[name])
+            made.weighs(PrecisionNode(f"n{name}", prior_precision=10.0, sd=0.1, correlation_time=0.5), made[name])
         return made
 
     live = graph().start(pc.states_only(), record=())
@@ -351,7 +353,7 @@ def test_a_sweep_over_observations_with_gaps(tmp_path):
     y[20] = NAN
 
     def build(kappa):
-        return paper.odem(orders=2, kappa=kappa, every=8)
+        return odem(orders=2, kappa=kappa, every=8)
 
     study = pc.sweep(build, {"kappa": [1.0, 0.5]}, y, tmp_path / "study.db", processes=1)
     table = study.to_dataframe().set_index("kappa")

@@ -12,16 +12,17 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from pcnet.errors import SettingError
-from pcnet.generalised import shift_matrix
-from pcnet.movers import Evidence, Exponential, Gathered, GradientFlow, Newton, Ozaki, RobbinsMonro, Scoring, WindowMean
-from pcnet.node import Start
+from pcnet.model.node import BatchSpec
+from pcnet.numerics.estimators import Exponential, GradientAccumulator, Newton, NoiseScoring, RobbinsMonro, WindowMean
+from pcnet.numerics.generalised import shift_matrix
+from pcnet.numerics.integrators import ExplicitEuler, LocalLinearisation, LocalQuadratic
 
 F64, F32 = torch.float64, torch.float32
 
 
 def laid_out(rule, batch: int, dtype: torch.dtype = F64):
     """A rule as a run lays it out."""
-    return Start(batch, dtype, torch.device("cpu"), torch.Size([batch])).lay_out(rule)
+    return BatchSpec(batch, dtype, torch.device("cpu"), torch.Size([batch])).lay_out(rule)
 
 
 def tensor(values, dtype: torch.dtype = F64) -> torch.Tensor:
@@ -39,11 +40,11 @@ class Problem:
         self.target, self.mean = rng.standard_normal((2, batch, 6))
         self.shift = np.kron(np.eye(3, k=1), np.eye(2))
 
-    def evidence(self, mean: np.ndarray | None = None, dtype: torch.dtype = F64) -> Evidence:
+    def evidence(self, mean: np.ndarray | None = None, dtype: torch.dtype = F64) -> LocalQuadratic:
         mean = self.mean if mean is None else mean
         gradient = np.einsum("bij,bj->bi", self.precision, mean - self.target)
         parts = mean, mean @ self.shift.T, self.shift, gradient, self.precision
-        return Evidence(*(tensor(part, dtype) for part in parts))
+        return LocalQuadratic(*(tensor(part, dtype) for part in parts))
 
     def jacobian(self, kappa) -> np.ndarray:
         return self.shift - np.reshape(kappa, (-1, 1, 1)) * self.precision
@@ -69,18 +70,18 @@ def test_the_problem_has_the_package_s_shift():
 @pytest.mark.parametrize("kappa", [0.1, 1.0, 8.0])
 def test_ozaki_is_exact_for_a_linear_flow(kappa, time):
     problem = Problem()
-    change = laid_out(Ozaki(kappa=kappa, time=time), 3).step(problem.evidence())
+    change = laid_out(LocalLinearisation(kappa=kappa, step_size=time), 3).step(problem.evidence())
     np.testing.assert_allclose(change.numpy(), problem.after(kappa, time) - problem.mean, rtol=1e-10, atol=1e-12)
 
 
 def test_ozaki_with_a_setting_for_each_batch_element():
     problem, kappa, time = Problem(), [0.1, 1.0, 8.0], [0.3, 0.01, 1.0]
-    change = laid_out(Ozaki(kappa=kappa, time=time), 3).step(problem.evidence())
+    change = laid_out(LocalLinearisation(kappa=kappa, step_size=time), 3).step(problem.evidence())
     np.testing.assert_allclose(change.numpy(), problem.after(kappa, time) - problem.mean, rtol=1e-10, atol=1e-12)
 
 
 def test_ozaki_in_two_steps_is_ozaki_in_one():
-    problem, rule = Problem(), laid_out(Ozaki(time=0.25), 3)
+    problem, rule = Problem(), laid_out(LocalLinearisation(step_size=0.25), 3)
     halfway = problem.mean + rule.step(problem.evidence()).numpy()
     there = halfway + rule.step(problem.evidence(halfway)).numpy()
     np.testing.assert_allclose(there, problem.after(1.0, 0.5), rtol=1e-10, atol=1e-12)
@@ -88,7 +89,7 @@ def test_ozaki_in_two_steps_is_ozaki_in_one():
 
 def test_ozaki_in_single_precision():
     problem = Problem()
-    change = laid_out(Ozaki(time=[0.1, 0.2, 0.3]), 3, F32).step(problem.evidence(dtype=F32))
+    change = laid_out(LocalLinearisation(step_size=[0.1, 0.2, 0.3]), 3, F32).step(problem.evidence(dtype=F32))
     assert change.dtype == F32
     expected = problem.after(1.0, [0.1, 0.2, 0.3]) - problem.mean
     np.testing.assert_allclose(change.numpy(), expected, rtol=1e-4, atol=1e-5)
@@ -101,14 +102,14 @@ def test_time_by_curvature(kappa, nu):
     problem = Problem(stiffness=20.0)
     time = np.exp(nu) / np.abs(np.linalg.det(problem.jacobian(kappa))) ** (1 / 6)
     assert ((time > 1e-6) & (time < 1.0)).all()
-    change = laid_out(Ozaki(kappa=kappa, nu=nu), 3).step(problem.evidence())
+    change = laid_out(LocalLinearisation(kappa=kappa, log_step_size=nu), 3).step(problem.evidence())
     np.testing.assert_allclose(change.numpy(), problem.after(kappa, time) - problem.mean, rtol=1e-10, atol=1e-12)
 
 
 def test_time_by_curvature_is_the_default_with_exp_minus_four():
     problem = Problem(batch=1)
     time = math.exp(-4) / abs(np.linalg.det(problem.jacobian(1.0)[0])) ** (1 / 6)
-    change = Ozaki().step(problem.evidence())
+    change = LocalLinearisation().step(problem.evidence())
     np.testing.assert_allclose(change.numpy(), problem.after(1.0, time) - problem.mean, rtol=1e-10, atol=1e-12)
 
 
@@ -117,7 +118,7 @@ def test_time_by_curvature_is_kept_in_bounds(stiffness, time):
     problem = Problem(stiffness=stiffness)
     free = math.exp(-4) / np.abs(np.linalg.det(problem.jacobian(1.0))) ** (1 / 6)
     assert ((free > 1.0) if time == 1.0 else (free < 1e-6)).all()
-    change = laid_out(Ozaki(), 3).step(problem.evidence()).numpy()
+    change = laid_out(LocalLinearisation(), 3).step(problem.evidence()).numpy()
     expected = problem.after(1.0, time) - problem.mean
     np.testing.assert_allclose(change, expected, rtol=0, atol=1e-8 * np.abs(expected).max())
 
@@ -127,7 +128,7 @@ def test_time_by_curvature_of_a_singular_jacobian_is_the_longest():
     mean = np.array([[1.0, -2.0, 3.0]])
     shift = np.eye(3, k=1)
     parts = mean, mean @ shift.T, shift, np.zeros((1, 3)), np.zeros((1, 3, 3))
-    change = Ozaki().step(Evidence(*map(tensor, parts)))
+    change = LocalLinearisation().step(LocalQuadratic(*map(tensor, parts)))
     np.testing.assert_allclose(change.numpy(), [[-2.0 + 3.0 / 2, 3.0, 0.0]], rtol=1e-14)
 
 
@@ -135,14 +136,14 @@ def test_time_by_curvature_of_many_states_does_not_overflow():
     """det J₀ of a hundred states is 1e400, far outside the range of a double; its hundredth root is not."""
     n, size = 100, 1e4
     parts = np.ones((1, n)), np.zeros((1, n)), np.zeros((n, n)), np.full((1, n), size), size * np.eye(n)[None]
-    change = Ozaki(nu=0.0).step(Evidence(*map(tensor, parts)))
+    change = LocalLinearisation(log_step_size=0.0).step(LocalQuadratic(*map(tensor, parts)))
     np.testing.assert_allclose(change.numpy(), np.full((1, n), math.expm1(-1.0)), rtol=1e-12)
 
 
 @pytest.mark.parametrize("kappa", [1.0, [0.1, 1.0, 8.0]])
 @pytest.mark.parametrize("time", [0.01, [0.3, 0.01, 1.0]])
 def test_gradient_flow_is_one_euler_step(kappa, time):
-    problem, rule = Problem(), laid_out(GradientFlow(time=time, kappa=kappa), 3)
+    problem, rule = Problem(), laid_out(ExplicitEuler(step_size=time, kappa=kappa), 3)
     k, t = (np.broadcast_to(v, 3)[:, None] for v in (kappa, time))
     gradient = np.einsum("bij,bj->bi", problem.precision, problem.mean - problem.target)
     expected = t * (problem.mean @ problem.shift.T - k * gradient)
@@ -151,31 +152,34 @@ def test_gradient_flow_is_one_euler_step(kappa, time):
 
 def test_gradient_flow_is_ozaki_for_a_short_time():
     problem = Problem()
-    short = [laid_out(rule, 3).step(problem.evidence()) for rule in (GradientFlow(time=1e-7), Ozaki(time=1e-7))]
+    short = [
+        laid_out(rule, 3).step(problem.evidence())
+        for rule in (ExplicitEuler(step_size=1e-7), LocalLinearisation(step_size=1e-7))
+    ]
     np.testing.assert_allclose(short[0].numpy(), problem.after(1.0, 1e-7) - problem.mean, rtol=1e-4, atol=1e-11)
     np.testing.assert_allclose(short[1].numpy(), problem.after(1.0, 1e-7) - problem.mean, rtol=1e-8, atol=1e-14)
 
 
 def test_only_a_mover_that_uses_it_asks_for_the_curvature():
-    assert Ozaki().needs_curvature
-    assert not GradientFlow(time=0.1).needs_curvature
+    assert LocalLinearisation().needs_curvature
+    assert not ExplicitEuler(step_size=0.1).needs_curvature
     problem = Problem()
     unknown = problem.evidence()._replace(curvature=torch.full((3, 6, 6), math.nan, dtype=F64))
-    assert GradientFlow(time=0.1).step(unknown).isfinite().all()
+    assert ExplicitEuler(step_size=0.1).step(unknown).isfinite().all()
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Ozaki(kappa=0.0), "kappa.*must be positive"),
-        (lambda: Ozaki(time=-1.0), "time"),
-        (lambda: Ozaki(time="dt"), "time"),
-        (lambda: Ozaki(nu=math.inf), "nu.*must be finite"),
-        (lambda: Ozaki(kapa=1.0), "unknown setting 'kapa'; did you mean 'kappa'"),
-        (GradientFlow, "'time' is required"),
+        (lambda: LocalLinearisation(kappa=0.0), "kappa.*must be positive"),
+        (lambda: LocalLinearisation(step_size=-1.0), "time"),
+        (lambda: LocalLinearisation(step_size="dt"), "time"),
+        (lambda: LocalLinearisation(log_step_size=math.inf), "nu.*must be finite"),
+        (lambda: LocalLinearisation(kapa=1.0), "unknown setting 'kapa'; did you mean 'kappa'"),
+        (ExplicitEuler, "'time' is required"),
         (lambda: Exponential(beta=1.0), "beta.*below 1"),
         (lambda: RobbinsMonro(rate=0.0), "rate.*must be positive"),
-        (lambda: Newton(forgetting=1.0), "forgetting.*below 1"),
+        (lambda: Newton(forgetting_factor=1.0), "forgetting.*below 1"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(make, message):
@@ -187,10 +191,10 @@ def test_settings_that_make_no_sense_are_refused(make, message):
 gradients = hnp.arrays(float, st.tuples(st.integers(1, 12), st.just(2), st.just(3)), elements=st.floats(-1e3, 1e3))
 
 
-def gather_all(rule: RobbinsMonro, rows: np.ndarray, dtype: torch.dtype = F64) -> Gathered:
-    gathered = Gathered.nothing(torch.zeros(rows.shape[1:], dtype=dtype))
+def gather_all(rule: RobbinsMonro, rows: np.ndarray, dtype: torch.dtype = F64) -> GradientAccumulator:
+    gathered = GradientAccumulator.nothing(torch.zeros(rows.shape[1:], dtype=dtype))
     for row in rows:
-        gathered = rule.gather(gathered, tensor(row, dtype))
+        gathered = rule.accumulate(gathered, tensor(row, dtype))
     return gathered
 
 
@@ -198,7 +202,7 @@ def gather_all(rule: RobbinsMonro, rows: np.ndarray, dtype: torch.dtype = F64) -
 @given(rows=gradients, beta=st.floats(0.0, 0.999))
 def test_exponential_accumulation(rows, beta):
     """(1 − β) Σ β^(k−i) ∇_i, from nothing."""
-    rule = laid_out(RobbinsMonro(accumulate=Exponential(beta=beta)), 2)
+    rule = laid_out(RobbinsMonro(averaging=Exponential(beta=beta)), 2)
     gathered = gather_all(rule, rows)
     weights = (1 - beta) * beta ** np.arange(len(rows) - 1, -1, -1.0)
     expected = np.einsum("k,kbn->bn", weights, rows)
@@ -209,7 +213,7 @@ def test_exponential_accumulation(rows, beta):
 
 def test_exponential_accumulation_of_each_batch_element():
     rows = np.random.default_rng(0).standard_normal((5, 2, 3))
-    rule = laid_out(RobbinsMonro(accumulate=Exponential(beta=[0.0, 0.9])), 2)
+    rule = laid_out(RobbinsMonro(averaging=Exponential(beta=[0.0, 0.9])), 2)
     found = rule.accumulate.read(gather_all(rule, rows)).numpy()
     np.testing.assert_array_equal(found[0], rows[-1, 0])  # β = 0: the last observation alone
     np.testing.assert_allclose(found[1], 0.1 * sum(0.9 ** (4 - i) * rows[i, 1] for i in range(5)), rtol=1e-13)
@@ -218,15 +222,15 @@ def test_exponential_accumulation_of_each_batch_element():
 @hypothesis_settings(max_examples=40, deadline=None)
 @given(rows=gradients)
 def test_window_mean_is_the_mean(rows):
-    rule = laid_out(RobbinsMonro(accumulate=WindowMean()), 2)
+    rule = laid_out(RobbinsMonro(averaging=WindowMean()), 2)
     found = rule.accumulate.read(gather_all(rule, rows)).numpy()
     np.testing.assert_allclose(found, rows.mean(0), rtol=1e-10, atol=1e-10)
 
 
 def test_nothing_gathered_moves_nothing():
     for accumulate in (WindowMean(), Exponential(beta=0.5)):
-        rule = laid_out(RobbinsMonro(accumulate=accumulate), 2)
-        change, _ = rule.step(Gathered.nothing(torch.zeros(2, 3, dtype=F64)))
+        rule = laid_out(RobbinsMonro(averaging=accumulate), 2)
+        change, _ = rule.step(GradientAccumulator.nothing(torch.zeros(2, 3, dtype=F64)))
         assert (change == 0).all()
 
 
@@ -238,13 +242,13 @@ def test_nothing_gathered_moves_nothing():
 def test_robbins_monro(rate, t0, gamma, accumulate, dtype):
     """−α/(j + t₀)^γ times what was gathered since the step before, for j = 1, 2, …"""
     rng = np.random.default_rng(1)
-    rule = laid_out(RobbinsMonro(rate=rate, t0=t0, gamma=gamma, accumulate=accumulate), 2, dtype)
-    gathered = Gathered.nothing(torch.zeros(2, 3, dtype=dtype))
+    rule = laid_out(RobbinsMonro(rate=rate, t0=t0, gamma=gamma, averaging=accumulate), 2, dtype)
+    gathered = GradientAccumulator.nothing(torch.zeros(2, 3, dtype=dtype))
     close = {"rtol": 1e-12} if dtype == F64 else {"rtol": 1e-5, "atol": 1e-6}
     for j, count in enumerate([1, 4, 2, 3, 1], start=1):
         rows = rng.standard_normal((count, 2, 3))
         for row in rows:
-            gathered = rule.gather(gathered, tensor(row, dtype))
+            gathered = rule.accumulate(gathered, tensor(row, dtype))
         change, gathered = rule.step(gathered)
         if isinstance(accumulate, WindowMean):
             total = rows.mean(0)
@@ -261,7 +265,7 @@ def test_robbins_monro(rate, t0, gamma, accumulate, dtype):
 def test_robbins_monro_counts_the_steps_of_each_batch_element():
     """Elements that stepped more often move less."""
     rule = laid_out(RobbinsMonro(rate=2.0, t0=1.0, gamma=0.5), 2)
-    gathered = Gathered.nothing(torch.ones(2, 3, dtype=F64))._replace(
+    gathered = GradientAccumulator.nothing(torch.ones(2, 3, dtype=F64))._replace(
         gradient=torch.ones(2, 3, dtype=F64), seen=torch.ones(2, dtype=F64), steps=tensor([0.0, 7.0])
     )
     change, after = rule.step(gathered)
@@ -270,7 +274,7 @@ def test_robbins_monro_counts_the_steps_of_each_batch_element():
 
 
 def test_defaults_of_robbins_monro():
-    gathered = Gathered.nothing(torch.ones(1, 1, dtype=F64))
+    gathered = GradientAccumulator.nothing(torch.ones(1, 1, dtype=F64))
     change, _ = RobbinsMonro().step(gathered._replace(gradient=torch.ones(1, 1, dtype=F64)))
     assert change.item() == pytest.approx(-1e-4 / 11**0.3, rel=1e-14)
 
@@ -301,7 +305,7 @@ class Regression:
             for t in range(first, first + count):
                 x, y = tensor(self.inputs[t], dtype), tensor(self.targets[t], dtype)
                 error = y - (x * mean).sum(-1)
-                gathered = rule.gather(gathered, -error[:, None] * x, x[:, :, None] * x[:, None, :])
+                gathered = rule.accumulate(gathered, -error[:, None] * x, x[:, :, None] * x[:, None, :])
             change, gathered = rule.step(gathered)
             gathered = rule.forget(gathered)
             assert not gathered.gradient.any()
@@ -337,11 +341,11 @@ def test_newton_is_a_kalman_filter_of_parameters_that_stand_still():
 
 
 @pytest.mark.parametrize("forgetting", [0.2, [0.05, 0.3]])
-def test_newton_forgets_by_least_squares_with_weights_that_fade(forgetting):
+def test_newton_forgets_by_least_squares_with_weights_that_fade(forgetting_factor):
     """With next to no prior, an observation that is k steps old counts (1 − φ)^k."""
     problem, windows = Regression(prior=1e-9), [4] * 7
-    *_, (mean, precision) = problem.learn(laid_out(Newton(forgetting=forgetting), 2), windows)
-    for b, share in enumerate(np.broadcast_to(forgetting, 2)):
+    *_, (mean, precision) = problem.learn(laid_out(Newton(forgetting_factor=forgetting_factor), 2), windows)
+    for b, share in enumerate(np.broadcast_to(forgetting_factor, 2)):
         weights = (1 - share) ** np.repeat(np.arange(6, -1, -1.0), 4)
         expected = problem.posterior(weights)
         np.testing.assert_allclose(mean[b], expected[0][b], rtol=1e-6)
@@ -349,10 +353,10 @@ def test_newton_forgets_by_least_squares_with_weights_that_fade(forgetting):
 
 
 def test_newton_forgets_down_to_the_prior_and_no_further():
-    problem, rule = Regression(), laid_out(Newton(forgetting=0.5), 2)
+    problem, rule = Regression(), laid_out(Newton(forgetting_factor=0.5), 2)
     gathered = rule.begin(tensor(problem.mean), tensor(problem.prior))
     extra = tensor(np.broadcast_to(np.eye(3), (2, 3, 3)))
-    gathered = rule.gather(gathered, torch.ones(2, 3, dtype=F64), 8.0 * extra)
+    gathered = rule.accumulate(gathered, torch.ones(2, 3, dtype=F64), 8.0 * extra)
     for k in range(1, 60):
         change, gathered = rule.step(gathered)
         gathered = rule.forget(gathered)
@@ -364,16 +368,16 @@ def test_newton_goes_downhill_where_the_curvature_is_indefinite():
     """Along a direction of negative curvature −2 a step down the gradient has the gradient's sign reversed."""
     rule = laid_out(Newton(), 1)
     gathered = rule.begin(tensor([[0.0, 0.0]]), tensor([np.eye(2)]))
-    gathered = rule.gather(gathered, tensor([[3.0, 1.0]]), tensor([np.diag([1.0, -3.0])]))
+    gathered = rule.accumulate(gathered, tensor([[3.0, 1.0]]), tensor([np.diag([1.0, -3.0])]))
     change, _ = rule.step(gathered)
     assert change[0, 0].item() == pytest.approx(-1.5)
     assert change[0, 1] < 0
 
 
 def test_scoring_moves_no_further_than_it_may():
-    rule = laid_out(Scoring(largest=0.5), 1)
+    rule = laid_out(NoiseScoring(max_step=0.5), 1)
     gathered = rule.begin(tensor([[0.0, 0.0]]), tensor([np.eye(2)]))
-    change, _ = rule.step(rule.gather(gathered, tensor([[-3.0, 0.2]]), tensor([np.eye(2)])))
+    change, _ = rule.step(rule.accumulate(gathered, tensor([[-3.0, 0.2]]), tensor([np.eye(2)])))
     assert change[0].tolist() == pytest.approx([0.5, -0.1])
 
 
@@ -383,11 +387,11 @@ def test_scoring_leaves_what_is_too_much_for_a_step_to_the_next_ones():
     The windows after it agree with what is believed, and what is known grows from j + 1 to j + 2 at the j-th: of what
     the step before left, three quarters, less is left for that much more to be known.
     """
-    rule = laid_out(Scoring(largest=[0.5, 4.0], reopening=False), 2)
+    rule = laid_out(NoiseScoring(max_step=[0.5, 4.0], covariance_reset=False), 2)
     gathered = rule.begin(torch.zeros(2, 1, dtype=F64), tensor([[[1.0]], [[1.0]]]))
     steps = []
     for gradient in (-6.0, 0.0, 0.0, 0.0):
-        gathered = rule.gather(gathered, tensor([[gradient]] * 2), torch.ones(2, 1, 1, dtype=F64))
+        gathered = rule.accumulate(gathered, tensor([[gradient]] * 2), torch.ones(2, 1, 1, dtype=F64))
         change, gathered = rule.step(gathered)
         steps.append(change[:, 0].tolist())
     expected, wanted = [], 1 + math.log(2)
@@ -405,16 +409,16 @@ def test_steady_scoring_goes_no_further_than_is_to_be_expected():
     Here i is 1, and the prior next to nothing. Windows that agree with what is believed are followed by one that is
     further off than that. A first step, as that after a pass over recorded data, is as long as it may be.
     """
-    rule = laid_out(Scoring(largest=2.5, steady=2.0), 1)
+    rule = laid_out(NoiseScoring(max_step=2.5, step_limit_sd=2.0), 1)
     first = rule.begin(torch.zeros(1, 1, dtype=F64), tensor([[[1e-9]]]))
-    change, _ = rule.step(rule.gather(first, tensor([[50.0]]), tensor([[[1.0]]])))
+    change, _ = rule.step(rule.accumulate(first, tensor([[50.0]]), tensor([[[1.0]]])))
     assert change.item() == -2.5
     for j in (4, 25):
         gathered = rule.begin(torch.zeros(1, 1, dtype=F64), tensor([[[1e-9]]]))
         for _ in range(j - 1):
-            _, gathered = rule.step(rule.gather(gathered, tensor([[0.0]]), tensor([[[1.0]]])))
+            _, gathered = rule.step(rule.accumulate(gathered, tensor([[0.0]]), tensor([[[1.0]]])))
         for gradient, expected in ((4.0, -2 / j), (-4.0, 2 / j), (0.5, -0.5 / j)):
-            change, _ = rule.step(rule.gather(gathered, tensor([[gradient]]), tensor([[[1.0]]])))
+            change, _ = rule.step(rule.accumulate(gathered, tensor([[gradient]]), tensor([[[1.0]]])))
             assert change.item() == pytest.approx(expected, rel=1e-6)
 
 
@@ -423,11 +427,11 @@ def test_scoring_counts_early_windows_by_what_late_ones_say():
 
     A component of which windows go on to say as much as ever, or more, keeps all that is known of it.
     """
-    rule = laid_out(Scoring(), 1)
+    rule = laid_out(NoiseScoring(), 1)
     gathered = rule.begin(torch.zeros(1, 2, dtype=F64), tensor([np.diag([0.25, 0.25])]))
     for j in range(200):
         information = np.diag([100.0, 2.0] if j < 10 else [1.0, 3.0])
-        _, gathered = rule.step(rule.gather(gathered, tensor([[0.0, 0.0]]), tensor([information])))
+        _, gathered = rule.step(rule.accumulate(gathered, tensor([[0.0, 0.0]]), tensor([information])))
     assert gathered.known[0, 0, 0].item() == pytest.approx(0.25 + 200, rel=1e-6)
     assert gathered.known[0, 1, 1].item() == pytest.approx(0.25 + 10 * 2 + 190 * 3)
 
@@ -435,7 +439,7 @@ def test_scoring_counts_early_windows_by_what_late_ones_say():
 def test_newton_fades_by_weights_that_add_up_to_a_share_of_all_windows():
     """After step j what is known is kept to 1 − a/(j + 10): window k of n counts Π_{j=k..n} of these."""
     problem, windows = Regression(prior=1e-9), [5] * 6
-    *_, (mean, precision) = problem.learn(laid_out(Newton(fading=2.0), 2), windows)
+    *_, (mean, precision) = problem.learn(laid_out(Newton(decaying_forgetting=2.0), 2), windows)
     kept = 1 - 2.0 / (np.arange(1, 7) + 10)
     before = np.array([np.prod(kept[k:5]) for k in range(6)])
     expected = problem.posterior(np.repeat(before, 5))
@@ -445,7 +449,7 @@ def test_newton_fades_by_weights_that_add_up_to_a_share_of_all_windows():
 
 def test_newton_reopens_where_parameters_jump_and_only_there():
     """Observations of θ itself, of unit variance: one batch element of which jumps by ten standard deviations."""
-    rng, rule = np.random.default_rng(5), laid_out(Newton(reopening=True), 2)
+    rng, rule = np.random.default_rng(5), laid_out(Newton(covariance_reset=True), 2)
     truth = np.zeros((2, 1))
     mean, gathered = torch.zeros(2, 1, dtype=F64), rule.begin(torch.zeros(2, 1, dtype=F64), tensor([[[1.0]], [[1.0]]]))
     for window in range(240):
@@ -453,7 +457,7 @@ def test_newton_reopens_where_parameters_jump_and_only_there():
             truth[1] = 10.0
         for _ in range(10):
             error = tensor(truth + rng.standard_normal((2, 1))) - mean
-            gathered = rule.gather(gathered, -error, torch.ones(2, 1, 1, dtype=F64))
+            gathered = rule.accumulate(gathered, -error, torch.ones(2, 1, 1, dtype=F64))
         change, gathered = rule.step(gathered)
         mean = mean + change
         if window == 199:
@@ -469,7 +473,7 @@ def test_steady_scoring_reopens_for_less_noise_and_not_for_more():
 
     Where precision has risen, what was known before counts for less; where it has fallen, all windows go on to count.
     """
-    rng, rule = np.random.default_rng(5), laid_out(Scoring(steady=2.0), 3)
+    rng, rule = np.random.default_rng(5), laid_out(NoiseScoring(step_limit_sd=2.0), 3)
     truth, sizes = np.zeros((3, 1)), (3, 1, 1)
     mean, gathered = (
         torch.zeros(3, 1, dtype=F64),
@@ -479,7 +483,7 @@ def test_steady_scoring_reopens_for_less_noise_and_not_for_more():
         if window == 100:
             truth[:, 0] = [0.0, 4.0, -4.0]
         error = tensor(truth + rng.standard_normal((3, 1))) - mean
-        gathered = rule.gather(gathered, -error, torch.ones(sizes, dtype=F64))
+        gathered = rule.accumulate(gathered, -error, torch.ones(sizes, dtype=F64))
         change, gathered = rule.step(gathered)
         mean = mean + change
         if window == 99:

@@ -8,8 +8,8 @@ from torch.nn.utils import parameters_to_vector
 
 import pcnet as pc
 from pcnet.errors import GraphError, SettingError
-from pcnet.networks import Network
-from pcnet.nodes import ParameterNode, PrecisionNode, SensoryNode, StateNode
+from pcnet.functions.network import Network
+from pcnet.nodes import GeneralisedStateNode, ParameterNode, PrecisionNode, SensoryNode
 
 F64, F32 = torch.float64, torch.float32
 
@@ -45,7 +45,7 @@ def test_what_is_known_is_added_and_its_parameters_come_first():
     def known(x, theta):
         return torch.stack([theta[..., 0] * x[..., 1], x[..., 0] * x[..., 1], theta[..., 1] ** 2 * x[..., 0]], -1)
 
-    network = Network(perceptron(), known=pc.Derived(known, parameters=2))
+    network = Network(perceptron(), known=pc.TracedFunction(known, parameters=2))
     assert network.parameters == 35
     assert len(network.initial) == 33
     agree(network, lambda x, theta: known(x, theta[:2]) + by_hand(x, theta[2:]), *inputs(35))
@@ -161,12 +161,12 @@ def test_vectors_of_a_wrong_length_are_refused():
 
 
 def graph_of(module: nn.Module, weights: int) -> pc.Graph:
-    x, y = StateNode("x", dim=2, orders=2, flow=Network(module)), SensoryNode("y", dim=2, orders=1)
+    x, y = GeneralisedStateNode("x", dim=2, orders=2, flow=Network(module)), SensoryNode("y", dim=2, orders=1)
     graph = pc.Graph()
     graph.predicts(x, y)
     graph.parametrises(ParameterNode("w", mean=torch.zeros(weights), sd=1.0), x)
-    graph.weighs(PrecisionNode("noise_x", expected=1.0, sd=0.1, smoothness=0.5), x)
-    graph.weighs(PrecisionNode("noise_y", expected=1.0, sd=0.1, smoothness=0.5), y)
+    graph.weighs(PrecisionNode("noise_x", prior_precision=1.0, sd=0.1, correlation_time=0.5), x)
+    graph.weighs(PrecisionNode("noise_y", prior_precision=1.0, sd=0.1, correlation_time=0.5), y)
     return graph
 
 
@@ -185,4 +185,4 @@ def test_widths_that_do_not_fit_are_refused(module, weights, message):
 
 def test_a_graph_names_its_network():
     assert "Network(Linear, Tanh, Linear; 33 weights)" in repr(Network(perceptron()))
-    assert repr(Network(perceptron(), known=pc.flows.lorenz)).startswith("lorenz + Network")
+    assert repr(Network(perceptron(), known=pc.systems.lorenz)).startswith("lorenz + Network")

@@ -7,8 +7,9 @@ from models import tensor
 from student_t import StudentTSensoryNode
 
 import pcnet as pc
-from pcnet.movers import Exponential, Newton, Ozaki, RobbinsMonro, WindowMean
-from pcnet.nodes import ParameterNode, PrecisionNode, SensoryNode, StateNode
+from pcnet.nodes import GeneralisedStateNode, ParameterNode, PrecisionNode, SensoryNode
+from pcnet.numerics.estimators import Exponential, Newton, RobbinsMonro, WindowMean
+from pcnet.numerics.integrators import LocalLinearisation
 
 
 class Small(NodeContract):
@@ -23,13 +24,13 @@ class Small(NodeContract):
 
     def build(self, scale):
         start = 0.5 * torch.tensor([[1.0, 0.7, 1.3], [0.1, -0.2, 0.1], [0.0, 0.1, 0.0]], dtype=torch.float64)
-        x = StateNode(
+        x = GeneralisedStateNode(
             "x",
             dim=3,
             orders=3,
-            flow=pc.flows.lotka_volterra,
+            flow=pc.systems.lotka_volterra,
             initial_mean=start * scale[..., None, None],
-            mover=Ozaki(kappa=0.3 * scale, time=0.02),
+            integrator=LocalLinearisation(kappa=0.3 * scale, step_size=0.02),
             curvature=self.curvature,
         )
         y = self.sensor("y", dim=2, orders=2, dt=0.1)
@@ -37,14 +38,14 @@ class Small(NodeContract):
             "a",
             mean=tensor(0.3, -0.2, 0.3) * scale[..., None],
             sd=0.25,
-            mover=self.slow(scale),
+            estimator=self.slow(scale),
             curvature=self.curvature,
         )
         gain = ParameterNode(
             "gain",
             mean=tensor(1.0, 0.5),
             sd=scale[..., None],
-            mover=RobbinsMonro(0.01, accumulate=WindowMean()),
+            estimator=RobbinsMonro(0.01, averaging=WindowMean()),
             curvature=self.curvature,
         )
         graph = pc.Graph()
@@ -53,11 +54,19 @@ class Small(NodeContract):
         graph.parametrises(gain, x, of=y)
         expected = 4.0 * scale[..., None]
         graph.weighs(
-            PrecisionNode("noise_x", expected=expected, sd=0.3, smoothness=0.5 * scale, curvature=self.curvature), x
+            PrecisionNode(
+                "noise_x", prior_precision=expected, sd=0.3, correlation_time=0.5 * scale, curvature=self.curvature
+            ),
+            x,
         )
         graph.weighs(
             PrecisionNode(
-                "noise_y", expected=expected, sd=0.3, smoothness=0.5, channels=self.channels, curvature=self.curvature
+                "noise_y",
+                prior_precision=expected,
+                sd=0.3,
+                correlation_time=0.5,
+                channels=self.channels,
+                curvature=self.curvature,
             ),
             y,
         )
@@ -72,7 +81,7 @@ def gains(x, parameters):
     return x[..., :2] * parameters + 0.1 * x[..., 1:] ** 2
 
 
-MAPPING = pc.Derived(gains)
+MAPPING = pc.TracedFunction(gains)
 
 
 class TestStateNode(Small):
@@ -97,7 +106,7 @@ class TestParameterNodeByNewton(Small):
     curvature = "gauss-newton"
 
     def slow(self, scale):
-        return Newton(forgetting=0.1 * scale)
+        return Newton(forgetting_factor=0.1 * scale)
 
 
 class TestParameterOfAMapping(Small):
@@ -121,15 +130,17 @@ class TestFullPrecisionNode(Small):
         generator = torch.Generator().manual_seed(3)
         root = torch.tensor([[1.0, 0.0, 0.0], [0.8, 0.5, 0.0], [-0.6, 0.3, 0.7]], dtype=torch.float64)
         errors = torch.randn(12, 3, generator=generator, dtype=torch.float64) @ root.T
-        x = StateNode("x", dim=3, orders=1, flow=lambda x, theta: 0 * x, initial_mean=torch.zeros(1, 3))
+        x = GeneralisedStateNode("x", dim=3, orders=1, flow=lambda x, theta: 0 * x, initial_mean=torch.zeros(1, 3))
         y = SensoryNode("y", dim=3, orders=1)
         slow = RobbinsMonro(0.15, 0.0, 0.0, WindowMean())
-        noise = PrecisionNode("n", mean=0.0, sd=50.0, coupling_sd=50.0, smoothness=1.0, channels="full", mover=slow)
+        noise = PrecisionNode(
+            "n", mean=0.0, sd=50.0, coupling_sd=50.0, correlation_time=1.0, channels="full", estimator=slow
+        )
         graph = pc.Graph()
         graph.predicts(x, y)
-        graph.weighs(PrecisionNode("nx", expected=1.0, sd=0.1, smoothness=1.0), x)
+        graph.weighs(PrecisionNode("nx", prior_precision=1.0, sd=0.1, correlation_time=1.0), x)
         graph.weighs(noise, y)
-        acts = (pc.act("sense", "y"), pc.act("gather", "n"), pc.act("move", "n", every=12))
+        acts = (pc.act("observe", "y"), pc.act("accumulate", "n"), pc.act("update", "n", every=12))
         live = graph.start(pc.Schedule(acts=acts), record=())
         live.run(errors.repeat(600, 1))
         expected = torch.linalg.inv(errors.T @ errors / 12)

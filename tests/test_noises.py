@@ -9,24 +9,24 @@ from test_filter import DT, FIRST, FLOW, GAIN, GATHER, NOISE_VARIANCE, OBSERVATI
 
 import pcnet as pc
 from pcnet.errors import GraphError, SettingError
-from pcnet.functions import Linear
-from pcnet.generalised import temporal_precision
-from pcnet.kernels import Autocorrelation, Matern, SquaredExponential, White
-from pcnet.linalg import Precision
-from pcnet.movers import Newton, Scoring
-from pcnet.nodes import FilterNode, ParameterNode, PrecisionNode, SensoryNode, StateNode
+from pcnet.functions.closed_form import Linear
+from pcnet.nodes import GeneralisedStateNode, KalmanStateNode, ParameterNode, PrecisionNode, SensoryNode
 from pcnet.nodes.precision import precision_error
+from pcnet.numerics.estimators import Newton, NoiseScoring
+from pcnet.numerics.generalised import temporal_precision
+from pcnet.numerics.kernels import Autocorrelation, Matern, SquaredExponential, White
+from pcnet.numerics.precision import Precision
 
 LAST_X, LAST_Y, WIDTH = 0.7, 0.25, 0.35
 """How long noises last that do, and how wide the smooth ones are."""
 
 
 def noise(name: str, log, kernel, **options) -> PrecisionNode:
-    return PrecisionNode(name, mean=log, sd=1.0, kernel=kernel, mover=Newton(), **options)
+    return PrecisionNode(name, mean=log, sd=1.0, kernel=kernel, estimator=Newton(), **options)
 
 
 def graph_of(own: list[PrecisionNode], theirs: PrecisionNode) -> pc.Graph:
-    x = FilterNode("x", dim=2, flow=Linear(FLOW), initial_mean=FIRST[None], initial_sd=0.9)
+    x = KalmanStateNode("x", dim=2, flow=Linear(FLOW), initial_mean=FIRST[None], initial_sd=0.9)
     y = SensoryNode("y", dim=3, orders=1, dt=DT)
     graph = pc.Graph()
     graph.predicts(x, y, via=Linear(GAIN))
@@ -102,12 +102,14 @@ def test_what_is_to_come_is_forecast_with_the_noise_that_lasts():
 
 def test_a_forecast_counts_what_is_not_known_of_parameters():
     """A state that is known moves by dt θ in each step, and is seen as θ' times itself: all of it is normal in θ."""
-    x = FilterNode("x", dim=1, flow=pc.Derived(lambda x, theta: 0 * x + theta), initial_mean=[[2.0]], initial_sd=1e-9)
+    x = KalmanStateNode(
+        "x", dim=1, flow=pc.TracedFunction(lambda x, theta: 0 * x + theta), initial_mean=[[2.0]], initial_sd=1e-9
+    )
     y = SensoryNode("y", dim=1, orders=1, dt=DT)
     graph = pc.Graph()
-    graph.predicts(x, y, via=pc.Derived(lambda x, theta: x * theta))
-    graph.parametrises(ParameterNode("theta", mean=[0.5], sd=0.3, mover=Newton()), x)
-    graph.parametrises(ParameterNode("gain", mean=[1.5], sd=0.2, mover=Newton()), x, of=y)
+    graph.predicts(x, y, via=pc.TracedFunction(lambda x, theta: x * theta))
+    graph.parametrises(ParameterNode("theta", mean=[0.5], sd=0.3, estimator=Newton()), x)
+    graph.parametrises(ParameterNode("gain", mean=[1.5], sd=0.2, estimator=Newton()), x, of=y)
     graph.weighs(noise("noise_x", 60.0, White()), x)
     graph.weighs(noise("noise_y", math.log(4.0), White()), y)
     live = graph.start(STILL, record=()).step([np.nan])
@@ -123,13 +125,13 @@ def test_a_forecast_counts_what_is_not_known_of_parameters():
 
 @pytest.mark.parametrize("smoothness", [0.3, Matern(0.3, 0.5)])
 def test_noise_that_lasts_is_no_obstacle_to_finding_the_first_state(smoothness):
-    model = pc.graphs.triple(lambda x, _: -x, 2, DT, smoothness=smoothness)
+    model = pc.graphs.adaptive_filter(lambda x, _: -x, 2, DT, correlation_time=smoothness)
     live = model.graph.start(model.schedule).step([3.0, -1.0])
     np.testing.assert_allclose(live.mean("x")[0].numpy(), [3.0, -1.0], rtol=0.2)
 
 
 def test_a_run_that_is_reset_after_a_long_pause_goes_on():
-    model = pc.graphs.triple(lambda x, _: -x, 1, 0.01, smoothness=0.1, every=16)
+    model = pc.graphs.adaptive_filter(lambda x, _: -x, 1, 0.01, correlation_time=0.1, every=16)
     live = model.graph.start(model.schedule, on_divergence="reset")
     for i in range(20):
         live.step([1.0], t=0.01 * i)
@@ -139,13 +141,13 @@ def test_a_run_that_is_reset_after_a_long_pause_goes_on():
 
 
 def test_levels_of_noise_that_are_given_stay_as_they_are():
-    x = FilterNode("x", dim=2, flow=Linear(FLOW), initial_mean=FIRST[None], noise="given")
+    x = KalmanStateNode("x", dim=2, flow=Linear(FLOW), initial_mean=FIRST[None], learn_noise=False)
     y = SensoryNode("y", dim=3, orders=1, dt=DT)
     graph = pc.Graph()
     graph.predicts(x, y, via=Linear(GAIN))
     graph.weighs(noise("noise_x", [0.5, 0.2], White()), x)
     graph.weighs(noise("noise_y", [0.1, 0.2, 0.3], White()), y)
-    live = graph.start(pc.tracking(every=5), record=()).run(OBSERVATIONS)
+    live = graph.start(pc.adaptive_filtering(every=5), record=()).run(OBSERVATIONS)
     assert live.mean("noise_x").tolist() == pytest.approx([0.5, 0.2])
     assert live.mean("noise_y").tolist() == pytest.approx([0.1, 0.2, 0.3])
 
@@ -156,7 +158,7 @@ def test_levels_of_noise_that_are_given_stay_as_they_are():
 )
 def test_first_mistakes_with_noises_are_named(options, message):
     with pytest.raises(SettingError, match=message):
-        pc.graphs.triple(lambda x, _: -x, 1, 0.01, **options)
+        pc.graphs.adaptive_filter(lambda x, _: -x, 1, 0.01, **options)
 
 
 @pytest.mark.parametrize("node", LOGS)
@@ -198,8 +200,14 @@ def test_a_width_that_is_three_times_wrong_is_found(wrong):
         width=width / math.sqrt(2),
         seed=list(range(20)),
     )
-    model = pc.graphs.triple(
-        flow, 2, dt, expected_precision_x=400, expected_precision_y=100, smoothness=width * wrong, smoothness_sd=1.0
+    model = pc.graphs.adaptive_filter(
+        flow,
+        2,
+        dt,
+        expected_precision_x=400,
+        expected_precision_y=100,
+        correlation_time=width * wrong,
+        correlation_time_sd=1.0,
     )
     result = model.graph.run(world.observations, model.schedule, record=["smoothness", "log_smoothness_sd"])
     apart = np.log(result.traces["noise_y.smoothness"].values[:, -1, 0] / width)
@@ -213,7 +221,7 @@ def test_what_observations_say_of_a_width_is_what_their_motion_is_like():
     y[5, 1] = np.nan
     first, second = math.log(WIDTH), 0.3
     own = noise("noise_x", 0.0, White())
-    live = graph_of([own], noise("noise_y", second, SquaredExponential(WIDTH), smoothness_sd=1.0)).start(
+    live = graph_of([own], noise("noise_y", second, SquaredExponential(WIDTH), correlation_time_sd=1.0)).start(
         GATHER, record=()
     )
     live.run(y)
@@ -229,8 +237,8 @@ def test_a_filter_follows_a_width_that_was_learned():
     """Once it has settled, it runs with bells of the width that its precision node believes in."""
     live = graph_of(
         [noise("noise_x", 0.0, White())],
-        PrecisionNode("noise_y", mean=0.0, sd=1.0, smoothness=WIDTH, smoothness_sd=1.0, mover=Newton()),
-    ).start(pc.tracking(every=8), record=())
+        PrecisionNode("noise_y", mean=0.0, sd=1.0, correlation_time=WIDTH, correlation_time_sd=1.0, estimator=Newton()),
+    ).start(pc.adaptive_filtering(every=8), record=())
     live.run(np.random.default_rng(0).standard_normal((24, 3)).cumsum(0))
     learned = live.read("noise_y", "smoothness").item()
     assert learned != WIDTH
@@ -238,7 +246,7 @@ def test_a_filter_follows_a_width_that_was_learned():
 
 
 def test_a_width_is_not_learned_in_passes():
-    model = pc.graphs.triple(lambda x, _: -x, 3, DT, smoothness=WIDTH, smoothness_sd=1.0)
+    model = pc.graphs.adaptive_filter(lambda x, _: -x, 3, DT, correlation_time=WIDTH, correlation_time_sd=1.0)
     with pytest.raises(GraphError, match="learns a width"):
         model.graph.fit(OBSERVATIONS)
 
@@ -249,7 +257,7 @@ def test_each_noise_of_a_batch_is_as_it_is_alone(width):
     data = np.random.default_rng(5).standard_normal((60, 1)).cumsum(0) / 10
 
     def run(smoothness):
-        model = pc.graphs.triple(lambda x, _: -x, 1, 0.01, smoothness=smoothness, every=16)
+        model = pc.graphs.adaptive_filter(lambda x, _: -x, 1, 0.01, correlation_time=smoothness, every=16)
         return model.graph.run(data, model.schedule, record=["mean"]).mean("x")
 
     both = run(torch.tensor([0.004, 0.05], dtype=torch.float64))
@@ -259,7 +267,7 @@ def test_each_noise_of_a_batch_is_as_it_is_alone(width):
 # --- widths of generalised errors -----------------------------------------------------------------------------------
 def energy(parameters: torch.Tensor, moment: torch.Tensor, kernel) -> torch.Tensor:
     """½tr(Π̃M) − ½log|Π̃| of λ (2) and log w for a second moment M of errors, order by order and channel by channel."""
-    temporal = temporal_precision(kernel.of_width(parameters[2].exp()), 3)
+    temporal = temporal_precision(kernel.with_lengthscale(parameters[2].exp()), 3)
     full = torch.kron(temporal.contiguous(), parameters[:2].exp().diag().contiguous())
     return 0.5 * (full * moment).sum() - 0.5 * torch.logdet(full)
 
@@ -314,20 +322,22 @@ def test_a_generalised_precision_node_learns_its_width():
         seed=list(range(20)),
     )
     wrong = torch.tensor([1 / 3, 3.0], dtype=torch.float64)[:, None]
-    x = StateNode("x", dim=1, orders=2, flow=still, initial_mean=[[0.0], [0.0]])
+    x = GeneralisedStateNode("x", dim=1, orders=2, flow=still, initial_mean=[[0.0], [0.0]])
     y = SensoryNode("y", dim=1, orders=2, dt=dt)
     graph = pc.Graph()
     graph.predicts(x, y)
-    graph.weighs(PrecisionNode("noise_x", mean=20.0, sd=0.1, smoothness=width), x)
-    rule = Scoring(reopening=False, fading=1.0)
-    node = PrecisionNode("noise_y", mean=0.0, sd=2.0, smoothness=wrong * width, smoothness_sd=1.0, mover=rule)
+    graph.weighs(PrecisionNode("noise_x", mean=20.0, sd=0.1, correlation_time=width), x)
+    rule = NoiseScoring(covariance_reset=False, decaying_forgetting=1.0)
+    node = PrecisionNode(
+        "noise_y", mean=0.0, sd=2.0, correlation_time=wrong * width, correlation_time_sd=1.0, estimator=rule
+    )
     graph.weighs(node, y)
     schedule = pc.Schedule(
         name="noise of y alone",
         acts=(
-            pc.act("sense", "sensory"),
-            pc.act("gather", "noise_y"),
-            *(pc.act(verb, "noise_y", every=100) for verb in ("move", "settle", "carry")),
+            pc.act("observe", "sensory"),
+            pc.act("accumulate", "noise_y"),
+            *(pc.act(verb, "noise_y", every=100) for verb in ("update", "update_covariance", "carry")),
         ),
     )
     result = graph.run(world.observations, schedule, record=["smoothness", "log_smoothness_sd", "mean"])
@@ -340,13 +350,13 @@ def test_a_generalised_precision_node_learns_its_width():
 
 def test_widths_that_cannot_be_learned_are_refused_by_name():
     with pytest.raises(SettingError, match=r"noise.*has no width that could be learned"):
-        noise("noise", 0.0, White(), smoothness_sd=1.0)
+        noise("noise", 0.0, White(), correlation_time_sd=1.0)
     with pytest.raises(SettingError, match="a width is not learned together with"):
-        noise("noise", 0.0, SquaredExponential(1.0), smoothness_sd=1.0, channels="full")
-    own = noise("noise_x", 0.0, SquaredExponential(1.0), smoothness_sd=1.0)
+        noise("noise", 0.0, SquaredExponential(1.0), correlation_time_sd=1.0, channels="full")
+    own = noise("noise_x", 0.0, SquaredExponential(1.0), correlation_time_sd=1.0)
     graph = graph_of([own], noise("noise_y", -np.log(NOISE_VARIANCE), White()))
     with pytest.raises(GraphError, match="the width of 'noise_x' cannot be learned"):
         graph.run(OBSERVATIONS, GATHER)
-    theirs = noise("noise_y", 0.0, Matern(1.0, 2.5), smoothness_sd=1.0)
+    theirs = noise("noise_y", 0.0, Matern(1.0, 2.5), correlation_time_sd=1.0)
     with pytest.raises(GraphError, match="the width of the noise of 'y' is learned only"):
         graph_of([noise("noise_x", 0.0, White())], theirs).run(OBSERVATIONS, GATHER)

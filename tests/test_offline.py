@@ -8,11 +8,11 @@ import torch
 
 import pcnet as pc
 from pcnet.errors import DivergenceError, GraphError, ObservationError, ResultError, ScheduleError, SettingError
-from pcnet.graphs import Tier, hierarchy, paper, triple
-from pcnet.kernels import White
-from pcnet.movers import Newton, Scoring
-from pcnet.nodes import FilterNode, ParameterNode, PrecisionNode, SensoryNode, StateNode
-from pcnet.schedule import Level
+from pcnet.graphs import Level, adaptive_filter, hierarchy, odem
+from pcnet.model.schedule import LevelNodes
+from pcnet.nodes import GeneralisedStateNode, KalmanStateNode, ParameterNode, PrecisionNode, SensoryNode
+from pcnet.numerics.estimators import Newton, NoiseScoring
+from pcnet.numerics.kernels import White
 
 DT, SAMPLES = 0.1, 60
 FLOW = torch.tensor([[-0.4, 1.0], [-1.2, -0.1]], dtype=torch.float64)
@@ -48,13 +48,13 @@ def record(seed: int, holes: bool = False) -> np.ndarray:
 
 
 def model(kind: str, **options) -> pc.Graph:
-    return triple(
+    return adaptive_filter(
         FLOWS[kind],
         2,
         DT,
-        mean=PRIOR,
-        sd=PRIOR_SD,
-        mapping=pc.flows.linear([[1.0, 0.0]]),
+        parameter_mean=PRIOR,
+        parameter_sd=PRIOR_SD,
+        mapping=pc.systems.linear([[1.0, 0.0]]),
         channels=1,
         expected_precision_x=math.exp(LEVELS[0]),
         expected_precision_y=math.exp(LEVELS[1]),
@@ -107,7 +107,7 @@ def test_parameters_and_noise_levels_are_those_of_the_exact_maximum(kind):
     energy = surprise(kind, record(1))
     found, _ = minimum(energy, [0, 1, 2, 3])
     fit = model(kind).fit(record(1), tolerance=1e-9)
-    assert fit.settled
+    assert fit.converged
     np.testing.assert_allclose(fit.mean("theta"), found[:2], atol=1e-6)
     np.testing.assert_allclose([*fit.mean("noise_x"), *fit.mean("noise_y")], found[2:], atol=1e-6)
     assert fit.free_actions[0] == pytest.approx(energy(torch.cat([PRIOR, LEVELS])).item(), abs=1e-9)
@@ -130,7 +130,7 @@ def test_the_posterior_is_that_of_a_linear_model_exactly():
     """With levels given, the surprise is quadratic in what pushes, and Σ is its inverse curvature."""
     energy = surprise("pushed", record(2))
     found, curvature = minimum(energy, [0, 1])
-    fit = model("pushed").fit(record(2), pc.offline("parameter"), tolerance=1e-9)
+    fit = model("pushed").fit(record(2), pc.batch("parameter"), tolerance=1e-9)
     covariance = torch.linalg.inv(curvature)
     np.testing.assert_allclose(fit.mean("theta"), found[:2], atol=1e-8)
     np.testing.assert_allclose(fit.covariance("theta"), covariance, rtol=1e-7)
@@ -147,11 +147,13 @@ def test_the_posterior_is_that_of_a_linear_model_exactly():
 def test_the_last_pass_is_a_filter_with_what_was_found():
     """The states are those of a Kalman filter at the maximum, and are less certain by what is not known of it."""
     data = record(2)
-    fit = model("pushed").fit(data, pc.offline("parameter"), tolerance=1e-9, record=["mean", "sd"])
+    fit = model("pushed").fit(data, pc.batch("parameter"), tolerance=1e-9, record=["mean", "sd"])
     told = model("pushed").with_nodes(
-        model("pushed").nodes | {"theta": ParameterNode("theta", mean=fit.mean("theta"), sd=1e-9, mover=Newton())}
+        model("pushed").nodes | {"theta": ParameterNode("theta", mean=fit.mean("theta"), sd=1e-9, estimator=Newton())}
     )
-    still = told.run(data, pc.tracking(levels=[Level(precisions=(), parameters=())]), record=["mean", "sd"])
+    still = told.run(
+        data, pc.adaptive_filtering(levels=[LevelNodes(precisions=(), parameters=())]), record=["mean", "sd"]
+    )
     np.testing.assert_allclose(fit.result.mean("x"), still.mean("x"), atol=1e-7)
     assert (fit.result.sd("x") >= still.sd("x")).all()
     np.testing.assert_allclose(fit.result.mean("theta"), np.tile(fit.mean("theta"), (SAMPLES, 1)))
@@ -167,7 +169,7 @@ def test_what_is_missing_is_not_there():
 def test_a_batch_is_each_of_its_elements_alone():
     data = np.stack([record(1), record(2), 5 * record(3)])
     together = model("spring").fit(data, tolerance=1e-8)
-    assert together.settled.all()
+    assert together.converged.all()
     assert (np.diff(together.free_actions) <= 0).all()
     assert len(set(together.passes.tolist())) > 1  # each settles at its own time
     for i, each in enumerate(data):
@@ -182,11 +184,11 @@ def test_steps_that_make_it_worse_are_taken_back():
     """Log-precisions that begin far too high make Newton's steps far too long; the free action never rises by it."""
     graph = model("spring")
     far = {
-        name: PrecisionNode(name, mean=[level], sd=20.0, kernel=White(), channels="shared", mover=Newton())
+        name: PrecisionNode(name, mean=[level], sd=20.0, kernel=White(), channels="shared", estimator=Newton())
         for name, level in (("noise_x", 8.0), ("noise_y", 7.0))
     }
-    fit = graph.with_nodes(graph.nodes | far).fit(record(1), passes=12)
-    assert fit.halved > 0
+    fit = graph.with_nodes(graph.nodes | far).fit(record(1), max_iterations=12)
+    assert fit.backtracks > 0
     assert (np.diff(fit.free_actions) <= 0).all()
     assert fit.free_actions[-1] < fit.free_actions[0] - 100
 
@@ -194,7 +196,7 @@ def test_steps_that_make_it_worse_are_taken_back():
 def test_states_in_generalised_coordinates():
     """The free action is higher wherever else one looks, by runs that learn nothing."""
     world = pc.simulate.simulate(
-        pc.flows.linear([[-0.5, 1.0], [-1.0, -0.2]]),
+        pc.systems.linear([[-0.5, 1.0], [-1.0, -0.2]]),
         initial=[1.0, 0.0],
         samples=40,
         dt=DT,
@@ -205,18 +207,22 @@ def test_states_in_generalised_coordinates():
     )
 
     def graph(theta, levels, sd) -> pc.Graph:
-        x = StateNode("x", dim=2, orders=3, flow=turning, mover=pc.movers.Implicit(time=DT))
+        x = GeneralisedStateNode(
+            "x", dim=2, orders=3, flow=turning, integrator=pc.integrators.ImplicitEuler(step_size=DT)
+        )
         y = SensoryNode("y", dim=2, orders=2, dt=DT)
         made = pc.Graph()
         made.predicts(x, y)
-        made.parametrises(ParameterNode("theta", mean=theta, sd=sd, mover=Newton()), x)
+        made.parametrises(ParameterNode("theta", mean=theta, sd=sd, estimator=Newton()), x)
         for node, level in zip((x, y), levels, strict=True):
-            name, rule = f"noise_{node.name}", Scoring()
-            made.weighs(PrecisionNode(name, mean=[level], sd=sd, smoothness=0.2, channels="shared", mover=rule), node)
+            name, rule = f"noise_{node.name}", NoiseScoring()
+            made.weighs(
+                PrecisionNode(name, mean=[level], sd=sd, correlation_time=0.2, channels="shared", estimator=rule), node
+            )
         return made
 
     fit = graph([0.7], [3.0, 3.0], 1.0).fit(world.observations, tolerance=1e-6)
-    assert fit.settled
+    assert fit.converged
     assert (np.diff(fit.free_actions) <= 0).all()
     best = np.array([*fit.mean("theta"), *fit.mean("noise_x"), *fit.mean("noise_y")])
 
@@ -239,11 +245,13 @@ def turning(x, theta):
 def test_recorded_data_tell_more_in_passes_than_once(samples):
     """Three species in six worlds, first guesses of the noise as they come: nearer to the truth than once online."""
     world = pc.simulate.glv_process(samples, noise="white", clamp_observations=False, seed=list(range(11, 17)))
-    graph, schedule = triple(pc.flows.lotka_volterra, 3, 0.01, mean=[0.3, -0.2, 0.3], sd=0.25)
+    graph, schedule = adaptive_filter(
+        pc.systems.lotka_volterra, 3, 0.01, parameter_mean=[0.3, -0.2, 0.3], parameter_sd=0.25
+    )
     truth = np.array([0.2, -0.4, 0.1])
     online = graph.start(schedule, record=()).run(world.observations, progress=False)
     fit = graph.fit(world.observations, tolerance=0.05, record=())
-    assert fit.settled.all()
+    assert fit.converged.all()
     assert fit.result.traces == {}
 
     def error(mean) -> float:
@@ -265,8 +273,8 @@ def test_observations_are_read_more_than_once():
         def __iter__(self):
             return iter(record(1))
 
-    again = graph.fit(Lines(), pc.offline("theta"), tolerance=1e-9)
-    whole = graph.fit(record(1), pc.offline("theta"), tolerance=1e-9, times=(DT * t for t in range(SAMPLES)))
+    again = graph.fit(Lines(), pc.batch("theta"), tolerance=1e-9)
+    whole = graph.fit(record(1), pc.batch("theta"), tolerance=1e-9, times=(DT * t for t in range(SAMPLES)))
     np.testing.assert_allclose(again.mean("theta"), whole.mean("theta"), atol=1e-8)
 
 
@@ -279,12 +287,16 @@ def test_observations_are_read_more_than_once():
         ({"tolerance": math.nan}, SettingError, "tolerance must be 0 or more"),
         ({"slopes": "steep"}, SettingError, "'exact' or 'messages'"),
         ({"on_divergence": "hold"}, SettingError, "'raise' or 'stop'"),
-        ({"mover": "Newton"}, SettingError, r"pcnet.movers.Newton\(\)"),
-        ({"mover": pc.movers.RobbinsMonro()}, SettingError, "'theta' steps by RobbinsMonro.*mover=pcnet.movers.Newton"),
-        ({"schedule": pc.tracking()}, ScheduleError, r"nothing steps after a pass.*pcnet.offline\(\)"),
-        ({"schedule": "offline"}, ScheduleError, r"pcnet.offline\(\)"),
-        ({"schedule": pc.offline("thetta")}, ScheduleError, "no node or role 'thetta'; nodes: x, y, theta"),
-        ({"schedule": pc.offline("state")}, ScheduleError, "'x' is to move within a pass and to step after it"),
+        ({"mover": "Newton"}, SettingError, r"pcnet.estimators.Newton\(\)"),
+        (
+            {"mover": pc.estimators.RobbinsMonro()},
+            SettingError,
+            "'theta' steps by RobbinsMonro.*mover=pcnet.estimators.Newton",
+        ),
+        ({"schedule": pc.adaptive_filtering()}, ScheduleError, r"nothing steps after a pass.*pcnet.batch\(\)"),
+        ({"schedule": "offline"}, ScheduleError, r"pcnet.batch\(\)"),
+        ({"schedule": pc.batch("thetta")}, ScheduleError, "no node or role 'thetta'; nodes: x, y, theta"),
+        ({"schedule": pc.batch("state")}, ScheduleError, "'x' is to move within a pass and to step after it"),
     ],
 )
 def test_what_makes_no_sense_is_refused_by_name(options, error, words):
@@ -293,16 +305,16 @@ def test_what_makes_no_sense_is_refused_by_name(options, error, words):
 
 
 def changed(acts=None, closing=None) -> pc.Schedule:
-    usual = pc.offline("theta")
-    return pc.Schedule(acts=acts or usual.acts, opening=usual.opening, closing=closing or usual.closing)
+    usual = pc.batch("theta")
+    return pc.Schedule(acts=acts or usual.acts, on_start=usual.opening, on_end=closing or usual.closing)
 
 
 @pytest.mark.parametrize(
     ("schedule", "words"),
     [
-        (changed(closing=(pc.act("move", "theta"),)), "let it settle there too"),
-        (changed(closing=(*pc.offline("theta").closing, pc.act("carry", "theta"))), "must not count as news again"),
-        (changed(acts=pc.offline("noise_y").acts), "'theta' steps after a pass but never gathers"),
+        (changed(closing=(pc.act("update", "theta"),)), "let it settle there too"),
+        (changed(closing=(*pc.batch("theta").closing, pc.act("carry", "theta"))), "must not count as news again"),
+        (changed(acts=pc.batch("noise_y").acts), "'theta' steps after a pass but never gathers"),
     ],
 )
 def test_schedules_of_ones_own_are_looked_at(schedule, words):
@@ -312,28 +324,28 @@ def test_schedules_of_ones_own_are_looked_at(schedule, words):
 
 def test_schedules_of_passes_are_not_for_streams():
     graph = model("pushed")
-    for use in (lambda: graph.run(record(1), pc.offline()), lambda: graph.start(pc.offline())):
+    for use in (lambda: graph.run(record(1), pc.batch()), lambda: graph.start(pc.batch())):
         with pytest.raises(ScheduleError, match=r"use graph.fit\(observations, schedule\)"):
             use()
     with pytest.raises(SettingError, match="the closing is done once, so that it has no period"):
-        pc.Schedule(acts=(pc.act("sense", "sensory"),), closing=(pc.act("move", "parameter", every=3),))
-    assert "after the last: precision, parameter: move" in str(pc.offline())
+        pc.Schedule(acts=(pc.act("observe", "sensory"),), on_end=(pc.act("update", "parameter", every=3),))
+    assert "after the last: precision, parameter: move" in str(pc.batch())
 
 
 def test_movers_that_are_made_for_streams_are_refused_or_replaced():
-    graph, _ = paper.odem("glv", 2)
+    graph, _ = odem("glv", 2)
     data = pc.simulate.glv_process(samples=30, noise="white", seed=1).observations
     with pytest.raises(
-        SettingError, match=r"lambda_x|theta.*RobbinsMonro.*graph.fit\(…, mover=pcnet.movers.Newton\(\)\)"
+        SettingError, match=r"lambda_x|theta.*RobbinsMonro.*graph.fit\(…, mover=pcnet.estimators.Newton\(\)\)"
     ):
         graph.fit(data)
-    assert graph.fit(data, mover=Newton(), passes=3).free_actions.shape == (3,)
+    assert graph.fit(data, estimator=Newton(), max_iterations=3).free_actions.shape == (3,)
 
 
 def test_parameters_that_are_predicted_move_within_a_pass():
-    spring_ = pc.Derived(lambda x, k: torch.stack([x[..., 1], -k[..., 0] * x[..., 0]], -1))
-    above = Tier(lambda x, theta: -0.01 * x, 1, expected_precision=100.0, initial_mean=[1.0])
-    stack, _ = hierarchy(Tier(spring_, 2, mean=[1.0], sd=0.01, noise="learned"), above, dt=0.05)
+    spring_ = pc.TracedFunction(lambda x, k: torch.stack([x[..., 1], -k[..., 0] * x[..., 0]], -1))
+    above = Level(lambda x, theta: -0.01 * x, 1, expected_precision=100.0, initial_mean=[1.0])
+    stack, _ = hierarchy(Level(spring_, 2, parameter_mean=[1.0], parameter_sd=0.01, learn_noise=True), above, dt=0.05)
     with pytest.raises((GraphError, ScheduleError), match="predicted from above"):
         stack.fit(np.zeros((4, 2)))
 
@@ -343,21 +355,23 @@ def test_a_first_pass_that_diverges_is_named_and_others_go_on():
         return theta[..., :1] * x**3
 
     def graph(means) -> pc.Graph:
-        return triple(burst, 1, DT, mean=means, sd=1.0, initial_mean=[1.0], initial_sd=1e-3).graph
+        return adaptive_filter(
+            burst, 1, DT, parameter_mean=means, parameter_sd=1.0, initial_mean=[1.0], initial_sd=1e-3
+        ).graph
 
     data = np.full((40, 1), 1.0)
     data[5:35] = np.nan
     with pytest.raises(DivergenceError, match="first pass"):
         graph([50.0]).fit(data)
     fit = graph(torch.tensor([[50.0], [0.0]])).fit(data, on_divergence="stop")
-    assert fit.settled.tolist() == [False, True]
+    assert fit.converged.tolist() == [False, True]
     assert np.isnan(fit.free_actions[0]).all()
     assert np.isfinite(fit.free_actions[1]).all()
     assert fit.result.diverged.at[1] == -1
 
 
 def test_it_says_what_it_found(tmp_path):
-    fit = model("pushed").fit(record(1), passes=2)
+    fit = model("pushed").fit(record(1), max_iterations=2)
     assert "in 2 passes, not settled" in repr(fit)
     assert "theta: " in repr(fit)
     with pytest.raises(ResultError, match="'x' took no steps after passes; those that did: theta, noise_x, noise_y"):
@@ -368,19 +382,19 @@ def test_it_says_what_it_found(tmp_path):
 
 
 def test_it_is_written_to_files_and_read_again(tmp_path):
-    pc.save_model(tmp_path / "model.yaml", paper.odem("glv", 2).graph, pc.offline(["theta"]))
+    pc.save_model(tmp_path / "model.yaml", odem("glv", 2).graph, pc.batch(["theta"]))
     again = pc.load_model(tmp_path / "model.yaml").schedule
-    assert str(again) == str(pc.offline(["theta"]))
-    called = paper.odem("glv", 2).graph.to_spec() | {"schedule": {"offline": {"who": ["theta"]}}}
-    assert str(pc.load_model(called).schedule) == str(pc.offline(["theta"]))
+    assert str(again) == str(pc.batch(["theta"]))
+    called = odem("glv", 2).graph.to_spec() | {"schedule": {"offline": {"who": ["theta"]}}}
+    assert str(pc.load_model(called).schedule) == str(pc.batch(["theta"]))
 
 
 def test_progress_is_shown_on_request(capfd):
-    model("pushed").fit(record(1), passes=2, progress=True)
+    model("pushed").fit(record(1), max_iterations=2, progress=True)
     shown = capfd.readouterr().err
     for words in ("pass 1", "pass 2, free action", "last pass"):
         assert words in shown
-    model("pushed").fit(record(1), passes=1)
+    model("pushed").fit(record(1), max_iterations=1)
     assert capfd.readouterr().err == ""
 
 
@@ -388,4 +402,4 @@ def test_single_precision():
     found, _ = minimum(surprise("pushed", record(1)), [0, 1, 2, 3])
     fit = model("pushed").fit(record(1), dtype=torch.float32, tolerance=1e-2)
     np.testing.assert_allclose(fit.mean("theta"), found[:2], atol=0.1)
-    assert isinstance(model("pushed")["x"], FilterNode)
+    assert isinstance(model("pushed")["x"], KalmanStateNode)

@@ -13,7 +13,7 @@ SCRIPT = """
 import sys, pcnet, numpy as np
 from pcnet.graphs import paper
 assert pcnet.__file__.startswith(sys.argv[1]), pcnet.__file__
-graph, schedule = paper.odem(orders=2, every=2)
+graph, schedule = odem(orders=2, every=2)
 print(graph.run(np.ones((4, 3)), schedule=schedule).mean("x").shape)
 """
 

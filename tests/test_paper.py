@@ -5,13 +5,13 @@ import pytest
 
 from pcnet import simulate
 from pcnet.errors import SettingError
-from pcnet.graphs import paper
+from pcnet.graphs import odem
 
 
 @pytest.mark.parametrize("model", ["glv", "lorenz"])
 @pytest.mark.parametrize("orders", [2, 3])
 def test_the_authors_first_states(model, orders):
-    graph, _ = paper.odem(model, orders, conventions="authors")
+    graph, _ = odem(model, orders, conventions="authors")
     measured = np.load(__file__.replace("test_paper.py", f"data/{model}_k{orders}_plain.npz"))["initial_mean"]
     np.testing.assert_allclose(graph["x"].initial_mean, measured, rtol=1e-7)
 
@@ -22,7 +22,7 @@ def test_the_right_model_beats_the_wrong_one(conventions):
     world = simulate.glv_process(samples=1500, noise="authors")
     found = {}
     for model in ("glv", "lorenz"):
-        graph, schedule = paper.odem(model=model, orders=3, conventions=conventions)
+        graph, schedule = odem(model=model, orders=3, conventions=conventions)
         result = graph.run(world.observations, schedule=schedule, record=("mean",))
         error = ((result.mean("x")[:, 0] - world.states.numpy()) ** 2).mean()
         found[model] = error, float(result.free_action)
@@ -34,8 +34,8 @@ def test_the_right_model_beats_the_wrong_one(conventions):
 
 def test_conventions_are_ordinary_options():
     """The graph of the authors' program differs from the paper's in settings only."""
-    ours, _ = paper.odem(conventions="paper")
-    theirs, _ = paper.odem(conventions="authors")
+    ours, _ = odem(conventions="paper")
+    theirs, _ = odem(conventions="authors")
     assert ours["lambda_x"].sd.item() == pytest.approx(0.1)
     assert theirs["lambda_x"].sd.item() == pytest.approx(0.01)
     assert (ours["lambda_x"].channels, theirs["lambda_x"].channels) == ("each", "shared")
@@ -60,4 +60,4 @@ def test_conventions_are_ordinary_options():
 )
 def test_bad_settings(options, words):
     with pytest.raises(SettingError, match=words):
-        paper.odem(**options)
+        odem(**options)

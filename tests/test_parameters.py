@@ -7,10 +7,10 @@ import pytest
 import torch
 
 import pcnet as pc
-from pcnet.functions import Linear
-from pcnet.movers import Newton
-from pcnet.nodes import ParameterNode, PrecisionNode, SensoryNode, StateNode
-from pcnet.schedule import Schedule, act, slow_step
+from pcnet.functions.closed_form import Linear
+from pcnet.model.schedule import Schedule, act, slow_step
+from pcnet.nodes import GeneralisedStateNode, ParameterNode, PrecisionNode, SensoryNode
+from pcnet.numerics.estimators import Newton
 
 STATE, PRECISION = np.array([1.5, -0.5]), 4.0
 MEAN, SD = np.array([0.3, 1.0]), np.array([0.5, 2.0])
@@ -24,19 +24,19 @@ def gains(x, parameters):
 def graph_of(mover: Newton, curvature: str = "gauss-newton") -> pc.Graph:
     """y = θ ⊙ x + noise, with x known."""
     start = torch.tensor(np.stack([STATE, np.zeros(2)]))
-    x = StateNode("x", dim=2, orders=2, flow=pc.flows.linear(torch.zeros(2, 2)), initial_mean=start)
+    x = GeneralisedStateNode("x", dim=2, orders=2, flow=pc.systems.linear(torch.zeros(2, 2)), initial_mean=start)
     y = SensoryNode("y", dim=2, orders=1)
     graph = pc.Graph()
     graph.predicts(x, y, via=gains)
-    graph.parametrises(ParameterNode("gain", mean=MEAN, sd=SD, mover=mover, curvature=curvature), x, of=y)
-    graph.weighs(PrecisionNode("noise_x", mean=0.0, sd=0.1, smoothness=0.5), x)
-    graph.weighs(PrecisionNode("noise_y", mean=math.log(PRECISION), sd=0.1, smoothness=0.5), y)
+    graph.parametrises(ParameterNode("gain", mean=MEAN, sd=SD, estimator=mover, curvature=curvature), x, of=y)
+    graph.weighs(PrecisionNode("noise_x", mean=0.0, sd=0.1, correlation_time=0.5), x)
+    graph.weighs(PrecisionNode("noise_y", mean=math.log(PRECISION), sd=0.1, correlation_time=0.5), y)
     return graph
 
 
 def learning(*verbs: str, every) -> pc.Schedule:
     """Only the gains learn; the states stay where they are."""
-    acts = [act("sense", "sensory"), act("gather", "gain")]
+    acts = [act("observe", "sensory"), act("accumulate", "gain")]
     return pc.Schedule(tuple(acts + [act(verb, "gain", every=every) for verb in verbs]))
 
 
@@ -48,7 +48,14 @@ def expect(seen: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize("curvature", ["gauss-newton", "exact"])
-@pytest.mark.parametrize("verbs", [("move", "settle", "carry"), ("move", "settle"), ("settle", "move", "settle")])
+@pytest.mark.parametrize(
+    "verbs",
+    [
+        ("update", "update_covariance", "carry"),
+        ("update", "update_covariance"),
+        ("update_covariance", "update", "update_covariance"),
+    ],
+)
 @pytest.mark.parametrize("every", [1, 5])
 def test_the_belief_is_the_exact_posterior(every, verbs, curvature):
     """Whether or not the posterior becomes the prior of what comes next: that is a matter of bookkeeping."""
@@ -60,7 +67,7 @@ def test_the_belief_is_the_exact_posterior(every, verbs, curvature):
 
 
 def test_every_batch_element_has_its_own_clock():
-    schedule = learning("move", "settle", "carry", every=[2, 3])
+    schedule = learning("update", "update_covariance", "carry", every=[2, 3])
     result = graph_of(Newton()).run(OBSERVATIONS, schedule=schedule)
     for t in range(12):
         for i, every in enumerate((2, 3)):
@@ -71,8 +78,8 @@ def test_every_batch_element_has_its_own_clock():
 
 def test_every_batch_element_forgets_in_its_own_way():
     """After long forgetting by a half at every observation, the last ones count 1, ½, ¼, …, and the prior always."""
-    schedule = learning("move", "settle", "carry", every=1)
-    result = graph_of(Newton(forgetting=[0.0, 0.5])).run(OBSERVATIONS, schedule=schedule)
+    schedule = learning("update", "update_covariance", "carry", every=1)
+    result = graph_of(Newton(forgetting_factor=[0.0, 0.5])).run(OBSERVATIONS, schedule=schedule)
     np.testing.assert_allclose(result.mean("gain")[0, -1], expect(12)[0], rtol=1e-10)
     kept = 0.5 ** np.arange(1, 13)  # of each observation, newest first
     np.testing.assert_allclose(
@@ -83,7 +90,7 @@ def test_every_batch_element_forgets_in_its_own_way():
 def test_the_complexity_is_the_information_gained():
     """Without carrying: ½(θ − η)ᵀP(θ − η) + ½log|L|/|P|."""
     graph = graph_of(Newton())
-    live = graph.start(learning("move", "settle", every=1)).run(OBSERVATIONS)
+    live = graph.start(learning("update", "update_covariance", every=1)).run(OBSERVATIONS)
     mean, sd = expect(12)
     expected = (0.5 * ((mean - MEAN) / SD) ** 2 + np.log(SD / sd)).sum()
     found = graph["gain"].energy(live.local("gain"))
@@ -93,14 +100,14 @@ def test_the_complexity_is_the_information_gained():
 
 def test_log_precisions_move_by_newton():
     """Errors of a precision that is known e-fold too high: λ moves by Σ½(1 − e^λ ε²)/(1/sd² + T/2), in one step."""
-    x = StateNode("x", dim=1, orders=1, flow=Linear([[0.0]]), initial_mean=[[0.0]])
+    x = GeneralisedStateNode("x", dim=1, orders=1, flow=Linear([[0.0]]), initial_mean=[[0.0]])
     y = SensoryNode("y", dim=1, orders=1)
-    noise = PrecisionNode("noise", mean=1.0, sd=0.5, smoothness=1.0, mover=Newton())
+    noise = PrecisionNode("noise", mean=1.0, sd=0.5, correlation_time=1.0, estimator=Newton())
     graph = pc.Graph()
     graph.predicts(x, y)
-    graph.weighs(PrecisionNode("still", expected=1.0, sd=1.0, smoothness=1.0), x)
+    graph.weighs(PrecisionNode("still", prior_precision=1.0, sd=1.0, correlation_time=1.0), x)
     graph.weighs(noise, y)
-    acts = (act("sense", "sensory"), act("gather", "noise"), *slow_step("noise", every=20))
+    acts = (act("observe", "sensory"), act("accumulate", "noise"), *slow_step("noise", every=20))
     data = np.random.default_rng(3).standard_normal((20, 1))
     result = graph.run(torch.from_numpy(data), schedule=Schedule(acts))
     information = 4.0 + 10.0

@@ -10,10 +10,10 @@ from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 
 import pcnet as pc
-from pcnet import plotting
 from pcnet.errors import ResultError
-from pcnet.graphs import paper
-from pcnet.result import Result, Trace
+from pcnet.graphs import odem
+from pcnet.results import plots as plotting
+from pcnet.results.result import Result, Trace
 from pcnet.simulate import GLV_PARAMETERS, glv_process
 
 RNG = np.random.default_rng(0)
@@ -262,7 +262,7 @@ def test_the_caption_tells_the_free_action_of_the_element():
 
 def test_a_real_run_in_a_batch_becomes_a_picture_file(tmp_path):
     process = glv_process(70, noise="white", seed=[0, 1])
-    graph, schedule = paper.odem(kappa=torch.tensor([1.0, 2.0]))
+    graph, schedule = odem(kappa=torch.tensor([1.0, 2.0]))
     made = graph.run(process.observations, schedule)
     figure = made.plot(truth=process.states, true_parameters=GLV_PARAMETERS, element=1)
     path = tmp_path / "run.png"
@@ -273,13 +273,13 @@ def test_a_real_run_in_a_batch_becomes_a_picture_file(tmp_path):
 
 
 def test_a_run_of_one_observation_can_be_drawn(tmp_path):
-    graph, schedule = paper.odem()
+    graph, schedule = odem()
     graph.run(glv_process(1, seed=0).observations, schedule).plot().savefig(tmp_path / "one.png")
 
 
 # --- what is refused -------------------------------------------------------------------------------------------------
 def test_what_was_not_recorded_is_named():
-    graph, schedule = paper.odem()
+    graph, schedule = odem()
     made = graph.run(glv_process(3, seed=0).observations, schedule, record=["mean"])
     with pytest.raises(ResultError, match="'sd' of 'x' was not recorded"):
         plotting.states(made)
@@ -320,7 +320,7 @@ def test_a_role_without_nodes_is_left_out_of_the_overview_and_refused_alone():
 
 
 def test_a_record_of_few_observations_can_be_drawn():
-    graph, schedule = paper.odem()
+    graph, schedule = odem()
     process = glv_process(30, seed=0)
     made = graph.run(process.observations, schedule, record=pc.Record(every=7))
     line = plotting.states(made, truth=process.states).get_lines()[-1]

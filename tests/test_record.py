@@ -5,9 +5,9 @@ import pytest
 import torch
 
 import pcnet as pc
-from pcnet import record
-from pcnet.graphs import paper
-from pcnet.record import Tape
+from pcnet.graphs import odem
+from pcnet.results import recorder as record
+from pcnet.results.recorder import TraceBuffer
 
 
 class Counter:
@@ -34,7 +34,7 @@ def expected(ticks: range, batch: int = 2) -> np.ndarray:
 def test_meanings_of_a_block_are_those_of_its_values(length, monkeypatch):
     monkeypatch.setattr(record, "BLOCK", 4)
     counter = Counter()
-    tape = Tape(("n",), counter.source, counter.meaning)
+    tape = TraceBuffer(("n",), counter.source, counter.meaning)
     assert tape.tensor() is None
     for _ in range(length):
         tape.write()
@@ -46,7 +46,7 @@ def test_meanings_of_a_block_are_those_of_its_values(length, monkeypatch):
 def test_what_is_large_is_not_kept_raw_for_long(monkeypatch):
     monkeypatch.setattr(record, "ROOM", 3 * 100 * 8 + 1)
     counter = Counter(100)
-    tape = Tape(("n",), counter.source, counter.meaning)
+    tape = TraceBuffer(("n",), counter.source, counter.meaning)
     for _ in range(9):
         tape.write()
     assert counter.asked == [3 * 100] * 3
@@ -58,7 +58,7 @@ def test_what_is_large_is_not_kept_raw_for_long(monkeypatch):
 
 def test_elements_are_nan_from_where_they_stopped():
     counter = Counter()
-    tape = Tape(("n",), counter.source, counter.meaning)
+    tape = TraceBuffer(("n",), counter.source, counter.meaning)
     for going in (None, None, torch.tensor([True, False])):
         tape.write(going)
     found, wanted = tape.tensor(), expected(range(1, 4))
@@ -70,7 +70,7 @@ def test_elements_are_nan_from_where_they_stopped():
 def test_whole_blocks_are_forgotten_but_never_too_much(before, monkeypatch):
     monkeypatch.setattr(record, "BLOCK", 4)
     counter = Counter()
-    tape = Tape((), counter.source)
+    tape = TraceBuffer((), counter.source)
     if before:
         tape.restore(torch.zeros(before, 2, dtype=torch.float64), None, None)
     for tick in range(1, 31):
@@ -85,7 +85,7 @@ def test_whole_blocks_are_forgotten_but_never_too_much(before, monkeypatch):
 def test_recorded_deviations_are_those_of_each_tick(monkeypatch):
     """√diag Π⁻¹ by another library, tick by tick, of states and of what changes on a slower clock."""
     monkeypatch.setattr(record, "BLOCK", 7)
-    graph, schedule = paper.odem(orders=2, every=3)
+    graph, schedule = odem(orders=2, every=3)
     live = graph.start(schedule, record=("mean", "sd", "covariance"))
     draw, wanted = np.random.default_rng(0), {name: [] for name in ("x", "theta")}
     for y in 1.5 + 0.1 * draw.normal(size=(20, 3)):
@@ -100,7 +100,7 @@ def test_recorded_deviations_are_those_of_each_tick(monkeypatch):
 
 
 def test_a_quantity_is_read_in_two_steps():
-    quantity = pc.node.Quantity(("n",), lambda local: local.belief, torch.sqrt)
-    local = pc.node.Local()
+    quantity = pc.node.Recordable(("n",), lambda local: local.belief, torch.sqrt)
+    local = pc.node.NodeContext()
     local.belief = torch.tensor([4.0, 9.0])
     assert quantity.read(local).tolist() == [2.0, 3.0]

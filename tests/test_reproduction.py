@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from pcnet.command_line import app
 from pcnet.errors import SettingError
-from pcnet.reproduction import conclude, reproduce
-from pcnet.reproduction.conduct import THINNING
-from pcnet.reproduction.design import GRIDS, build, worlds
-from pcnet.reproduction.findings import RATIOS, Cell, ratio_name
+from pcnet.io.command_line import app
+from studies.paper import conclude, reproduce
+from studies.paper.conduct import THINNING
+from studies.paper.design import GRIDS, build, worlds
+from studies.paper.findings import RATIOS, Cell, ratio_name
 
 DATA = Path(__file__).parent / "data"
 

@@ -13,10 +13,10 @@ import torch
 from matplotlib.collections import PolyCollection
 
 from pcnet import simulate
-from pcnet.graphs import paper
-from pcnet.reproduction import claims, figures, judging, report
-from pcnet.reproduction.findings import MODELS, RATIOS, Cell, Findings, Speed, ratio_name
-from pcnet.result import Result, Trace
+from pcnet.graphs import odem
+from pcnet.results.result import Result, Trace
+from studies.paper import claims, figures, judging, report
+from studies.paper.findings import MODELS, RATIOS, Cell, Findings, Speed, ratio_name
 
 SLOW = ("theta", "lambda_x", "lambda_y")
 SPEED = Speed(90.0, 112, 300, 5000.0, 50.0, 2, 3 * 2**20)
@@ -70,7 +70,7 @@ def small_study(conventions, replicates, samples=300, kappas=(1.0, 0.25)):
     parts, traces, slow = [], {}, {}
     for model in MODELS:
         for orders in (2, 3):
-            graph, schedule = paper.odem(
+            graph, schedule = odem(
                 model=model,
                 orders=orders,
                 kappa=torch.tensor(kappa),

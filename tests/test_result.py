@@ -6,19 +6,19 @@ from scipy.stats import norm
 
 import pcnet as pc
 from pcnet.errors import ResultError
-from pcnet.graphs import paper
+from pcnet.graphs import odem
 
 
 @pytest.fixture(scope="module")
 def single():
-    graph, schedule = paper.odem(orders=3, every=5)
+    graph, schedule = odem(orders=3, every=5)
     y = np.linspace(1.0, 2.0, 60).reshape(20, 3)
     return graph.run(y, schedule=schedule)
 
 
 @pytest.fixture(scope="module")
 def batched():
-    graph, schedule = paper.odem(orders=3, every=5, kappa=[0.5, 1.0])
+    graph, schedule = odem(orders=3, every=5, kappa=[0.5, 1.0])
     y = np.linspace(1.0, 2.0, 60).reshape(20, 3)
     return graph.run(y, schedule=schedule)
 

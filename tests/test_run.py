@@ -10,10 +10,10 @@ from models import build
 
 import pcnet as pc
 from pcnet.errors import DivergenceError, GraphError, ObservationError, ScheduleError, SettingError
-from pcnet.graphs import paper
-from pcnet.kernels import SquaredExponential
-from pcnet.movers import StateMover
-from pcnet.nodes import PrecisionNode, SensoryNode, StateNode
+from pcnet.graphs import odem
+from pcnet.nodes import GeneralisedStateNode, PrecisionNode, SensoryNode
+from pcnet.numerics.integrators import StateIntegrator
+from pcnet.numerics.kernels import SquaredExponential
 from pcnet.settings import Positive, settings
 
 SCHEDULE = pc.odem(every=4)
@@ -65,10 +65,10 @@ def test_settings_and_observations_broadcast_together():
     y = build(samples=6).observations["y0"][:, :1].expand(6, 3) + torch.tensor([1.0, 2.0, 1.5])
     y = torch.stack([y, y * 1.1, y * 0.9])[:, None]  # (3, 1, 6, 3)
     kappa = torch.tensor([0.5, 1.0])
-    graph, schedule = paper.odem(model="glv", orders=2, kappa=kappa, every=torch.tensor([[2], [3], [4]]))
+    graph, schedule = odem(model="glv", orders=2, kappa=kappa, every=torch.tensor([[2], [3], [4]]))
     result = graph.run(y, schedule=schedule)
     assert result.mean("theta").shape == (3, 2, 6, 3)
-    graph, schedule = paper.odem(model="glv", orders=2, kappa=1.0, every=3)
+    graph, schedule = odem(model="glv", orders=2, kappa=1.0, every=3)
     alone = graph.run(y[1, 0], schedule=schedule)
     np.testing.assert_allclose(result.mean("x")[1, 1], alone.mean("x"), rtol=1e-10)
 
@@ -95,10 +95,10 @@ def test_every_setting_of_the_paper_takes_a_batch():
         "initial_mean": (0.5 * np.ones((3, 3)), np.eye(3)),
     }
     for conventions in ("paper", "authors"):
-        graph, schedule = paper.odem(orders=3, conventions=conventions, **{k: np.array(v) for k, v in settings.items()})
+        graph, schedule = odem(orders=3, conventions=conventions, **{k: np.array(v) for k, v in settings.items()})
         together = graph.run(y, schedule=schedule)
         for i in range(2):
-            graph, schedule = paper.odem(orders=3, conventions=conventions, **{k: v[i] for k, v in settings.items()})
+            graph, schedule = odem(orders=3, conventions=conventions, **{k: v[i] for k, v in settings.items()})
             alone = graph.run(y, schedule=schedule)
             for key, trace in alone.traces.items():
                 np.testing.assert_allclose(together.traces[key].values[i], trace.values, rtol=1e-10, atol=1e-10)
@@ -125,7 +125,7 @@ def test_messages_can_be_recorded(model):
 
 
 def test_memory_does_not_grow_when_nothing_is_recorded():
-    graph, schedule = paper.odem(model="glv", orders=2)
+    graph, schedule = odem(model="glv", orders=2)
     live = graph.start(schedule, record=())
     y = torch.tensor([2.0, 1.0, 1.5], dtype=torch.float64)
 
@@ -165,12 +165,12 @@ def test_a_module_of_the_dtype_of_the_run():
             return torch.tanh(self.layer(x)) - x
 
     def graph():
-        x = StateNode("x", dim=2, orders=2, flow=Decay())
+        x = GeneralisedStateNode("x", dim=2, orders=2, flow=Decay())
         y = SensoryNode("y", dim=2, orders=1, dt=0.1)
         made = pc.Graph()
         made.predicts(x, y)
-        made.weighs(PrecisionNode("nx", expected=10.0, sd=0.1, smoothness=0.5), x)
-        made.weighs(PrecisionNode("ny", expected=10.0, sd=0.1, smoothness=0.5), y)
+        made.weighs(PrecisionNode("nx", prior_precision=10.0, sd=0.1, correlation_time=0.5), x)
+        made.weighs(PrecisionNode("ny", prior_precision=10.0, sd=0.1, correlation_time=0.5), y)
         return made
 
     result = graph().run(np.ones((5, 2)), schedule=pc.states_only(), dtype=torch.float32)
@@ -210,8 +210,8 @@ def test_threads_are_limited_during_a_run_only(model):
 
 def test_start_from_the_first_observation():
     """With an identity mapping the first state is the first observation, and moves as the flow says."""
-    graph, schedule = paper.odem(model="glv", orders=3)
-    live = graph.start(pc.Schedule(acts=(pc.act("sense", "sensory"),), opening=schedule.opening), record=())
+    graph, schedule = odem(model="glv", orders=3)
+    live = graph.start(pc.Schedule(acts=(pc.act("observe", "sensory"),), on_start=schedule.opening), record=())
     y = torch.tensor([2.0, 1.0, 1.5], dtype=torch.float64)
     live.step(y)
     mean = live.mean("x")
@@ -239,7 +239,7 @@ def test_start_from_the_first_observation():
     ],
 )
 def test_bad_observations_are_refused_by_name(observations, words):
-    graph, schedule = paper.odem()
+    graph, schedule = odem()
     with pytest.raises(ObservationError, match=words):
         graph.run(observations, schedule=schedule)
 
@@ -252,24 +252,24 @@ def test_several_sensors_need_names(model):
 
 
 def test_batches_that_do_not_fit():
-    graph, schedule = paper.odem(kappa=torch.ones(4))
+    graph, schedule = odem(kappa=torch.ones(4))
     with pytest.raises(ObservationError, match="do not fit"):
         graph.run(np.zeros((3, 5, 3)), schedule=schedule)
 
 
 def test_divergence_is_named():
-    x = StateNode("x", dim=1, orders=1, flow=lambda x, p: x**9, initial_mean=[[50.0]])
+    x = GeneralisedStateNode("x", dim=1, orders=1, flow=lambda x, p: x**9, initial_mean=[[50.0]])
     y = SensoryNode("y", dim=1, orders=1)
     graph = pc.Graph()
     graph.predicts(x, y)
-    graph.weighs(PrecisionNode("nx", expected=1.0, sd=0.1, smoothness=1.0), x)
-    graph.weighs(PrecisionNode("ny", expected=1e300, sd=0.1, smoothness=1.0), y)
+    graph.weighs(PrecisionNode("nx", prior_precision=1.0, sd=0.1, correlation_time=1.0), x)
+    graph.weighs(PrecisionNode("ny", prior_precision=1e300, sd=0.1, correlation_time=1.0), y)
     with pytest.raises(DivergenceError, match=r"'[xy]' is no longer finite at observation"):
         graph.run(1e9 * np.ones((200, 1)), schedule=pc.states_only())
 
 
 def test_a_log_precision_that_runs_away_is_named():
-    graph, _ = paper.odem(rate=1.0)
+    graph, _ = odem(rate=1.0)
     schedule = pc.odem(every=1)
     with pytest.raises(DivergenceError, match=r"PrecisionNode 'lambda_[xy]' at observation 1: a log-precision reached"):
         graph.run(1e6 * np.ones((20, 3)) * np.arange(20)[:, None], schedule=schedule)
@@ -278,7 +278,7 @@ def test_a_log_precision_that_runs_away_is_named():
 # --- a batch in which some elements diverge ---
 def runaway(rate, every=1):
     """A step far too long makes log-precisions run away; a batch element with a small one is fine."""
-    graph, _ = paper.odem(rate=rate)
+    graph, _ = odem(rate=rate)
     return graph, pc.odem(every=every), 3 * np.sin(np.arange(40.0) / 10)[:, None] * np.ones(3)
 
 
@@ -307,12 +307,14 @@ def test_a_diverging_element_stops_alone():
 
 
 def test_an_element_that_is_no_longer_finite_stops_alone():
-    x = StateNode("x", dim=1, orders=1, flow=lambda x, p: x**9, initial_mean=torch.tensor([1e-3, 50.0])[:, None, None])
+    x = GeneralisedStateNode(
+        "x", dim=1, orders=1, flow=lambda x, p: x**9, initial_mean=torch.tensor([1e-3, 50.0])[:, None, None]
+    )
     y = SensoryNode("y", dim=1, orders=1)
     graph = pc.Graph()
     graph.predicts(x, y)
-    graph.weighs(PrecisionNode("nx", expected=1.0, sd=0.1, smoothness=1.0), x)
-    graph.weighs(PrecisionNode("ny", expected=[[1.0], [1e300]], sd=0.1, smoothness=1.0), y)
+    graph.weighs(PrecisionNode("nx", prior_precision=1.0, sd=0.1, correlation_time=1.0), x)
+    graph.weighs(PrecisionNode("ny", prior_precision=[[1.0], [1e300]], sd=0.1, correlation_time=1.0), y)
     seen = np.stack([np.zeros((200, 1)), 1e9 * np.ones((200, 1))])
     live = graph.start(pc.states_only(), on_divergence="stop").run(seen)
     assert live.diverged.at[0] == -1
@@ -341,17 +343,17 @@ def test_indefinite_curvature_is_clamped_and_counted_or_raised():
     """Exact curvature of a mapping bent away from the data is negative: −ξg'' outweighs g'²Π."""
 
     def graph(policy):
-        x = StateNode(
+        x = GeneralisedStateNode(
             "x", dim=1, orders=1, flow=lambda x, p: 0 * x, initial_mean=[[0.1]], curvature="exact", indefinite=policy
         )
         y = SensoryNode("y", dim=1, orders=1)
         made = pc.Graph()
         made.predicts(x, y, via=lambda x, p: x**2)
-        made.weighs(PrecisionNode("nx", expected=1e-3, sd=0.1, smoothness=1.0), x)
-        made.weighs(PrecisionNode("ny", expected=1.0, sd=0.1, smoothness=1.0), y)
+        made.weighs(PrecisionNode("nx", prior_precision=1e-3, sd=0.1, correlation_time=1.0), x)
+        made.weighs(PrecisionNode("ny", prior_precision=1.0, sd=0.1, correlation_time=1.0), y)
         return made
 
-    stay = pc.Schedule(acts=(pc.act("sense", "sensory"), pc.act("settle", "state")))
+    stay = pc.Schedule(acts=(pc.act("observe", "sensory"), pc.act("update_covariance", "state")))
     result = graph("clamp").run(np.full((3, 1), 5.0), schedule=stay, record=("covariance",))
     assert result.fallbacks["x"] == 3
     np.testing.assert_allclose(result.covariance("x"), 1e9)  # the floor of the clamp, 1e-9
@@ -360,7 +362,7 @@ def test_indefinite_curvature_is_clamped_and_counted_or_raised():
 
 
 def test_a_data_frame_is_an_array():
-    graph, schedule = paper.odem()
+    graph, schedule = odem()
     y = np.linspace(1.0, 2.0, 15).reshape(5, 3)
     same(graph.run(y, schedule=schedule), graph.run(pd.DataFrame(y, columns=list("abc")), schedule=schedule))
 
@@ -374,13 +376,13 @@ def test_a_data_frame_is_an_array():
     ],
 )
 def test_bad_options(options, error, words):
-    graph, schedule = paper.odem()
+    graph, schedule = odem()
     with pytest.raises(error, match=words):
         graph.run(np.ones((3, 3)), **({"schedule": schedule} | options))
 
 
 def test_nothing_to_read_before_the_first_observation():
-    graph, schedule = paper.odem()
+    graph, schedule = odem()
     live = graph.start(schedule)
     for look in (lambda: live.free_energy, lambda: live.free_action, lambda: live.mean("x"), live.result):
         with pytest.raises(ObservationError, match=r"call step\(y\) first"):
@@ -388,7 +390,7 @@ def test_nothing_to_read_before_the_first_observation():
 
 
 def test_a_batch_that_changes_in_mid_stream():
-    graph, schedule = paper.odem()
+    graph, schedule = odem()
     live = graph.start(schedule)
     live.step(np.ones(3))
     with pytest.raises(ObservationError, match=r"observation 1 of 'y' has batch dimensions \(2,\).*began with \(\)"):
@@ -396,27 +398,27 @@ def test_a_batch_that_changes_in_mid_stream():
 
 
 def test_grids_of_two_dimensions_with_smoothness():
-    graph, schedule = paper.odem(kappa=[[1.0], [0.5]], smoothness=[0.005, 0.01, 0.02])
+    graph, schedule = odem(kappa=[[1.0], [0.5]], smoothness=[0.005, 0.01, 0.02])
     y = np.linspace(1.0, 2.0, 15).reshape(5, 3)
     together = graph.run(y, schedule=schedule)
-    graph, schedule = paper.odem(kappa=0.5, smoothness=0.02)
+    graph, schedule = odem(kappa=0.5, smoothness=0.02)
     np.testing.assert_allclose(together.mean("x")[1, 2], graph.run(y, schedule=schedule).mean("x"), rtol=1e-10)
 
 
 def test_a_batch_of_kernels_and_of_a_users_own_mover():
     @settings
-    class Crawl(StateMover):
+    class Crawl(StateIntegrator):
         pace: Positive
 
         def step(self, evidence):
             return -self.pace[:, None] * evidence.gradient
 
-    x = StateNode("x", dim=1, orders=1, flow=lambda x, p: -x, mover=Crawl([1e-3, 1e-2]))
+    x = GeneralisedStateNode("x", dim=1, orders=1, flow=lambda x, p: -x, integrator=Crawl([1e-3, 1e-2]))
     y = SensoryNode("y", dim=1, orders=1)
     graph = pc.Graph()
     graph.predicts(x, y)
-    graph.weighs(PrecisionNode("nx", expected=1.0, sd=0.1, kernel=SquaredExponential([[0.1], [0.2], [0.3]])), x)
-    graph.weighs(PrecisionNode("ny", expected=1.0, sd=0.1, smoothness=1.0), y)
+    graph.weighs(PrecisionNode("nx", prior_precision=1.0, sd=0.1, kernel=SquaredExponential([[0.1], [0.2], [0.3]])), x)
+    graph.weighs(PrecisionNode("ny", prior_precision=1.0, sd=0.1, correlation_time=1.0), y)
     assert graph.run(np.ones((3, 1)), schedule=pc.states_only()).mean("x").shape == (3, 2, 3, 1, 1)
 
 
@@ -431,24 +433,24 @@ def test_a_batch_of_kernels_and_of_a_users_own_mover():
 def test_first_states_through_a_bent_mapping(mapping, y, first):
     """A plain Gauss–Newton step from 0 overshoots by far; what is found solves g(x) = y."""
     bent = mapping if mapping is not torch.Tensor.sinh else lambda x, p: x.sinh()
-    x = StateNode("x", dim=1, orders=1, flow=lambda x, p: -x)
+    x = GeneralisedStateNode("x", dim=1, orders=1, flow=lambda x, p: -x)
     sensor = SensoryNode("y", dim=1, orders=1)
     graph = pc.Graph()
     graph.predicts(x, sensor, via=bent)
-    graph.weighs(PrecisionNode("nx", expected=1.0, sd=0.1, smoothness=1.0), x)
-    graph.weighs(PrecisionNode("ny", expected=1.0, sd=0.1, smoothness=1.0), sensor)
-    schedule = pc.Schedule(acts=(pc.act("sense", "sensory"),), opening=(pc.act("orient", "state", times=12),))
+    graph.weighs(PrecisionNode("nx", prior_precision=1.0, sd=0.1, correlation_time=1.0), x)
+    graph.weighs(PrecisionNode("ny", prior_precision=1.0, sd=0.1, correlation_time=1.0), sensor)
+    schedule = pc.Schedule(acts=(pc.act("observe", "sensory"),), on_start=(pc.act("initialise", "state", repeats=12),))
     live = graph.start(schedule).step([y])
     assert live.mean("x").item() == pytest.approx(first, rel=1e-6)
 
 
 def test_a_flow_that_branches_on_values_is_refused_with_the_remedy():
-    x = StateNode("x", dim=1, orders=2, flow=lambda x, p: x if x.sum() > 0 else -x)
+    x = GeneralisedStateNode("x", dim=1, orders=2, flow=lambda x, p: x if x.sum() > 0 else -x)
     y = SensoryNode("y", dim=1, orders=1)
     graph = pc.Graph()
     graph.predicts(x, y)
-    graph.weighs(PrecisionNode("nx", expected=1.0, sd=0.1, smoothness=1.0), x)
-    graph.weighs(PrecisionNode("ny", expected=1.0, sd=0.1, smoothness=1.0), y)
+    graph.weighs(PrecisionNode("nx", prior_precision=1.0, sd=0.1, correlation_time=1.0), x)
+    graph.weighs(PrecisionNode("ny", prior_precision=1.0, sd=0.1, correlation_time=1.0), y)
     with pytest.raises(GraphError, match=r"torch\.where"):
         graph.run(np.ones((3, 1)), schedule=pc.states_only())
 
@@ -471,7 +473,7 @@ def test_several_states_may_predict_one_sensory_node():
 
 # --- time ---
 def test_nodes_know_how_long_the_previous_observation_is_ago():
-    live = paper.odem(dt=[0.25, 0.5])[0].start(pc.states_only(), record=())
+    live = odem(dt=[0.25, 0.5])[0].start(pc.states_only(), record=())
     live.step(np.ones(3)).step(np.ones(3))
     for name in live.graph.nodes:
         assert live.local(name).elapsed.tolist() == [0.25, 0.5]

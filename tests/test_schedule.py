@@ -7,17 +7,17 @@ import torch
 from models import build
 
 import pcnet as pc
+from pcnet.engine.program import Line
 from pcnet.errors import ScheduleError, SettingError
-from pcnet.nodes import ParameterNode, PrecisionNode, StateNode
-from pcnet.plan import Line
-from pcnet.schedule import Level
+from pcnet.model.schedule import LevelNodes
+from pcnet.nodes import GeneralisedStateNode, ParameterNode, PrecisionNode
 
 
 def counted(monkeypatch, schedule, ticks=12, **options):
     """How often each verb was asked of each node."""
     done = Counter()
-    for kind in (StateNode, ParameterNode, PrecisionNode):
-        for verb in ("move", "gather", "settle", "carry", "orient"):
+    for kind in (GeneralisedStateNode, ParameterNode, PrecisionNode):
+        for verb in ("update", "accumulate", "update_covariance", "carry", "initialise"):
 
             def spy(self, local, verb=verb, act=getattr(kind, verb)):
                 done[self.name, verb] += 1
@@ -31,46 +31,46 @@ def counted(monkeypatch, schedule, ticks=12, **options):
 
 def test_odem(monkeypatch):
     done = counted(monkeypatch, pc.odem(every=4))
-    assert done["x0", "move"] == done["x0", "settle"] == 12
+    assert done["x0", "update"] == done["x0", "update_covariance"] == 12
     for name in ("theta00", "noise_x0", "noise_y0"):
-        assert done[name, "gather"] == 12
-        assert done[name, "move"] == done[name, "settle"] == done[name, "carry"] == 3
+        assert done[name, "accumulate"] == 12
+        assert done[name, "update"] == done[name, "update_covariance"] == done[name, "carry"] == 3
 
 
 def test_generalised_filtering(monkeypatch):
     done = counted(monkeypatch, pc.generalised_filtering())
-    assert {done[name, "move"] for name in ("x0", "theta00", "noise_x0", "noise_y0")} == {12}
+    assert {done[name, "update"] for name in ("x0", "theta00", "noise_x0", "noise_y0")} == {12}
 
 
 def test_states_only(monkeypatch):
     done = counted(monkeypatch, pc.states_only())
-    assert done["x0", "move"] == 12
+    assert done["x0", "update"] == 12
     assert not any(count for (name, _), count in done.items() if name != "x0")
 
 
 def test_a_period_for_each_node(monkeypatch):
     done = counted(monkeypatch, pc.odem(every=4, periods={"noise_y0": 6, "theta00": 3}))
-    assert done["noise_x0", "move"] == 3
-    assert done["noise_y0", "move"] == 2
-    assert done["theta00", "move"] == 4
+    assert done["noise_x0", "update"] == 3
+    assert done["noise_y0", "update"] == 2
+    assert done["theta00", "update"] == 4
 
 
 def test_a_period_for_a_state(monkeypatch):
     done = counted(monkeypatch, pc.odem(every=4, periods={"x0": 3}))
-    assert done["x0", "move"] == done["x0", "settle"] == 4
+    assert done["x0", "update"] == done["x0", "update_covariance"] == 4
 
 
 def test_a_schedule_of_ones_own(monkeypatch):
     schedule = pc.Schedule(
         acts=(
-            pc.act("sense", "sensory"),
-            pc.act("move", "x0", times=2),
-            pc.act("gather", "theta00"),
-            pc.act("move", "theta00", every=5),
+            pc.act("observe", "sensory"),
+            pc.act("update", "x0", repeats=2),
+            pc.act("accumulate", "theta00"),
+            pc.act("update", "theta00", every=5),
         )
     )
     done = counted(monkeypatch, schedule)
-    assert done == {("x0", "move"): 24, ("theta00", "gather"): 12, ("theta00", "move"): 2}
+    assert done == {("x0", "update"): 24, ("theta00", "accumulate"): 12, ("theta00", "update"): 2}
 
 
 def test_slow_ticks_are_at_the_end_of_each_period():
@@ -105,12 +105,12 @@ def test_prints():
 def test_unknown_names_are_refused(who):
     model = build()
     with pytest.raises(ScheduleError, match=f"no node or role '{who}'"):
-        model.graph.start(pc.Schedule(acts=(pc.act("sense", "sensory"), pc.act("move", who))))
+        model.graph.start(pc.Schedule(acts=(pc.act("observe", "sensory"), pc.act("update", who))))
 
 
 def test_a_deaf_schedule_is_refused():
     with pytest.raises(ScheduleError, match="'y0' never senses"):
-        build().graph.start(pc.Schedule(acts=(pc.act("move", "state"),)))
+        build().graph.start(pc.Schedule(acts=(pc.act("update", "state"),)))
 
 
 @pytest.mark.parametrize("every", [0, 2.5, -1])
@@ -121,21 +121,21 @@ def test_periods_are_whole(every):
 
 def test_openings_have_no_period():
     with pytest.raises(SettingError, match="no period"):
-        pc.Schedule(acts=(pc.act("sense", "sensory"),), opening=(pc.act("orient", "state", every=3),))
+        pc.Schedule(acts=(pc.act("observe", "sensory"),), on_start=(pc.act("initialise", "state", every=3),))
 
 
 def test_somebody_must_act():
     with pytest.raises(SettingError, match="needs nodes or roles"):
-        pc.Schedule(acts=(pc.act("sense", "sensory"), pc.act("move")))
+        pc.Schedule(acts=(pc.act("observe", "sensory"), pc.act("update")))
 
 
 def test_a_node_called_like_a_role_is_refused():
     graph = pc.Graph()
-    x = StateNode("x", dim=1, orders=1, flow=lambda x, p: -x)
+    x = GeneralisedStateNode("x", dim=1, orders=1, flow=lambda x, p: -x)
     y = pc.SensoryNode("y", dim=1, orders=1)
     graph.predicts(x, y)
-    graph.weighs(PrecisionNode("state", expected=1.0, sd=0.1, smoothness=1.0), x)
-    graph.weighs(PrecisionNode("noise", expected=1.0, sd=0.1, smoothness=1.0), y)
+    graph.weighs(PrecisionNode("state", prior_precision=1.0, sd=0.1, correlation_time=1.0), x)
+    graph.weighs(PrecisionNode("noise", prior_precision=1.0, sd=0.1, correlation_time=1.0), y)
     with pytest.raises(ScheduleError, match="called 'state'"):
         graph.start()
 
@@ -165,4 +165,4 @@ def test_windows_double_by_batch_element():
 
 def test_windows_of_a_stack_are_alike():
     with pytest.raises(ScheduleError, match="windows that double at first are for one level"):
-        pc.tracking(levels=(Level(), Level(("z",))), doubling=True)
+        pc.adaptive_filtering(levels=(LevelNodes(), LevelNodes(("z",))), warmup="doubling")

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from pcnet import flows
 from pcnet.errors import DivergenceError, GraphError, SettingError
-from pcnet.kernels import SquaredExponential
+from pcnet.functions import systems as flows
+from pcnet.numerics.kernels import SquaredExponential
 from pcnet.simulate import Simulation, euler, glv_process, simulate, smooth_noise
 
 DATA = Path(__file__).parent / "data"

@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import pcnet as pc
-from pcnet.nodes import ParameterNode, PrecisionNode, SensoryNode, StateNode
+from pcnet.nodes import GeneralisedStateNode, ParameterNode, PrecisionNode, SensoryNode
 
 
 class Largest(TorchDispatchMode):
@@ -44,20 +44,22 @@ class Decoder(torch.nn.Module):
 
 
 MAPPINGS = {
-    "linear": pc.flows.linear,
+    "linear": pc.systems.linear,
     "function": lambda w: lambda x, theta: torch.tanh(x @ w.T.to(x)),
     "module": Decoder,
 }
 
 
 def build(mapping, channels: int, precisions: str = "each", curvature: str = "gauss-newton") -> pc.Graph:
-    x = StateNode("x", dim=3, orders=3, flow=pc.flows.lotka_volterra, curvature=curvature)
+    x = GeneralisedStateNode("x", dim=3, orders=3, flow=pc.systems.lotka_volterra, curvature=curvature)
     y = SensoryNode("y", dim=channels, orders=2, dt=0.1)
     graph = pc.Graph()
     graph.predicts(x, y, via=mapping)
     graph.parametrises(ParameterNode("a", mean=[0.3, -0.2, 0.3], sd=0.25), x)
-    graph.weighs(PrecisionNode("noise_x", expected=4.0, sd=0.1, smoothness=0.5), x)
-    noise = PrecisionNode("noise_y", expected=2.0, sd=0.1, smoothness=0.5, channels=precisions, curvature=curvature)
+    graph.weighs(PrecisionNode("noise_x", prior_precision=4.0, sd=0.1, correlation_time=0.5), x)
+    noise = PrecisionNode(
+        "noise_y", prior_precision=2.0, sd=0.1, correlation_time=0.5, channels=precisions, curvature=curvature
+    )
     graph.weighs(noise, y)
     return graph
 

@@ -17,17 +17,26 @@ from test_checkpoint import stack
 from test_run import same
 
 import pcnet as pc
-from pcnet import registry
-from pcnet.errors import PcnetError, SettingError, SpecError
-from pcnet.graphs import paper
-from pcnet.graphs.triple import leveller
-from pcnet.kernels import Autocorrelation, Kernel, Matern
-from pcnet.markup import Loader, parse
-from pcnet.movers import Accumulator, Exponential, Newton, ParameterMover, RobbinsMonro, Scoring, StateMover, WindowMean
-from pcnet.node import Node
-from pcnet.nodes import FilterNode, ParameterNode, PrecisionNode, SensoryNode, StateNode
-from pcnet.schedule import Level, tracking
-from pcnet.schema import schema
+from pcnet.errors import PcnetError, SettingError, SpecificationError
+from pcnet.functions import registry
+from pcnet.graphs import odem
+from pcnet.graphs.adaptive_filter import noise_estimator
+from pcnet.io.schema import schema
+from pcnet.io.strict_yaml import Loader, parse
+from pcnet.model.node import Node
+from pcnet.model.schedule import LevelNodes, adaptive_filtering
+from pcnet.nodes import GeneralisedStateNode, KalmanStateNode, ParameterNode, PrecisionNode, SensoryNode
+from pcnet.numerics.estimators import (
+    Averaging,
+    Exponential,
+    Newton,
+    NoiseScoring,
+    ParameterEstimator,
+    RobbinsMonro,
+    WindowMean,
+)
+from pcnet.numerics.integrators import StateIntegrator
+from pcnet.numerics.kernels import Autocorrelation, Kernel, Matern
 from pcnet.settings import KINDS, Positive, number
 from pcnet.settings import settings as declared
 
@@ -48,7 +57,7 @@ def bell(h):
 
 
 @declared
-class SpecNudge(StateMover):
+class SpecNudge(StateIntegrator):
     """A mover that pcnet does not know of."""
 
     size: Positive = number(0.1)
@@ -58,41 +67,52 @@ class SpecNudge(StateMover):
 
 
 def swinging(mover=None):
-    x = StateNode("x", dim=2, orders=3, flow=pendulum, mover=mover or SpecNudge(0.01), initial_mean=np.eye(3, 2) / 3)
+    x = GeneralisedStateNode(
+        "x", dim=2, orders=3, flow=pendulum, integrator=mover or SpecNudge(0.01), initial_mean=np.eye(3, 2) / 3
+    )
     y = SensoryNode("y", dim=1, orders=2, dt=0.1, derivatives="fit", window=5)
     graph = pc.Graph()
-    graph.predicts(x, y, via=pc.flows.linear([[1 / 3, 0.1]], [0.5]))
-    steps = RobbinsMonro(1e-5, accumulate=Exponential(0.3))
-    graph.parametrises(ParameterNode("theta", mean=[1 / 7], sd=0.5, mover=Newton(forgetting=0.01)), x)
-    graph.weighs(PrecisionNode("nx", mean=[1e-5, 2.0], sd=0.1, kernel=Matern(0.3, 3.5), mover=steps), x)
-    steps = RobbinsMonro(accumulate=WindowMean())
-    graph.weighs(PrecisionNode("ny", expected=10, sd=0.1, kernel=Autocorrelation(bell, width=0.5), mover=steps), y)
+    graph.predicts(x, y, via=pc.systems.linear([[1 / 3, 0.1]], [0.5]))
+    steps = RobbinsMonro(1e-5, averaging=Exponential(0.3))
+    graph.parametrises(ParameterNode("theta", mean=[1 / 7], sd=0.5, estimator=Newton(forgetting_factor=0.01)), x)
+    graph.weighs(PrecisionNode("nx", mean=[1e-5, 2.0], sd=0.1, kernel=Matern(0.3, 3.5), estimator=steps), x)
+    steps = RobbinsMonro(averaging=WindowMean())
+    graph.weighs(
+        PrecisionNode("ny", prior_precision=10, sd=0.1, kernel=Autocorrelation(bell, lengthscale=0.5), estimator=steps),
+        y,
+    )
     return graph, pc.odem(every=[3, 5], periods={"ny": 7}), np.random.default_rng(0).normal(size=(12, 1))
 
 
 def stacked():
     graph, schedule, stream, _ = stack()
     x = graph["x"]
-    known = StateNode("x", dim=2, orders=3, flow=turn, mover=x.mover)
+    known = GeneralisedStateNode("x", dim=2, orders=3, flow=turn, integrator=x.mover)
     return graph.with_nodes(dict(graph.nodes) | {"x": known}), schedule, iter(stream)
 
 
 def of_paper(**options):
-    graph, schedule = paper.odem(**options)
+    graph, schedule = odem(**options)
     return graph, schedule, 1 + 0.1 * np.random.default_rng(0).normal(size=(12, 3))
 
 
 def newer():
     """What carries its belief, on three clocks, with every kernel and mover that goes with it."""
     graph, _, stream, _ = checkpoints.of_categories()
-    x = FilterNode("x", dim=2, flow=SPRING, initial_sd=[0.5, 0.25], shocks=7, substeps=2)
-    drift = PrecisionNode("drift", mean=0.1, sd=2.0, kernel=Matern(1.5, 0.5), channels="shared", mover=leveller(True))
-    learner = Scoring(forgetting=0.01, fading=0.5, reopening=False, largest=0.5, steady=3.0)
-    ny = PrecisionNode("ny", expected=9.0, sd=0.5, smoothness=0.2, smoothness_sd=0.3, mover=learner)
+    x = KalmanStateNode("x", dim=2, flow=SPRING, initial_sd=[0.5, 0.25], n_pulses=7, substeps=2)
+    drift = PrecisionNode(
+        "drift", mean=0.1, sd=2.0, kernel=Matern(1.5, 0.5), channels="shared", estimator=noise_estimator(True)
+    )
+    parameter_estimator = NoiseScoring(
+        forgetting_factor=0.01, decaying_forgetting=0.5, covariance_reset=False, max_step=0.5, step_limit_sd=3.0
+    )
+    ny = PrecisionNode(
+        "ny", prior_precision=9.0, sd=0.5, correlation_time=0.2, correlation_time_sd=0.3, estimator=parameter_estimator
+    )
     graph = graph.with_nodes(dict(graph.nodes) | {"x": x, "ny": ny})
     graph.weighs(drift, x)
-    levels = (Level(("x",), ("nx", "ny", "drift"), ("theta",)), Level(("tape",), (), ()))
-    return graph, tracking(3, levels=levels), stream
+    levels = (LevelNodes(("x",), ("nx", "ny", "drift"), ("theta",)), LevelNodes(("tape",), (), ()))
+    return graph, adaptive_filtering(3, levels=levels), stream
 
 
 SPRING = pc.register("test: spring", checkpoints.SPRING)
@@ -106,7 +126,7 @@ def of_triple(**options):
 CASES = {
     "newer": newer,
     "triple": of_triple,
-    "triple, drift": lambda: of_triple(drift=0.5, smoothness=0.1, smoothness_sd=0.2),
+    "triple, drift": lambda: of_triple(drift=0.5, smoothness=0.1, correlation_time_sd=0.2),
     "paper": of_paper,
     "authors": lambda: of_paper(conventions="authors", model="lorenz"),
     "batch": lambda: of_paper(kappa=[1.0, 1 / 3], every=[3, 4]),
@@ -117,15 +137,15 @@ CASES = {
 
 
 def two_sensors():
-    x = StateNode("x", dim=2, orders=2, flow=pc.flows.LotkaVolterra(2, torch.tensor([0.1, -0.2])))
+    x = GeneralisedStateNode("x", dim=2, orders=2, flow=pc.systems.LotkaVolterra(2, torch.tensor([0.1, -0.2])))
     graph = pc.Graph()
     graph.parametrises(ParameterNode("p", mean=[0.5], sd=0.1), x)
     for name in ("a", "b"):
         y = SensoryNode(name, dim=1, orders=1)
-        graph.predicts(x, y, via=pc.Derived(first, parameters=1))
+        graph.predicts(x, y, via=pc.TracedFunction(first, parameters=1))
         graph.parametrises(ParameterNode(f"gain {name}", mean=[1.0], sd=0.1), x, of=y)
-        graph.weighs(PrecisionNode(f"n{name}", expected=1.0, sd=0.1, smoothness=1.0), y)
-    graph.weighs(PrecisionNode("nx", expected=1.0, sd=0.1, smoothness=1.0), x)
+        graph.weighs(PrecisionNode(f"n{name}", prior_precision=1.0, sd=0.1, correlation_time=1.0), y)
+    graph.weighs(PrecisionNode("nx", prior_precision=1.0, sd=0.1, correlation_time=1.0), x)
     return graph, pc.states_only()
 
 
@@ -133,7 +153,7 @@ def first(x, theta):
     return theta * x[..., :1]
 
 
-FIRST = pc.register("test: first", pc.Derived(first, parameters=1))
+FIRST = pc.register("test: first", pc.TracedFunction(first, parameters=1))
 
 
 @pytest.mark.parametrize("form", ["yaml", "json", "data"])
@@ -168,14 +188,18 @@ def test_a_description_by_hand(tmp_path):
         schedule: {odem: {every: 4}}
         """
     )
-    x = StateNode(
-        "x", dim=2, orders=3, flow=pc.flows.linear([[0.0, 1.0], [-1.0, 0.0]]), mover=pc.movers.Ozaki(time=0.1)
+    x = GeneralisedStateNode(
+        "x",
+        dim=2,
+        orders=3,
+        flow=pc.systems.linear([[0.0, 1.0], [-1.0, 0.0]]),
+        integrator=pc.integrators.LocalLinearisation(step_size=0.1),
     )
     y = SensoryNode("y", dim=2, orders=2, dt=0.1)
     graph = pc.Graph()
     graph.predicts(x, y)
-    graph.weighs(PrecisionNode("noise_x", expected=10, sd=0.1, smoothness=0.2), x)
-    graph.weighs(PrecisionNode("noise_y", expected=100, sd=0.1, smoothness=0.2), y)
+    graph.weighs(PrecisionNode("noise_x", prior_precision=10, sd=0.1, correlation_time=0.2), x)
+    graph.weighs(PrecisionNode("noise_y", prior_precision=100, sd=0.1, correlation_time=0.2), y)
     observations = np.random.default_rng(0).normal(size=(9, 2))
     found = pc.load_model(path)
     same(graph.run(observations, schedule=pc.odem(every=4)), found.graph.run(observations, schedule=found.schedule))
@@ -189,7 +213,7 @@ BASE = {
         "nx": {"kind": "PrecisionNode", "expected": 1.0, "sd": 0.1, "smoothness": 1.0},
     },
     "links": [{"predicts": ["x", "y"]}, {"weighs": ["nx", "x"]}],
-    "schedule": {"acts": [{"sense": ["sensory"]}]},
+    "schedule": {"acts": [{"observe": ["sensory"]}]},
 }
 
 
@@ -250,12 +274,12 @@ def changed(*path, to=None, drop=False):
         (changed("schedule", to={"odem": {"evry": 3}}), r"unknown key 'evry'; did you mean 'every'\?"),
         (changed("schedule", to={"odem": {"every": 0}}), "whole numbers"),
         (changed("schedule", "acts", to=[{"sens": ["y"]}]), r"act 0: unknown key 'sens'; did you mean 'sense'\?"),
-        (changed("schedule", "acts", to=[{"sense": "y"}]), "give one verb with a list"),
-        (changed("schedule", "acts", to=[{"sense": ["y"], "every": -1}]), "whole numbers"),
+        (changed("schedule", "acts", to=[{"observe": "y"}]), "give one verb with a list"),
+        (changed("schedule", "acts", to=[{"observe": ["y"], "every": -1}]), "whole numbers"),
     ],
 )
 def test_what_is_refused(spec, words):
-    with pytest.raises(SpecError, match=words):
+    with pytest.raises(SpecificationError, match=words):
         pc.load_model(spec)
 
 
@@ -271,35 +295,35 @@ def test_what_is_refused(spec, words):
     ],
 )
 def test_texts_that_are_refused(text, words, tmp_path):
-    with pytest.raises(SpecError, match=words):
+    with pytest.raises(SpecificationError, match=words):
         parse(text)
     path = tmp_path / "g.yaml"
     path.write_text(text)
-    with pytest.raises(SpecError, match=r"g.yaml"):
+    with pytest.raises(SpecificationError, match=r"g.yaml"):
         pc.load_model(path)
-    with pytest.raises(SpecError, match="it is not JSON"):
+    with pytest.raises(SpecificationError, match="it is not JSON"):
         parse(text, "json")
 
 
 def test_files_that_are_refused(tmp_path):
-    with pytest.raises(SpecError, match="cannot be read: No such file"):
+    with pytest.raises(SpecificationError, match="cannot be read: No such file"):
         pc.load_model(tmp_path / "nothing.yaml")
     (tmp_path / "binary.yaml").write_bytes(bytes(range(128, 256)))
-    with pytest.raises(SpecError, match="not a text file"):
+    with pytest.raises(SpecificationError, match="not a text file"):
         pc.load_model(tmp_path / "binary.yaml")
-    with pytest.raises(SpecError, match="more than once"):
+    with pytest.raises(SpecificationError, match="more than once"):
         parse('{"a": 1, "a": 2}', "json")
     deep = "[" * 100_000
     for form in ("json", "yaml"):
-        with pytest.raises(SpecError):
+        with pytest.raises(SpecificationError):
             parse(deep, form)
 
 
 def test_functions_without_a_name():
-    x = StateNode("x", dim=1, orders=1, flow=lambda x, theta: -x)
+    x = GeneralisedStateNode("x", dim=1, orders=1, flow=lambda x, theta: -x)
     graph = pc.Graph()
     graph.predicts(x, SensoryNode("y", dim=1, orders=1))
-    with pytest.raises(SpecError, match=r"'x', flow: the function <lambda> has no name.*pcnet.register"):
+    with pytest.raises(SpecificationError, match=r"'x', flow: the function <lambda> has no name.*pcnet.register"):
         graph.to_spec()
     with pytest.raises(SettingError, match="there is a function 'lorenz' already"):
         pc.register("lorenz", pendulum)
@@ -310,14 +334,14 @@ def test_functions_without_a_name():
 def test_a_kind_of_one_name_twice():
     def make():
         @declared
-        class SpecTwin(StateMover):
+        class SpecTwin(StateIntegrator):
             def step(self, evidence):
                 return 0 * evidence.mean
 
         return SpecTwin
 
     make(), make()
-    with pytest.raises(SpecError, match="2 kinds 'SpecTwin'"):
+    with pytest.raises(SpecificationError, match="2 kinds 'SpecTwin'"):
         pc.load_model(changed("nodes", "x", "mover", to={"kind": "SpecTwin"}))
 
 
@@ -333,7 +357,7 @@ def test_all_flows_and_schedules_have_descriptions():
     ):
         function = registry.find(numbers)
         again = registry.find(registry.describe(function))
-        assert again.essence == function.essence
+        assert again.identity_key == function.identity_key
 
 
 def test_every_kind_that_comes_along_has_been_there_and_back():
@@ -347,7 +371,7 @@ def test_every_kind_that_comes_along_has_been_there_and_back():
                 yield from kinds(value)
 
     seen = {name for case in CASES.values() for node in case()[0].nodes.values() for name in kinds(node)}
-    bases = (Node, StateMover, ParameterMover, Accumulator, Kernel)
+    bases = (Node, StateIntegrator, ParameterEstimator, Averaging, Kernel)
     shipped = {
         kind.__name__
         for each in KINDS.values()
@@ -364,13 +388,13 @@ ADDED = {"GradientFlow", "SquaredExponential"}
 @pytest.mark.parametrize(
     ("given", "made"),
     [
-        ("tracking", tracking()),
-        ({"tracking": {"every": 4}}, tracking(4)),
+        ("tracking", adaptive_filtering()),
+        ({"tracking": {"every": 4}}, adaptive_filtering(4)),
         (
             {"tracking": {"every": 4, "levels": [{"states": ["x"], "parameters": []}, {"states": ["z"]}]}},
-            tracking(4, levels=(Level(("x",), parameters=()), Level(("z",)))),
+            adaptive_filtering(4, levels=(LevelNodes(("x",), parameters=()), LevelNodes(("z",)))),
         ),
-        ({"offline": {"who": ["precision"]}}, pc.offline(["precision"])),
+        ({"offline": {"who": ["precision"]}}, pc.batch(["precision"])),
     ],
     ids=str,
 )
@@ -392,7 +416,7 @@ def test_schedules_by_name(given, made):
     ],
 )
 def test_levels_that_make_no_sense(options, words):
-    with pytest.raises(SpecError, match=words):
+    with pytest.raises(SpecificationError, match=words):
         pc.load_model(changed("schedule", to={"tracking": options}))
 
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from pcnet.errors import SettingError
-from pcnet.generalised import shift_matrix, taylor_embedding, temporal_covariance, temporal_precision
-from pcnet.kernels import Kernel, SquaredExponential
-from pcnet.linalg import exponential_step
+from pcnet.numerics.generalised import shift_matrix, taylor_embedding, temporal_covariance, temporal_precision
+from pcnet.numerics.kernels import Kernel, SquaredExponential
+from pcnet.numerics.matrix_exponential import exponential_step
 from pcnet.settings import Positive, settings
 
 DATA = Path(__file__).parent / "data"
@@ -25,7 +25,7 @@ EPS = np.finfo(float).eps
 # --- smooth noise: spm_DEM_R ------------------------------------------------------------------------------------------
 def gaussian(s: float) -> SquaredExponential:
     """SPM's exp(−t²/4s²) as exp(−t²/2w²); s = 0 stands for e⁻⁸."""
-    return SquaredExponential(width=math.sqrt(2) * (s or math.exp(-8)))
+    return SquaredExponential(lengthscale=math.sqrt(2) * (s or math.exp(-8)))
 
 
 @settings
@@ -63,7 +63,7 @@ def test_smooth_noise(form, kernel, widths, n):
 
 def test_smooth_noise_of_many_widths_at_once():
     widths = SMOOTHNESS["s"][1:]
-    together = temporal_precision(SquaredExponential(width=math.sqrt(2) * widths), 5)
+    together = temporal_precision(SquaredExponential(lengthscale=math.sqrt(2) * widths), 5)
     for precision, s, r in zip(together, widths, SMOOTHNESS["R_n5"][1:], strict=True):
         sd = np.sqrt(np.diag(SMOOTHNESS["V_n5"][1:][list(widths).index(s)]))
         scale = np.abs(standardised(r, sd)).max()

@@ -11,14 +11,15 @@ from models import Model, bent
 from torch.func import grad, hessian
 
 import pcnet as pc
-from pcnet.derived import as_function
 from pcnet.errors import GraphError, SettingError
-from pcnet.generalised import embed, shift_matrix
-from pcnet.movers import Implicit, Newton, Ozaki, RobbinsMonro
-from pcnet.nodes import CauseNode, InputNode, ParameterNode, PrecisionNode, SensoryNode, StateNode
+from pcnet.functions.traced import as_function
+from pcnet.nodes import CauseNode, GeneralisedStateNode, InputNode, ParameterNode, PrecisionNode, SensoryNode
+from pcnet.numerics.estimators import Newton, RobbinsMonro
+from pcnet.numerics.generalised import embed, shift_matrix
+from pcnet.numerics.integrators import ImplicitEuler, LocalLinearisation
 
 DATA = Path(__file__).parent / "data"
-STILL = pc.Schedule(acts=(pc.act("sense", "sensory"),))
+STILL = pc.Schedule(acts=(pc.act("observe", "sensory"),))
 """Beliefs stay where they were drawn."""
 
 
@@ -39,7 +40,7 @@ def stack(dims=(2, 1), causes=(1, 2), cause_orders=(2, 3)):
 
     x2 also predicts the parameters of x1's flow.
     """
-    generator, mover, curvature = torch.Generator().manual_seed(1), Ozaki(0.5, time=0.1), "exact"
+    generator, mover, curvature = torch.Generator().manual_seed(1), LocalLinearisation(0.5, step_size=0.1), "exact"
 
     def draw(*shape):
         return 0.6 * torch.randn(*shape, generator=generator, dtype=torch.float64)
@@ -49,7 +50,7 @@ def stack(dims=(2, 1), causes=(1, 2), cause_orders=(2, 3)):
 
     def state(name, dim):
         options = {"flow": FLOWS[dim], "mover": mover, "curvature": curvature, "initial_mean": draw(3, dim)}
-        return StateNode(name, dim=dim, orders=3, **options)
+        return GeneralisedStateNode(name, dim=dim, orders=3, **options)
 
     def cause(name, dim, orders):
         options = {"mover": mover, "curvature": curvature, "initial_mean": draw(orders, dim), "prior": 0.3}
@@ -69,7 +70,9 @@ def stack(dims=(2, 1), causes=(1, 2), cause_orders=(2, 3)):
         if name == "theta1":
             graph.predicts(x2, theta, via=bent(2))
     for i, node in enumerate((x1, v1, y, x2, v2)):
-        noise = PrecisionNode(f"n_{node.name}", expected=2.0 + i, sd=0.5, smoothness=0.6, curvature=curvature)
+        noise = PrecisionNode(
+            f"n_{node.name}", prior_precision=2.0 + i, sd=0.5, correlation_time=0.6, curvature=curvature
+        )
         model.widths[noise.name] = 0.6
         graph.weighs(noise, node)
     return model
@@ -102,11 +105,15 @@ def linear_stack(mover, seed=3, branch=False):
         return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
     graph = pc.Graph()
-    x1 = StateNode("x1", dim=2, orders=3, flow=pc.flows.linear(draw(2, 2), causes=draw(2, 1)), mover=mover)
-    v1 = CauseNode("v1", dim=1, orders=2, mover=mover, prior=0.4)
-    x2 = StateNode("x2", dim=1, orders=3, flow=pc.flows.linear(draw(1, 1), causes=draw(1, 1)), mover=mover)
+    x1 = GeneralisedStateNode(
+        "x1", dim=2, orders=3, flow=pc.systems.linear(draw(2, 2), causes=draw(2, 1)), integrator=mover
+    )
+    v1 = CauseNode("v1", dim=1, orders=2, integrator=mover, prior=0.4)
+    x2 = GeneralisedStateNode(
+        "x2", dim=1, orders=3, flow=pc.systems.linear(draw(1, 1), causes=draw(1, 1)), integrator=mover
+    )
     y1 = SensoryNode("y1", dim=2, orders=2, dt=0.3)
-    graph.predicts(x1, y1, via=pc.flows.linear(draw(2, 2), causes=draw(2, 1)))
+    graph.predicts(x1, y1, via=pc.systems.linear(draw(2, 2), causes=draw(2, 1)))
     graph.drives(v1, x1)
     if branch:
         y2 = SensoryNode("y2", dim=1, orders=3, dt=0.3)
@@ -114,13 +121,13 @@ def linear_stack(mover, seed=3, branch=False):
         graph.drives(v1, x2)
         nodes = (x1, v1, x2, y1, y2)
     else:
-        v2 = CauseNode("v2", dim=1, orders=3, mover=mover)
-        graph.predicts(x2, v1, via=pc.flows.linear(draw(1, 1)))
+        v2 = CauseNode("v2", dim=1, orders=3, integrator=mover)
+        graph.predicts(x2, v1, via=pc.systems.linear(draw(1, 1)))
         graph.drives(v2, x2)
         nodes = (x1, v1, x2, y1, v2)
     model = Model(graph, {node.name: draw(5, node.dim) for node in nodes if node.observes})
     for i, node in enumerate(nodes):
-        noise = PrecisionNode(f"n_{node.name}", expected=1.0 + i, sd=0.5, smoothness=0.6)
+        noise = PrecisionNode(f"n_{node.name}", prior_precision=1.0 + i, sd=0.5, correlation_time=0.6)
         model.widths[noise.name] = 0.6
         graph.weighs(noise, node)
     model.mappings = {(k.parent.name, k.child.name): k.function for k in graph.links if k.kind == "predicts"}
@@ -134,12 +141,12 @@ def linear_stack(mover, seed=3, branch=False):
 def test_elimination_messages_are_the_dense_solve(branch, kappa):
     """(I/h − D + κH) Δ = Du − κ∇ of all states and causes at once, from autograd of the total energy."""
     h = 0.7
-    model = linear_stack(Implicit(time=h, kappa=kappa), branch=branch)
+    model = linear_stack(ImplicitEuler(step_size=h, kappa=kappa), branch=branch)
     live = model.graph.start(STILL, record=())
     live.step({name: values[0] for name, values in model.observations.items()})
     names = [name for name, node in model.graph.nodes.items() if node.role == "state"]
     start = {name: live.mean(name) for name, node in model.graph.nodes.items() if "mean" in node.quantities}
-    moving = pc.Schedule(acts=(pc.act("sense", "sensory"), pc.act("move", "state")))
+    moving = pc.Schedule(acts=(pc.act("observe", "sensory"), pc.act("update", "state")))
     live = model.graph.start(moving, record=())
     live.step({name: values[0] for name, values in model.observations.items()})
     observed = {name: live.read(name, "observation") for name in model.observations}
@@ -164,16 +171,16 @@ def test_one_level_is_as_without_causes():
     seen = torch.randn(20, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 
     def graph(causes):
-        x = StateNode("x", dim=2, orders=3, flow=pc.flows.linear(flow, causes=causes))
+        x = GeneralisedStateNode("x", dim=2, orders=3, flow=pc.systems.linear(flow, causes=causes))
         y = SensoryNode("y", dim=2, orders=2, dt=0.1)
         made = pc.Graph()
         made.predicts(x, y)
-        made.weighs(PrecisionNode("nx", expected=5.0, sd=0.1, smoothness=0.3), x)
-        made.weighs(PrecisionNode("ny", expected=9.0, sd=0.1, smoothness=0.3), y)
+        made.weighs(PrecisionNode("nx", prior_precision=5.0, sd=0.1, correlation_time=0.3), x)
+        made.weighs(PrecisionNode("ny", prior_precision=9.0, sd=0.1, correlation_time=0.3), y)
         if causes is not None:
             v = CauseNode("v", dim=1, orders=2)
             made.drives(v, x)
-            made.weighs(PrecisionNode("nv", expected=1.0, sd=0.1, smoothness=0.3), v)
+            made.weighs(PrecisionNode("nv", prior_precision=1.0, sd=0.1, correlation_time=0.3), v)
         return made
 
     schedule = pc.odem(every=5)
@@ -185,7 +192,7 @@ def test_one_level_is_as_without_causes():
 
 
 def test_a_cause_may_drive_two_states():
-    model = linear_stack(Ozaki(time=0.1), branch=True)
+    model = linear_stack(LocalLinearisation(step_size=0.1), branch=True)
     result = model.graph.run(model.observations, schedule=pc.generalised_filtering())
     assert np.isfinite(result.mean("v1")).all()
     assert np.abs(result.mean("v1")[-1]).max() > 0
@@ -194,14 +201,14 @@ def test_a_cause_may_drive_two_states():
 # --- parameters that are predicted from above ---
 def predicted_parameter(sd):
     """ẋ = a(1 − x), where the prior of a is N(0.7, sd²) unless a level above predicts it."""
-    x = StateNode("x", dim=1, orders=2, flow=lambda x, a: a * (1 - x), initial_mean=[[0.0], [0.0]])
+    x = GeneralisedStateNode("x", dim=1, orders=2, flow=lambda x, a: a * (1 - x), initial_mean=[[0.0], [0.0]])
     y = SensoryNode("y", dim=1, orders=2, dt=0.1)
-    a = ParameterNode("a", mean=[0.7], sd=sd, mover=RobbinsMonro(0.01))
+    a = ParameterNode("a", mean=[0.7], sd=sd, estimator=RobbinsMonro(0.01))
     graph = pc.Graph()
     graph.predicts(x, y)
     graph.parametrises(a, x)
     for name, node in (("nx", x), ("ny", y)):
-        graph.weighs(PrecisionNode(name, expected=50.0, sd=0.1, smoothness=0.3), node)
+        graph.weighs(PrecisionNode(name, prior_precision=50.0, sd=0.1, correlation_time=0.3), node)
     return graph, a
 
 
@@ -209,18 +216,18 @@ def test_a_static_prior_is_a_prediction_that_never_changes():
     """A level above that stands still at the prior's mean: the same numbers, where posteriors are not carried over."""
     seen = (1 - torch.exp(-1.5 * torch.arange(60) * 0.1))[:, None]
     acts = (
-        pc.act("sense", "sensory"),
-        pc.act("move", "x"),
-        pc.act("gather", "parameter"),
-        pc.act("move", "parameter", every=5),
-        pc.act("settle", "parameter", every=5),
-        pc.act("settle", "x"),
+        pc.act("observe", "sensory"),
+        pc.act("update", "x"),
+        pc.act("accumulate", "parameter"),
+        pc.act("update", "parameter", every=5),
+        pc.act("update_covariance", "parameter", every=5),
+        pc.act("update_covariance", "x"),
     )
     alone, _ = predicted_parameter(0.4)
     below, a = predicted_parameter(0.4)
-    top = StateNode("top", dim=1, orders=1, flow=lambda x, _: 0 * x, initial_mean=[[0.7]])
+    top = GeneralisedStateNode("top", dim=1, orders=1, flow=lambda x, _: 0 * x, initial_mean=[[0.7]])
     below.predicts(top, a)
-    below.weighs(PrecisionNode("ntop", expected=1.0, sd=0.1, smoothness=0.3), top)
+    below.weighs(PrecisionNode("ntop", prior_precision=1.0, sd=0.1, correlation_time=0.3), top)
     first = alone.run(seen, schedule=pc.Schedule(acts=acts))
     second = below.run(seen, schedule=pc.Schedule(acts=acts))
     for node in ("x", "a"):
@@ -233,9 +240,16 @@ def test_the_level_above_hears_of_the_error():
     """With a free level above, the parameter's error moves it: it goes where the data pull the parameter."""
     seen = (1 - torch.exp(-2.0 * torch.arange(300) * 0.1))[:, None]
     graph, a = predicted_parameter(0.2)
-    top = StateNode("top", dim=1, orders=1, flow=lambda x, _: 0 * x, initial_mean=[[0.7]], mover=Ozaki(time=0.1))
+    top = GeneralisedStateNode(
+        "top",
+        dim=1,
+        orders=1,
+        flow=lambda x, _: 0 * x,
+        initial_mean=[[0.7]],
+        integrator=LocalLinearisation(step_size=0.1),
+    )
     graph.predicts(top, a)
-    graph.weighs(PrecisionNode("ntop", expected=1e-3, sd=0.1, smoothness=0.3), top)
+    graph.weighs(PrecisionNode("ntop", prior_precision=1e-3, sd=0.1, correlation_time=0.3), top)
     result = graph.run(seen, schedule=pc.odem(every=5))
     moved = result.mean("top")[-1, 0, 0] - 0.7
     assert abs(moved) > 1e-3
@@ -245,9 +259,9 @@ def test_the_level_above_hears_of_the_error():
 
 
 def test_newton_steps_do_not_go_with_a_prior_that_changes():
-    x = StateNode("x", dim=1, orders=2, flow=lambda x, a: a * (1 - x))
-    top = StateNode("top", dim=1, orders=1, flow=lambda x, _: 0 * x)
-    y, a = SensoryNode("y", dim=1, orders=2, dt=0.1), ParameterNode("a", mean=[0.7], sd=0.3, mover=Newton())
+    x = GeneralisedStateNode("x", dim=1, orders=2, flow=lambda x, a: a * (1 - x))
+    top = GeneralisedStateNode("top", dim=1, orders=1, flow=lambda x, _: 0 * x)
+    y, a = SensoryNode("y", dim=1, orders=2, dt=0.1), ParameterNode("a", mean=[0.7], sd=0.3, estimator=Newton())
     graph = pc.Graph()
     graph.predicts(x, y)
     graph.parametrises(a, x)
@@ -261,8 +275,10 @@ def test_newton_steps_do_not_go_with_a_prior_that_changes():
 # --- inputs ---
 def driven_by_input(gain):
     """ẋ = −x + v with a known input u of which v may differ."""
-    x = StateNode("x", dim=1, orders=2, flow=pc.flows.linear([[-1.0]], causes=[[1.0]]), mover=Implicit(time=0.1))
-    v = CauseNode("v", dim=1, orders=2, mover=Implicit(time=0.1))
+    x = GeneralisedStateNode(
+        "x", dim=1, orders=2, flow=pc.systems.linear([[-1.0]], causes=[[1.0]]), integrator=ImplicitEuler(step_size=0.1)
+    )
+    v = CauseNode("v", dim=1, orders=2, integrator=ImplicitEuler(step_size=0.1))
     u = InputNode("u", dim=1, orders=2, dt=0.1)
     y = SensoryNode("y", dim=1, orders=2, dt=0.1)
     graph = pc.Graph()
@@ -270,7 +286,7 @@ def driven_by_input(gain):
     graph.drives(v, x)
     graph.predicts(u, v)
     for name, node, expected in (("nx", x, 1e4), ("ny", y, 1e2), ("nv", v, gain)):
-        graph.weighs(PrecisionNode(name, expected=expected, sd=0.1, smoothness=0.5), node)
+        graph.weighs(PrecisionNode(name, prior_precision=expected, sd=0.1, correlation_time=0.5), node)
     return graph
 
 
@@ -287,13 +303,15 @@ def test_a_cause_follows_its_input_as_closely_as_its_precision_says():
 def weigh(graph, node, precision, bins):
     """A known precision, with SPM's kernel: its autocorrelation is exp(−t²/4s²)."""
     name = f"precision of {node.name}"
-    graph.weighs(PrecisionNode(name, mean=math.log(precision), sd=1e-3, smoothness=math.sqrt(2) * bins), node)
+    graph.weighs(PrecisionNode(name, mean=math.log(precision), sd=1e-3, correlation_time=math.sqrt(2) * bins), node)
 
 
 def ahead(times=1):
     """Data move on to the next bin, and states and causes with them."""
-    moves = [pc.act("move", who) for _ in range(times) for who in ("sensory", "state")]
-    return pc.Schedule(acts=(pc.act("sense", "sensory"), *moves, pc.act("settle", "state")), name="SPM's look-ahead")
+    moves = [pc.act("update", who) for _ in range(times) for who in ("sensory", "state")]
+    return pc.Schedule(
+        acts=(pc.act("observe", "sensory"), *moves, pc.act("update_covariance", "state")), name="SPM's look-ahead"
+    )
 
 
 def errors(result, truth, starts=None):
@@ -308,13 +326,13 @@ def errors(result, truth, starts=None):
 
 def test_convolution_is_inverted_as_well_as_by_spm():
     d = np.load(DATA / "spm_convolution.npz")
-    step = Implicit(time=1.0)
-    flow = pc.flows.linear(d["M1_pE_f"], causes=d["M1_pE_h"])
-    x = StateNode("x", dim=2, orders=7, flow=flow, mover=step, initial_mean=np.zeros((7, 2)))
-    v = CauseNode("v", dim=1, orders=3, mover=step)
-    y = SensoryNode("y", dim=4, orders=7, derivatives="given", ahead=1.0)
+    step = ImplicitEuler(step_size=1.0)
+    flow = pc.systems.linear(d["M1_pE_f"], causes=d["M1_pE_h"])
+    x = GeneralisedStateNode("x", dim=2, orders=7, flow=flow, integrator=step, initial_mean=np.zeros((7, 2)))
+    v = CauseNode("v", dim=1, orders=3, integrator=step)
+    y = SensoryNode("y", dim=4, orders=7, derivatives="given", extrapolate=1.0)
     graph = pc.Graph()
-    graph.predicts(x, y, via=pc.flows.linear(d["M1_pE_g"]))
+    graph.predicts(x, y, via=pc.systems.linear(d["M1_pE_g"]))
     graph.drives(v, x)
     for node, precision in ((y, d["M1_V"][0, 0]), (x, d["M1_W"][0, 0]), (v, d["M2_V"][0, 0])):
         weigh(graph, node, precision, 0.5)
@@ -328,14 +346,14 @@ def test_convolution_is_inverted_as_well_as_by_spm():
 
 def test_a_hierarchy_of_three_levels_is_inverted_as_well_as_by_spm():
     d = np.load(DATA / "spm_hierarchy3.npz")
-    step = Implicit(time=1.0)
-    flows = [pc.flows.linear(d[f"P{i}_f"], causes=d[f"P{i}_h"]) for i in (1, 2)]
-    x1 = StateNode("x1", dim=2, orders=7, flow=flows[0], mover=step, initial_mean=np.zeros((7, 2)))
-    x2 = StateNode("x2", dim=1, orders=7, flow=flows[1], mover=step, initial_mean=np.zeros((7, 1)))
-    v2, v3 = (CauseNode(name, dim=1, orders=4, mover=step) for name in ("v2", "v3"))
-    y = SensoryNode("y", dim=4, orders=7, derivatives="given", ahead=1.0)
+    step = ImplicitEuler(step_size=1.0)
+    flows = [pc.systems.linear(d[f"P{i}_f"], causes=d[f"P{i}_h"]) for i in (1, 2)]
+    x1 = GeneralisedStateNode("x1", dim=2, orders=7, flow=flows[0], integrator=step, initial_mean=np.zeros((7, 2)))
+    x2 = GeneralisedStateNode("x2", dim=1, orders=7, flow=flows[1], integrator=step, initial_mean=np.zeros((7, 1)))
+    v2, v3 = (CauseNode(name, dim=1, orders=4, integrator=step) for name in ("v2", "v3"))
+    y = SensoryNode("y", dim=4, orders=7, derivatives="given", extrapolate=1.0)
     graph = pc.Graph()
-    graph.predicts(x1, y, via=pc.flows.linear(d["P1_g"]))
+    graph.predicts(x1, y, via=pc.systems.linear(d["P1_g"]))
     graph.drives(v2, x1)
     graph.predicts(x2, v2)
     graph.drives(v3, x2)
@@ -358,10 +376,18 @@ def test_a_lorenz_attractor_is_found_from_a_wrong_start_as_well_as_by_spm():
 
     start = np.zeros((7, 3))
     start[0] = d["M1_x"].ravel()
-    x = StateNode("x", dim=3, orders=7, flow=flow, mover=Ozaki(time=0.5), initial_mean=start, bend="drop")
-    y = SensoryNode("y", dim=1, orders=7, derivatives="given", ahead=0.5)
+    x = GeneralisedStateNode(
+        "x",
+        dim=3,
+        orders=7,
+        flow=flow,
+        integrator=LocalLinearisation(step_size=0.5),
+        initial_mean=start,
+        jacobian_derivative="drop",
+    )
+    y = SensoryNode("y", dim=1, orders=7, derivatives="given", extrapolate=0.5)
     graph = pc.Graph()
-    graph.predicts(x, y, via=pc.flows.linear(np.ones((1, 3))))
+    graph.predicts(x, y, via=pc.systems.linear(np.ones((1, 3))))
     for node, key in ((y, "M1_V"), (x, "M1_W")):
         weigh(graph, node, d[key][0, 0], 0.125)
     result = graph.run(embed(torch.tensor(d["Y"].T), 7).flatten(1), schedule=ahead(times=2))
@@ -376,8 +402,21 @@ class TestCauseNode(NodeContract):
     name = "v"
 
     def build(self, scale):
-        x = StateNode("x", dim=2, orders=3, flow=FLOWS[2], initial_mean=[[0.3, 0.3]] * 3, mover=Ozaki(time=0.05))
-        v = CauseNode("v", dim=1, orders=2, prior=scale[..., None] if scale.dim() else scale, mover=Ozaki(time=0.05))
+        x = GeneralisedStateNode(
+            "x",
+            dim=2,
+            orders=3,
+            flow=FLOWS[2],
+            initial_mean=[[0.3, 0.3]] * 3,
+            integrator=LocalLinearisation(step_size=0.05),
+        )
+        v = CauseNode(
+            "v",
+            dim=1,
+            orders=2,
+            prior=scale[..., None] if scale.dim() else scale,
+            integrator=LocalLinearisation(step_size=0.05),
+        )
         y = SensoryNode("y", dim=2, orders=2, dt=0.1)
         theta = ParameterNode("theta", mean=[0.5], sd=0.5)
         graph = pc.Graph()
@@ -385,7 +424,7 @@ class TestCauseNode(NodeContract):
         graph.drives(v, x)
         graph.parametrises(theta, x)
         for node in (x, v, y):
-            graph.weighs(PrecisionNode(f"n{node.name}", expected=3.0, sd=0.5, smoothness=0.5), node)
+            graph.weighs(PrecisionNode(f"n{node.name}", prior_precision=3.0, sd=0.5, correlation_time=0.5), node)
         return graph
 
     def observations(self):
@@ -394,13 +433,13 @@ class TestCauseNode(NodeContract):
 
 # --- words ---
 def parts():
-    x = StateNode("x", dim=2, orders=3, flow=pc.flows.linear(np.eye(2), causes=np.ones((2, 1))))
-    plain = StateNode("plain", dim=2, orders=3, flow=pc.flows.linear(np.eye(2)))
+    x = GeneralisedStateNode("x", dim=2, orders=3, flow=pc.systems.linear(np.eye(2), causes=np.ones((2, 1))))
+    plain = GeneralisedStateNode("plain", dim=2, orders=3, flow=pc.systems.linear(np.eye(2)))
     return x, plain, CauseNode("v", dim=1, orders=2), SensoryNode("y", dim=2, orders=2, dt=0.1), pc.Graph()
 
 
 def noise(name):
-    return PrecisionNode(name, expected=1.0, sd=1.0, smoothness=1.0)
+    return PrecisionNode(name, prior_precision=1.0, sd=1.0, correlation_time=1.0)
 
 
 def test_what_makes_no_sense_is_refused():

@@ -10,12 +10,12 @@ from student_t import StudentTSensoryNode
 
 import pcnet as pc
 from pcnet.errors import ResultError
-from pcnet.graphs import paper
-from pcnet.structure import Structure, kind_of
+from pcnet.graphs import odem
+from pcnet.results.graph_summary import GraphSummary, kind_of
 
 
 def test_kinds_levels_and_clocks_of_a_stack():
-    structure = Structure.of(stack(2), pc.odem(every=10, periods={"a": 7}))
+    structure = GraphSummary.of(stack(2), pc.odem(every=10, periods={"a": 7}))
     seen = {node.name: (node.kind, node.level, node.clock) for node in structure.nodes}
     assert seen == {
         "y": ("sensory", 0, ""),
@@ -35,10 +35,10 @@ def test_kinds_levels_and_clocks_of_a_stack():
 
 
 def test_what_never_moves_is_fixed_and_a_batch_of_clocks_is_a_range():
-    graph, _ = paper.odem()
-    assert Structure.of(graph, pc.states_only())["theta"].clock == "fixed"
-    assert Structure.of(graph, pc.odem(every=[8, 64]))["theta"].clock == "every 8 to 64"
-    assert Structure.of(graph)["theta"].clock == ""
+    graph, _ = odem()
+    assert GraphSummary.of(graph, pc.states_only())["theta"].clock == "fixed"
+    assert GraphSummary.of(graph, pc.odem(every=[8, 64]))["theta"].clock == "every 8 to 64"
+    assert GraphSummary.of(graph)["theta"].clock == ""
 
 
 def test_a_kind_of_ones_own_is_shown_as_what_it_descends_from():
@@ -46,10 +46,10 @@ def test_a_kind_of_ones_own_is_shown_as_what_it_descends_from():
 
 
 def test_a_structure_survives_as_text():
-    structure = Structure.of(stack(3), pc.odem())
-    assert Structure.from_json(structure.to_json()) == structure
+    structure = GraphSummary.of(stack(3), pc.odem())
+    assert GraphSummary.from_json(structure.to_json()) == structure
     with pytest.raises(ResultError, match="damaged"):
-        Structure.from_json('{"nodes": [["x"]], "links": []}')
+        GraphSummary.from_json('{"nodes": [["x"]], "links": []}')
     with pytest.raises(ResultError, match=r"no node 'z'; nodes: x1, y"):
         _ = structure["z"]
 
@@ -68,7 +68,7 @@ def test_channels_have_the_names_under_which_runs_record_them():
 )
 def test_no_two_nodes_stand_in_the_same_place_and_parents_are_never_below(heads, guests):
     """Random forests of nodes, each beside some other one or on a level of its own."""
-    from pcnet.structure import LinkView, NodeView
+    from pcnet.results.graph_summary import LinkView, NodeView
 
     names = [f"h{i}" for i in range(len(heads))]
     levels = dict(zip(names, sorted(heads), strict=True))
@@ -78,7 +78,7 @@ def test_no_two_nodes_stand_in_the_same_place_and_parents_are_never_below(heads,
         names.append(f"g{i}")
         levels[f"g{i}"] = levels[other]
         links.append(LinkView(kind, f"g{i}", other, None))
-    structure = Structure(tuple(NodeView(n, "state", "state", levels[n], "", "") for n in names), tuple(links))
+    structure = GraphSummary(tuple(NodeView(n, "state", "state", levels[n], "", "") for n in names), tuple(links))
     places = structure.layout
     assert set(places) == set(names)
     for a, b in itertools.combinations(names, 2):

@@ -10,10 +10,10 @@ import pytest
 
 import pcnet as pc
 from pcnet.errors import StudyError
-from pcnet.graphs import paper
-from pcnet.inversion import Outcome
-from pcnet.store import FORMAT, Planned, Store, to_json
-from pcnet.study import Study
+from pcnet.graphs import odem
+from pcnet.sweeps.evaluate import Outcome
+from pcnet.sweeps.store import FORMAT, Planned, Store, to_json
+from pcnet.sweeps.study import Study
 
 WORLD = pc.simulate.glv_process(samples=12, noise="white", seed=3)
 
@@ -260,7 +260,7 @@ def refused(path, words):
         Study.open(path)
     before = path.read_bytes() if path.is_file() else None
     with pytest.raises(StudyError, match=words):
-        pc.sweep(paper.odem, {"kappa": [1.0]}, WORLD.observations, path, processes=1)
+        pc.sweep(odem, {"kappa": [1.0]}, WORLD.observations, path, processes=1)
     assert before is None or path.read_bytes() == before
 
 
@@ -322,7 +322,7 @@ TWICE = np.stack([WORLD.observations.numpy(), WORLD.observations.numpy() + 0.1])
 
 
 def build(kappa, orders):
-    return paper.odem(kappa=kappa, orders=orders, every=4)
+    return odem(kappa=kappa, orders=orders, every=4)
 
 
 @pytest.fixture(scope="module")
@@ -370,7 +370,7 @@ def test_from_a_file_build_and_observations_are_needed_and_checked(swept):
     with pytest.raises(StudyError, match="other observations"):
         study.rerun(best, build=build, observations=TWICE + 0.1)
     with pytest.raises(StudyError, match="another model"):
-        study.rerun(best, build=lambda **settings: paper.odem(**settings, every=5), observations=TWICE)
+        study.rerun(best, build=lambda **settings: odem(**settings, every=5), observations=TWICE)
 
 
 def test_only_rows_of_this_study_are_run_again(swept):

@@ -19,12 +19,14 @@ import pytest
 import torch
 
 import pcnet as pc
-from pcnet import flows, sweeps, workers
 from pcnet.errors import DivergenceError, GraphError, ObservationError, ScheduleError, SettingError, StudyError
-from pcnet.graphs import paper
-from pcnet.inversion import given_data, rehearse
-from pcnet.nodes import PrecisionNode, SensoryNode, StateNode
-from pcnet.study import Study
+from pcnet.functions import systems as flows
+from pcnet.graphs import odem
+from pcnet.nodes import GeneralisedStateNode, PrecisionNode, SensoryNode
+from pcnet.sweeps import sweep as sweeps
+from pcnet.sweeps import workers
+from pcnet.sweeps.evaluate import given_data, rehearse
+from pcnet.sweeps.study import Study
 
 WORLD = pc.simulate.glv_process(samples=25, noise="white", seed=3)
 SEEN, STATES = WORLD.observations.numpy(), WORLD.states.numpy()
@@ -34,7 +36,7 @@ GRID = {"kappa": [1.0, 0.5], "every": [4, 7], "orders": [2, 3]}
 
 
 def build(kappa=1.0, every=4, orders=3, **others):
-    return paper.odem(kappa=kappa, every=every, orders=orders, **others)
+    return odem(kappa=kappa, every=every, orders=orders, **others)
 
 
 def sweep(grid=None, observations=TWICE, file=None, *, build=build, **options):
@@ -153,11 +155,17 @@ def test_several_sensors():
     def two(kappa):
         graph = pc.Graph()
         for i in (0, 1):
-            x = StateNode(f"x{i}", dim=1, orders=2, flow=flows.linear(torch.eye(1)), mover=pc.movers.Ozaki(kappa))
+            x = GeneralisedStateNode(
+                f"x{i}",
+                dim=1,
+                orders=2,
+                flow=flows.linear(torch.eye(1)),
+                integrator=pc.integrators.LocalLinearisation(kappa),
+            )
             y = SensoryNode(f"y{i}", dim=1, orders=1)
             graph.predicts(x, y)
-            graph.weighs(PrecisionNode(f"nx{i}", expected=3.0, sd=0.5, smoothness=0.7), x)
-            graph.weighs(PrecisionNode(f"ny{i}", expected=3.0, sd=0.5, smoothness=0.7), y)
+            graph.weighs(PrecisionNode(f"nx{i}", prior_precision=3.0, sd=0.5, correlation_time=0.7), x)
+            graph.weighs(PrecisionNode(f"ny{i}", prior_precision=3.0, sd=0.5, correlation_time=0.7), y)
         return graph
 
     seen = {"y0": SEEN[:, :1], "y1": SEEN[:, 1:2]}
@@ -173,7 +181,7 @@ WAVES = 3 * np.sin(np.arange(60.0) / 10)[:, None] * np.ones(3)
 
 
 def runaway(rate):
-    return paper.odem(rate=rate)[0], pc.odem(every=1)
+    return odem(rate=rate)[0], pc.odem(every=1)
 
 
 def test_what_diverges_is_a_result_and_leaves_its_neighbours_alone():
@@ -347,7 +355,7 @@ from pcnet.graphs import paper
 sweeps.LARGEST = 3
 seen = pc.simulate.glv_process(samples=200, noise="white", seed=1).observations
 grid = {"kappa": [0.4, 0.6, 0.8, 1.0], "every": [8, 16], "orders": [3, 2], "rate": [1e-4, 30.0]}
-pc.sweep(lambda **settings: paper.odem(**settings), grid, seen, sys.argv[1], processes=int(sys.argv[2]))
+pc.sweep(lambda **settings: odem(**settings), grid, seen, sys.argv[1], processes=int(sys.argv[2]))
 """  # as a newcomer writes it: no guard, a lambda, everything in __main__
 
 
@@ -481,10 +489,10 @@ def memory(what):
 sweeps.LARGEST = 10**9
 seen = pc.simulate.glv_process(samples=4, noise="white", seed=1).observations.numpy()
 grid = {"kappa": [1.0, 0.5], "every": [2]}
-pc.sweep(paper.odem, grid, seen, processes=1)
+pc.sweep(odem, grid, seen, processes=1)
 Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
 before = memory("VmRSS")
-study = pc.sweep(paper.odem, grid, np.broadcast_to(seen, (1000, *seen.shape)), processes=1, memory="15 MB")
+study = pc.sweep(odem, grid, np.broadcast_to(seen, (1000, *seen.shape)), processes=1, memory="15 MB")
 print(memory("VmHWM") - before, study.counts["done"])
 """
 
@@ -587,12 +595,12 @@ def test_a_folder_that_cannot_be_written_to():
 
 
 def flowing(rate):
-    x = StateNode("x", dim=3, orders=2, flow=flows.linear(-rate * torch.eye(3)))
+    x = GeneralisedStateNode("x", dim=3, orders=2, flow=flows.linear(-rate * torch.eye(3)))
     y = SensoryNode("y", dim=3, orders=1)
     graph = pc.Graph()
     graph.predicts(x, y)
-    graph.weighs(PrecisionNode("nx", expected=3.0, sd=0.5, smoothness=0.7), x)
-    graph.weighs(PrecisionNode("ny", expected=3.0, sd=0.5, smoothness=0.7), y)
+    graph.weighs(PrecisionNode("nx", prior_precision=3.0, sd=0.5, correlation_time=0.7), x)
+    graph.weighs(PrecisionNode("ny", prior_precision=3.0, sd=0.5, correlation_time=0.7), y)
     return graph, pc.states_only()
 
 

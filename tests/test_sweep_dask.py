@@ -16,10 +16,11 @@ import pandas as pd
 import pytest
 
 import pcnet as pc
-from pcnet import sweeps, workers
 from pcnet.errors import StudyError
-from pcnet.graphs import paper
-from pcnet.study import Study
+from pcnet.graphs import odem
+from pcnet.sweeps import sweep as sweeps
+from pcnet.sweeps import workers
+from pcnet.sweeps.study import Study
 
 pytest.importorskip("distributed", reason="sweeps on a cluster need Dask: pip install 'pcnet[dask]'")
 
@@ -28,7 +29,7 @@ GRID = {"kappa": [0.4, 0.6, 0.8, 1.0], "orders": [2, 3], "rate": [1e-4, 30.0]}
 
 
 def build(**settings):
-    return paper.odem(**settings, every=8)
+    return odem(**settings, every=8)
 
 
 def free_port():
@@ -182,7 +183,7 @@ def test_an_error_on_a_worker_comes_back(cluster):
 
 
 def test_what_workers_lack_is_named(cluster, tmp_path, monkeypatch):
-    text = "from pcnet.graphs import paper\n\ndef build(kappa):\n    return paper.odem()\n"
+    text = "from pcnet.graphs import paper\n\ndef build(kappa):\n    return odem()\n"
     (tmp_path / "only_here.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
     import only_here

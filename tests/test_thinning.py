@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pcnet.thinning import ranges
+from pcnet.results.downsample import ranges
 
 NUMBERS = st.lists(st.floats(allow_infinity=False, width=32), min_size=1, max_size=80)
 

@@ -12,26 +12,28 @@ from contract import NodeContract
 from test_filter import DT, STILL, Kalman
 
 import pcnet as pc
-from pcnet.dwelling import Dwelling
 from pcnet.errors import GraphError, SettingError
-from pcnet.functions import Linear
-from pcnet.graphs import Tier, hierarchy
-from pcnet.kernels import SquaredExponential, White
-from pcnet.movers import Newton, RobbinsMonro
-from pcnet.nodes import CategoricalNode, FilterNode, ParameterNode, PrecisionNode, SensoryNode
-from pcnet.schedule import Level, tracking
-from pcnet.schema import schema
+from pcnet.functions.closed_form import Linear
+from pcnet.graphs import Level, hierarchy
+from pcnet.io.schema import schema
+from pcnet.model.schedule import LevelNodes, adaptive_filtering
+from pcnet.nodes import CategoricalNode, KalmanStateNode, ParameterNode, PrecisionNode, SensoryNode
+from pcnet.numerics.dwell_time import DwellTime
+from pcnet.numerics.estimators import Newton, RobbinsMonro
+from pcnet.numerics.kernels import SquaredExponential, White
 
 DATA = Path(__file__).parent / "data"
-CRUISE = pc.Derived(lambda x, theta: theta + 0.0 * x)
+CRUISE = pc.TracedFunction(lambda x, theta: theta + 0.0 * x)
 """x' = θ."""
 OBSERVATIONS = np.cumsum(np.random.default_rng(11).standard_normal((40, 1)), 0) * 0.1
 
 
-def velocity_stack(*above: Tier, every: int = 5) -> pc.graph.Model:
+def velocity_stack(*above: Level, every: int = 5) -> pc.graph.Model:
     """A position whose velocity the tiers above predict, with all noises known."""
-    lowest = Tier(CRUISE, 1, mean=[0.0], sd=1e-7, expected_precision=4.0, initial_mean=[0.0], initial_sd=0.5)
-    return hierarchy(lowest, *above, dt=DT, expected_precision_y=math.e, noise_y="given", every=every)
+    lowest = Level(
+        CRUISE, 1, parameter_mean=[0.0], parameter_sd=1e-7, expected_precision=4.0, initial_mean=[0.0], initial_sd=0.5
+    )
+    return hierarchy(lowest, *above, dt=DT, expected_precision_y=math.e, learn_noise_y=False, every=every)
 
 
 def filter_of_both(transition: np.ndarray, noise: np.ndarray, first: np.ndarray, every: int = 5):
@@ -56,7 +58,7 @@ def filter_of_both(transition: np.ndarray, noise: np.ndarray, first: np.ndarray,
 
 def test_a_random_walk_above_is_the_filter_of_both():
     """Every message of a window, up and down, and the digits of one filter that knows everything."""
-    walk = Tier(Linear([[0.0]]), 1, expected_precision=1 / 0.09, initial_mean=[0.0], initial_sd=2.0)
+    walk = Level(Linear([[0.0]]), 1, expected_precision=1 / 0.09, initial_mean=[0.0], initial_sd=2.0)
     result = velocity_stack(walk).graph.run(OBSERVATIONS, velocity_stack(walk).schedule, record=["mean", "sd"])
     step = 0.09 * (5 * DT) ** 2
     oracle = list(filter_of_both(np.eye(1), np.array([[step]]), np.array([[4.0]])))
@@ -73,7 +75,7 @@ def test_an_oscillator_above_is_nearly_the_filter_of_everything():
     velocity is not passed on, which costs some certainty.
     """
     turn = np.array([[0.0, 1.3], [-1.3, 0.0]])
-    above = Tier(
+    above = Level(
         Linear(turn),
         2,
         mapping=Linear([[1.0, 0.0]]),
@@ -99,8 +101,8 @@ def test_an_oscillator_above_is_nearly_the_filter_of_everything():
 
 def test_three_tiers_run_on_three_clocks():
     """The velocity's own drift is predicted from above it: clocks of 1, 4 and 16 observations."""
-    middle = Tier(CRUISE, 1, mean=[0.0], sd=0.1, expected_precision=100.0, initial_mean=[0.0])
-    top = Tier(Linear([[-0.1]]), 1, expected_precision=100.0, initial_mean=[0.0])
+    middle = Level(CRUISE, 1, parameter_mean=[0.0], parameter_sd=0.1, expected_precision=100.0, initial_mean=[0.0])
+    top = Level(Linear([[-0.1]]), 1, expected_precision=100.0, initial_mean=[0.0])
     model = velocity_stack(middle, top, every=4)
     assert set(model.graph.nodes) == {
         "x1",
@@ -128,11 +130,13 @@ def test_categories_may_be_on_top():
     data, above = OBSERVATIONS, CategoricalNode("which", values=VALUES, stay=STAY)
     by_hand = switching(5)
     expected = by_hand[0].run(data, by_hand[1], record=["probability"]).get("which", "probability")
-    lowest = Tier(CRUISE, 1, mean=[0.0], sd=1e-6, expected_precision=4.0, initial_mean=[0.0], initial_sd=0.5)
-    model = hierarchy(lowest, above, dt=DT, expected_precision_y=math.e, noise_y="given", every=5)
+    lowest = Level(
+        CRUISE, 1, parameter_mean=[0.0], parameter_sd=1e-6, expected_precision=4.0, initial_mean=[0.0], initial_sd=0.5
+    )
+    model = hierarchy(lowest, above, dt=DT, expected_precision_y=math.e, learn_noise_y=False, every=5)
     found = model.graph.run(data, model.schedule, record=["probability"]).get("which", "probability")
     np.testing.assert_allclose(found, expected, rtol=1e-9)
-    middle = Tier(CRUISE, 1, mean=[0.0], sd=1e-6, expected_precision=4.0, initial_mean=[0.0])
+    middle = Level(CRUISE, 1, parameter_mean=[0.0], parameter_sd=1e-6, expected_precision=4.0, initial_mean=[0.0])
     model = velocity_stack(middle, above, every=3)
     found = model.graph.run(data, model.schedule, record=["probability"]).get("which", "probability")
     assert (np.flatnonzero(np.diff(found[:, 0])) + 2).tolist() == [9, 18, 27, 36]  # on a clock of nine observations
@@ -140,8 +144,10 @@ def test_categories_may_be_on_top():
 
 def test_before_anything_is_seen_tiers_are_as_sure_as_they_were_told():
     """No observation at first: the first state's variance grows by that of its noise, and those above it stay."""
-    middle = Tier(CRUISE, 1, mean=[0.0], sd=0.1, expected_precision=100.0, initial_mean=[0.0], initial_sd=0.7)
-    top = Tier(Linear([[-0.1]]), 1, expected_precision=100.0, initial_mean=[0.0], initial_sd=0.3)
+    middle = Level(
+        CRUISE, 1, parameter_mean=[0.0], parameter_sd=0.1, expected_precision=100.0, initial_mean=[0.0], initial_sd=0.7
+    )
+    top = Level(Linear([[-0.1]]), 1, expected_precision=100.0, initial_mean=[0.0], initial_sd=0.3)
     graph, schedule = velocity_stack(middle, top, every=4)
     data = OBSERVATIONS.copy()
     data[:3] = np.nan
@@ -161,25 +167,25 @@ def test_a_stack_with_categories_is_drawn():
 
 def test_a_stack_without_parameters_below_is_refused():
     with pytest.raises(SettingError, match="'which' has no parameters to be predicted; let it be the last"):
-        velocity_stack(CategoricalNode("which", values=VALUES, stay=STAY), Tier(CRUISE, 1))
+        velocity_stack(CategoricalNode("which", values=VALUES, stay=STAY), Level(CRUISE, 1))
     with pytest.raises(SettingError, match="tier 1 has no parameters that tier 2 could predict"):
-        hierarchy(Tier(Linear([[0.0]]), 1), Tier(Linear([[0.0]]), 1), dt=0.1)
+        hierarchy(Level(Linear([[0.0]]), 1), Level(Linear([[0.0]]), 1), dt=0.1)
     with pytest.raises(SettingError, match="at least one Tier"):
         hierarchy(dt=0.1)
     with pytest.raises(SettingError, match="both mean and sd"):
-        Tier(CRUISE, 1, mean=[0.0])
+        Level(CRUISE, 1, parameter_mean=[0.0])
 
 
 def test_parameters_below_a_filter_learn_from_curvatures():
-    x, y = FilterNode("x", dim=1, flow=CRUISE), SensoryNode("y", dim=1, orders=1, dt=0.1)
-    a = ParameterNode("a", mean=[0.0], sd=1.0, mover=RobbinsMonro())
-    above = FilterNode("above", dim=1, flow=Linear([[0.0]]))
+    x, y = KalmanStateNode("x", dim=1, flow=CRUISE), SensoryNode("y", dim=1, orders=1, dt=0.1)
+    a = ParameterNode("a", mean=[0.0], sd=1.0, estimator=RobbinsMonro())
+    above = KalmanStateNode("above", dim=1, flow=Linear([[0.0]]))
     graph = pc.Graph()
     graph.predicts(x, y)
     graph.parametrises(a, x)
     graph.predicts(above, a)
     for node in (x, y, above):
-        graph.weighs(PrecisionNode(f"noise of {node.name}", expected=1.0, sd=1.0, kernel=White()), node)
+        graph.weighs(PrecisionNode(f"noise of {node.name}", prior_precision=1.0, sd=1.0, kernel=White()), node)
     with pytest.raises(GraphError, match=r"use the mover Newton\(\)"):
         graph.run(OBSERVATIONS)
 
@@ -189,16 +195,16 @@ VALUES, STAY = [[-0.2], [0.0], [0.15]], 0.85
 
 
 def switching(every: int, freedom: float = 1e-6) -> tuple[pc.Graph, pc.Schedule]:
-    x = FilterNode("x", dim=1, flow=CRUISE, initial_mean=[[0.0]], initial_sd=0.5, noise="given")
+    x = KalmanStateNode("x", dim=1, flow=CRUISE, initial_mean=[[0.0]], initial_sd=0.5, learn_noise=False)
     y = SensoryNode("y", dim=1, orders=1, dt=DT)
-    a = ParameterNode("a", mean=[0.0], sd=freedom, mover=Newton())
+    a = ParameterNode("a", mean=[0.0], sd=freedom, estimator=Newton())
     graph = pc.Graph()
     graph.predicts(x, y)
     graph.parametrises(a, x)
     graph.predicts(CategoricalNode("which", values=VALUES, stay=STAY), a)
     graph.weighs(PrecisionNode("noise_x", mean=math.log(4.0), sd=1.0, kernel=White()), x)
     graph.weighs(PrecisionNode("noise_y", mean=1.0, sd=1.0, kernel=White()), y)
-    return graph, tracking(every, levels=(Level(("x",), (), ("a",)), Level(("which",), (), ())))
+    return graph, adaptive_filtering(every, levels=(LevelNodes(("x",), (), ("a",)), LevelNodes(("which",), (), ())))
 
 
 def evidence(value: float, data: np.ndarray) -> float:
@@ -237,15 +243,15 @@ def shifted(x, theta):
 
 def seen_directly(which: CategoricalNode) -> tuple[pc.Graph, pc.Schedule]:
     """y = θ + noise of sd 0.9: a state is there, but it is 0."""
-    x = FilterNode("x", dim=1, flow=Linear([[0.0]]), initial_mean=[[0.0]], initial_sd=1e-6, noise="given")
-    y, a = SensoryNode("y", dim=1, orders=1, dt=DT), ParameterNode("a", mean=[0.0], sd=1e-6, mover=Newton())
+    x = KalmanStateNode("x", dim=1, flow=Linear([[0.0]]), initial_mean=[[0.0]], initial_sd=1e-6, learn_noise=False)
+    y, a = SensoryNode("y", dim=1, orders=1, dt=DT), ParameterNode("a", mean=[0.0], sd=1e-6, estimator=Newton())
     graph = pc.Graph()
     graph.predicts(x, y, via=shifted)
     graph.parametrises(a, x, of=y)
     graph.predicts(which, a)
     graph.weighs(PrecisionNode("noise_x", mean=30.0, sd=1.0, kernel=White()), x)
     graph.weighs(PrecisionNode("noise_y", mean=-2 * math.log(0.9), sd=1.0, kernel=White()), y)
-    return graph, tracking(2, levels=(Level(("x",), (), ("a",)), Level((which.name,), (), ())))
+    return graph, adaptive_filtering(2, levels=(LevelNodes(("x",), (), ("a",)), LevelNodes((which.name,), (), ())))
 
 
 def by_enumeration(data: np.ndarray, first: np.ndarray, transition: np.ndarray, values: np.ndarray) -> np.ndarray:
@@ -276,7 +282,7 @@ def test_stages_of_categories_are_those_of_all_paths_together(first):
 
 def test_categories_that_dwell_are_those_of_all_paths_together():
     data = np.random.default_rng(5).normal(size=10) + np.repeat([1.0, 1.0, 1.0, -0.5, -0.5], 2)
-    graph, schedule = seen_directly(CategoricalNode("which", values=TINY, dwell=Dwelling(mean=3.0, sd=0.0)))
+    graph, schedule = seen_directly(CategoricalNode("which", values=TINY, dwell=DwellTime(mean=3.0, sd=0.0)))
     result = graph.run(data[:, None], schedule, record=["probability"])
     # three stages of one step each, and then the other
     cycle = np.roll(np.eye(6), 1, 1)
@@ -300,7 +306,7 @@ def test_staying_is_a_transition_of_its_own():
     [
         {"stay": 0.9},
         {"transition": [[0.9, 0.1], [0.25, 0.75]], "first": [0.3, 0.7]},
-        {"dwell": Dwelling(mean=[4.0, 6.0], sd=1.5, order="cycle")},
+        {"dwell": DwellTime(mean=[4.0, 6.0], sd=1.5, order="cycle")},
     ],
 )
 def test_categories_are_written_and_read(how, tmp_path):
@@ -391,13 +397,13 @@ def test_a_convolution_is_inverted_causally():
     flow = np.zeros((3, 3))
     flow[:2, :2], flow[:2, 2:], flow[2, 2] = d["M1_pE_f"], d["M1_pE_h"], -1 / lasts
     gain = np.concatenate([d["M1_pE_g"], np.zeros((4, 1))], 1)
-    x = FilterNode(
+    x = KalmanStateNode(
         "x",
         dim=3,
         flow=Linear(flow),
         initial_mean=np.zeros((1, 3)),
         initial_sd=[0.01, 0.01, 0.1],
-        noise="given",
+        learn_noise=False,
         substeps=substeps,
     )
     y = SensoryNode("y", dim=4, orders=1, dt=1.0)
@@ -407,7 +413,7 @@ def test_a_convolution_is_inverted_causally():
     strength = SquaredExponential(width).duration.item() / d["M1_W"][0, 0]
     variances = substeps * np.array([strength, strength, 2 * variance / lasts])
     graph.weighs(PrecisionNode("noise_x", mean=-np.log(variances), sd=1.0, kernel=White()), x)
-    graph.weighs(PrecisionNode("noise_y", mean=math.log(d["M1_V"][0, 0]), sd=1.0, smoothness=width), y)
+    graph.weighs(PrecisionNode("noise_y", mean=math.log(d["M1_V"][0, 0]), sd=1.0, correlation_time=width), y)
     result = graph.run(d["Y"].T, STILL, record=["mean"])
     found = result.mean("x")[:, 0]
     assert ((found[:, :2] - d["pU_x1"].T) ** 2).sum() <= 0.20

@@ -11,32 +11,32 @@ from test_run import same
 
 import pcnet as pc
 from pcnet.errors import ObservationError
-from pcnet.graphs import paper
-from pcnet.movers import GradientFlow, Implicit, Ozaki
-from pcnet.nodes import PrecisionNode, SensoryNode, StateNode
+from pcnet.graphs import odem
+from pcnet.nodes import GeneralisedStateNode, PrecisionNode, SensoryNode
+from pcnet.numerics.integrators import ExplicitEuler, ImplicitEuler, LocalLinearisation
 
 
-@pc.Derived
+@pc.TracedFunction
 def swing(x, theta):
     return torch.stack([x[..., 1], -torch.sin(x[..., 0])], -1)
 
 
 def swinging(mover, dt):
-    x = StateNode("x", dim=2, orders=2, flow=swing, mover=mover)
+    x = GeneralisedStateNode("x", dim=2, orders=2, flow=swing, integrator=mover)
     y = SensoryNode("y", dim=2, orders=1, dt=dt)
     graph = pc.Graph()
     graph.predicts(x, y)
-    graph.weighs(PrecisionNode("nx", expected=10.0, sd=0.1, smoothness=0.5), x)
-    graph.weighs(PrecisionNode("ny", expected=10.0, sd=0.1, smoothness=0.5), y)
+    graph.weighs(PrecisionNode("nx", prior_precision=10.0, sd=0.1, correlation_time=0.5), x)
+    graph.weighs(PrecisionNode("ny", prior_precision=10.0, sd=0.1, correlation_time=0.5), y)
     return graph
 
 
 @pytest.mark.parametrize(
     "mover",
     [
-        lambda time: Ozaki(0.5, time=time),
-        lambda time: GradientFlow(0.1 * time, kappa=0.5),
-        lambda time: Implicit(time, kappa=0.5),
+        lambda time: LocalLinearisation(0.5, step_size=time),
+        lambda time: ExplicitEuler(0.1 * time, kappa=0.5),
+        lambda time: ImplicitEuler(time, kappa=0.5),
     ],
 )
 def test_a_mover_takes_the_time_that_has_passed(mover):
@@ -69,7 +69,7 @@ def test_times_at_the_sampling_interval_change_nothing():
 
 
 def test_all_nodes_hear_of_the_time_that_has_passed():
-    live = paper.odem(dt=[0.25, 0.5])[0].start(pc.states_only(), record=())
+    live = odem(dt=[0.25, 0.5])[0].start(pc.states_only(), record=())
     live.step(np.ones(3), t=3.0)
     assert live.local("x").elapsed.tolist() == [0.25, 0.5]
     live.step(np.ones(3), t=4.0)
@@ -82,7 +82,7 @@ def test_all_nodes_hear_of_the_time_that_has_passed():
 
 
 def test_a_step_without_a_time_comes_an_interval_later():
-    graph, schedule = paper.odem(dt=0.25)
+    graph, schedule = odem(dt=0.25)
     live = graph.start(schedule)
     for t in (10.0, None, 11.0, None):
         live.step(np.ones(3), t=t)
@@ -104,7 +104,7 @@ def test_a_step_without_a_time_comes_an_interval_later():
     ],
 )
 def test_times_that_are_refused(t, words):
-    graph, schedule = paper.odem()
+    graph, schedule = odem()
     live = graph.start(schedule).step(np.ones(3), t=1.0)
     with pytest.raises(ObservationError, match=words):
         live.step(np.ones(3), t=t)
@@ -115,13 +115,13 @@ def test_times_that_are_refused(t, words):
 
 @pytest.mark.parametrize("times", [[0.0, 1.0], [0.0, 1.0, 2.0, 3.0]])
 def test_as_many_times_as_observations(times):
-    graph, schedule = paper.odem()
+    graph, schedule = odem()
     with pytest.raises(ObservationError, match="as many times as observations"):
         graph.run(np.ones((3, 3)), schedule=schedule, times=times)
 
 
 def test_a_sample_has_one_time():
-    graph, schedule = paper.odem()
+    graph, schedule = odem()
     with pytest.raises(ObservationError, match="two times"):
         graph.start(schedule).step(pc.Sample(np.ones(3), 1.0), t=1.0)
 
@@ -151,7 +151,7 @@ def test_all_streams_give_the_same_numbers():
 
 
 def test_streams_that_are_refused():
-    graph, schedule = paper.odem()
+    graph, schedule = odem()
 
     async def nothing():
         for item in ():
@@ -164,14 +164,16 @@ def test_streams_that_are_refused():
 
 
 def two_clocks(fast=True, slow=True):
-    x = StateNode("x", dim=1, orders=2, flow=pc.flows.linear([[-0.1]]), mover=Ozaki(time=0.1))
+    x = GeneralisedStateNode(
+        "x", dim=1, orders=2, flow=pc.systems.linear([[-0.1]]), integrator=LocalLinearisation(step_size=0.1)
+    )
     graph = pc.Graph()
     for name, dt, used in (("fast", 0.1, fast), ("slow", 0.5, slow)):
         if used:
             y = SensoryNode(name, dim=1, orders=2, dt=dt)
             graph.predicts(x, y)
-            graph.weighs(PrecisionNode(f"n_{name}", expected=10.0, sd=0.1, smoothness=0.2), y)
-    graph.weighs(PrecisionNode("nx", expected=10.0, sd=0.1, smoothness=0.2), x)
+            graph.weighs(PrecisionNode(f"n_{name}", prior_precision=10.0, sd=0.1, correlation_time=0.2), y)
+    graph.weighs(PrecisionNode("nx", prior_precision=10.0, sd=0.1, correlation_time=0.2), x)
     return graph
 
 
@@ -203,7 +205,7 @@ def test_what_is_missing_may_be_said_in_several_ways():
     holey[4] = math.nan
     masked = np.ma.masked_array(y.copy(), mask=np.isnan(holey))
     masked.data[4] = 1e6
-    model = paper.odem("glv")
+    model = odem("glv")
     reference = model.graph.run(holey, model.schedule)
     for given in ([None if k == 4 else list(row) for k, row in enumerate(y)], masked, iter(masked)):
         same(reference, model.graph.run(given, model.schedule))
@@ -213,7 +215,7 @@ def test_what_is_missing_may_be_said_in_several_ways():
 def test_a_list_of_observations_is_as_good_as_an_iterator(kind):
     """Of mappings or of samples, which are no array."""
     y = np.random.default_rng(2).standard_normal((12, 3))
-    model = paper.odem("glv")
+    model = odem("glv")
     each = [{"y": row} if kind == "mapping" else pc.Sample(row, 0.01 * t) for t, row in enumerate(y)]
     whole, listed = (model.graph.run(given, model.schedule, progress=False) for given in (y, each))
     np.testing.assert_allclose(listed.mean("x"), whole.mean("x"), rtol=1e-9)

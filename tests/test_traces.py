@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from pcnet import Record
-from pcnet.graphs import paper
+from pcnet.graphs import odem
 
 DATA = Path(__file__).parent / "data"
 TRACES = [
@@ -34,7 +34,7 @@ EVERYTHING = Record(("mean", "covariance", "observation", "prediction", "energy"
 
 def inversion(trace, conventions="authors"):
     settings = json.loads(str(trace["settings"]))
-    return paper.odem(
+    return odem(
         model=settings["model"],
         orders=settings["orders_x"],
         conventions=conventions,
@@ -98,7 +98,7 @@ def test_settings_of_all_traces_in_one_batch():
     """Element i of a batched run equals the trace that was run alone, with its own clock."""
     traces = [np.load(DATA / f"glv_k3_{kind}.npz") for kind in ("plain", "smoothed")]
     every = [json.loads(str(trace["settings"])) for trace in traces]
-    graph, schedule = paper.odem(
+    graph, schedule = odem(
         model="glv",
         orders=3,
         conventions="authors",

@@ -8,9 +8,9 @@ import torch
 
 import pcnet as pc
 from pcnet.errors import DivergenceError, SettingError
-from pcnet.graphs import paper
-from pcnet.movers import StateMover
-from pcnet.nodes import PrecisionNode, SensoryNode, StateNode
+from pcnet.graphs import odem
+from pcnet.nodes import GeneralisedStateNode, PrecisionNode, SensoryNode
+from pcnet.numerics.integrators import StateIntegrator
 from pcnet.settings import settings
 
 
@@ -19,13 +19,13 @@ def walk(samples=40, seed=0):
 
 
 def small(orders=2, name="x"):
-    x = StateNode(name, dim=3, orders=2, flow=pc.flows.lotka_volterra)
+    x = GeneralisedStateNode(name, dim=3, orders=2, flow=pc.systems.lotka_volterra)
     y = SensoryNode("y", dim=3, orders=orders, dt=0.1)
     graph = pc.Graph()
     graph.predicts(x, y)
     graph.parametrises(pc.ParameterNode("theta", mean=[0.3, -0.2, 0.3], sd=0.1), x)
-    graph.weighs(PrecisionNode("nx", expected=10.0, sd=0.1, smoothness=0.3), x)
-    graph.weighs(PrecisionNode("ny", expected=10.0, sd=0.1, smoothness=0.3), y)
+    graph.weighs(PrecisionNode("nx", prior_precision=10.0, sd=0.1, correlation_time=0.3), x)
+    graph.weighs(PrecisionNode("ny", prior_precision=10.0, sd=0.1, correlation_time=0.3), y)
     return graph
 
 
@@ -48,9 +48,9 @@ def test_hold_is_as_if_the_observation_had_been_missing():
     torch.testing.assert_close(live.mean("x"), reference.mean("x"), rtol=1e-12, atol=1e-12)
     result = live.result()
     assert result.fallbacks["hold"] == 3
-    assert [(i.observation, i.element) for i in live.incidents] == [(7, 0), (20, 0), (21, 0)]
-    assert {i.node for i in live.incidents} <= {"x", "y"}
-    assert all(i.why.endswith("is no longer finite") for i in live.incidents)
+    assert [(i.observation, i.element) for i in live.divergence_events] == [(7, 0), (20, 0), (21, 0)]
+    assert {i.node for i in live.divergence_events} <= {"x", "y"}
+    assert all(i.why.endswith("is no longer finite") for i in live.divergence_events)
     assert np.isfinite(result.free_action)
     assert np.isnan(result.free_energy[[7, 20, 21]]).all()
     np.testing.assert_allclose(np.nansum(result.free_energy), result.free_action)
@@ -99,7 +99,7 @@ def test_trouble_at_the_very_beginning(policy, when):
 
 
 @settings
-class Singular(StateMover):
+class Singular(StateIntegrator):
     """Asks for the solution of a system that has none, once states are above 2."""
 
     def step(self, evidence):
@@ -109,11 +109,13 @@ class Singular(StateMover):
 
 def test_a_matrix_that_cannot_be_inverted_is_named():
     def graph():
-        x = StateNode("x", dim=1, orders=2, flow=lambda x, p: -x, mover=Singular(), initial_mean=[[1.97], [0.0]])
+        x = GeneralisedStateNode(
+            "x", dim=1, orders=2, flow=lambda x, p: -x, integrator=Singular(), initial_mean=[[1.97], [0.0]]
+        )
         made = pc.Graph()
         made.predicts(x, SensoryNode("y", dim=1, orders=1))
         for name in ("x", "y"):
-            made.weighs(PrecisionNode(f"n{name}", expected=1.0, sd=0.1, smoothness=1.0), made[name])
+            made.weighs(PrecisionNode(f"n{name}", prior_precision=1.0, sd=0.1, correlation_time=1.0), made[name])
         return made
 
     with pytest.raises(DivergenceError, match=r"StateNode 'x' at observation 2: .*singular"):
@@ -134,6 +136,6 @@ def test_a_policy_is_kept_in_a_file(tmp_path):
 
 def test_what_is_refused():
     with pytest.raises(SettingError, match="'hold' or 'reset', not 'ignore'"):
-        paper.odem()[0].start(on_divergence="ignore")
+        odem()[0].start(on_divergence="ignore")
     with pytest.raises(SettingError, match="a node is called 'hold'"):
         small(name="hold").start(on_divergence="hold")

@@ -11,14 +11,14 @@ import pytest
 
 import pcnet as pc
 from pcnet.errors import SettingError
-from pcnet.graphs import paper
-from pcnet.watching import watch
+from pcnet.graphs import odem
+from pcnet.results.live_page import watch
 
 DATA = pc.simulate.glv_process(40, noise="white", seed=1).observations
 
 
 def start(**options):
-    graph, schedule = paper.odem(every=10)
+    graph, schedule = odem(every=10)
     return graph.start(schedule, **options)
 
 
@@ -38,7 +38,7 @@ def test_the_last_observations_are_those_of_a_recorded_run():
         assert json.loads(get(watched)[1]) is None
         live.run(DATA)
         data = json.loads(get(watched)[1])
-    graph, schedule = paper.odem(every=10)
+    graph, schedule = odem(every=10)
     expected = graph.run(DATA, schedule, record=pc.Record.flow()).error_flow()
     assert data["ticks"] == 15
     assert data["observations"] == 40

@@ -1,7 +1,7 @@
-"""Ready-made graphs, each with its schedule."""
+"""Ready-made models: a graph with the schedule that fits it."""
 
-from pcnet.graphs import paper
-from pcnet.graphs.hierarchy import Tier, hierarchy
-from pcnet.graphs.triple import triple
+from pcnet.graphs.adaptive_filter import adaptive_filter
+from pcnet.graphs.hierarchy import Level, hierarchy
+from pcnet.graphs.odem import odem
 
-__all__ = ["Tier", "hierarchy", "paper", "triple"]
+__all__ = ["Level", "adaptive_filter", "hierarchy", "odem"]

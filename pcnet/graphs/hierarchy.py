@@ -1,4 +1,4 @@
-"""Stacks: the states of a tier predict the parameters of the one below it, each on a clock of its own."""
+"""Stacks: the state of a level predicts the parameters of the level below it, each level on its own clock."""
 
 from __future__ import annotations
 
@@ -8,105 +8,127 @@ from typing import Any, Literal
 from pydantic import Field, SkipValidation
 
 from pcnet.errors import SettingError
-from pcnet.graph import Graph, Model
-from pcnet.graphs.triple import kernel_of, learner, leveller, row
-from pcnet.movers import Newton
-from pcnet.node import Node
-from pcnet.nodes import CategoricalNode, FilterNode, ParameterNode, PrecisionNode, SensoryNode
-from pcnet.schedule import Level, tracking
+from pcnet.graphs.adaptive_filter import kernel_of, noise_estimator, parameter_estimator, row
+from pcnet.model.graph import Graph, Model
+from pcnet.model.node import Node
+from pcnet.model.schedule import LevelNodes, adaptive_filtering
+from pcnet.nodes import CategoricalNode, KalmanStateNode, ParameterNode, PrecisionNode, SensoryNode
+from pcnet.numerics.estimators import Newton
 from pcnet.settings import PositiveVector, Vector, number, settings, to_tensor
 
 
 @settings
-class Tier:
-    """One tier of a stack: a state that moves by its flow, and how it predicts what is below it.
+class Level:
+    """One level of a stack: a state with its flow, and how it predicts the level below.
 
-    flow, dim: of its state. mapping: from the state to the observations or to the parameters of the tier below; the
-    identity unless given.
-    mean, sd: the parameters of its flow, if it has any. At the top they are learned from this prior. Else the tier
-    above predicts them, and sd is how far a window's parameters may be from what is predicted.
-    expected_precision: of the noise of its flow, 1/variance; noise="learned" takes it for a first guess.
-    smoothness: the width in time units of the autocorrelation of that noise, or a `Kernel`; white without it.
+    Args:
+        flow: f(x, θ) of the state.
+        dim: Dimension of the state.
+        mapping: From the state to the observations, or to the parameters of the level below; the identity unless given.
+        parameter_mean: Prior mean of the parameters of the flow, (..., p), if it has any. At the top they are learned
+            from this prior; below, the level above predicts them.
+        parameter_sd: Their standard deviation: of the prior at the top; below, of the deviation of a window's
+            parameters from what the level above predicts.
+        expected_precision: 1/variance of the process noise; a first guess with learn_noise=True.
+        learn_noise: Whether the level of the process noise is learned.
+        correlation_time: Lengthscale of the autocorrelation of the process noise in time units, or a `Kernel`; white
+            unless given.
+        initial_mean: First state, (..., dim); found from the first observation unless given.
+        initial_sd: Standard deviation of the first state.
+        substeps: Integration steps between two updates of the level.
     """
 
     flow: SkipValidation[Any]
     dim: int = Field(ge=1)
     _: KW_ONLY
     mapping: SkipValidation[Any] = None
-    mean: Vector | None = None
-    sd: PositiveVector | None = None
+    parameter_mean: Vector | None = None
+    parameter_sd: PositiveVector | None = None
     expected_precision: PositiveVector = number(1.0)
-    noise: Literal["learned", "given"] = "given"
-    smoothness: SkipValidation[Any] = None
+    learn_noise: bool = False
+    correlation_time: SkipValidation[Any] = None
     initial_mean: Vector | None = None
     initial_sd: PositiveVector = number(1.0)
     substeps: int = Field(default=1, ge=1)
 
     def __post_init__(self) -> None:
-        if (self.mean is None) != (self.sd is None):
-            raise SettingError("Tier: give both mean and sd of the parameters, or neither")
+        if (self.parameter_mean is None) != (self.parameter_sd is None):
+            raise SettingError("Level: give both parameter_mean and parameter_sd, or neither")
 
 
 def hierarchy(
-    *tiers: Tier | CategoricalNode,
+    *levels: Level | CategoricalNode,
     dt: Any,
     channels: int | None = None,
     expected_precision_y: Any = 1.0,
-    noise_y: Literal["learned", "given"] = "learned",
-    smoothness_y: Any = None,
+    learn_noise_y: bool = True,
+    correlation_time_y: Any = None,
     every: Any = 64,
     sd_lambda: Any = 2.0,
 ) -> Model:
-    """A stack of tiers, the lowest first, with its schedule: nodes x1, x2, …, theta1, …, noise1, …, y and noise_y.
+    """A stack of levels with its schedule: nodes x1, x2, …, theta1, …, noise1, …, y and noise_y.
 
-    The lowest tier is observed at intervals dt, in so many channels (as many as it has dimensions unless given). Each
-    tier acts once in `every` times that the one below it does. The top may be a `CategoricalNode`, under its own name.
+    Args:
+        levels: The levels, the lowest first. The top may be a `CategoricalNode`, which keeps its own name.
+        dt: Sampling interval, in time units.
+        channels: Number of observed channels; the dimension of the lowest state unless given.
+        expected_precision_y: 1/variance of the observation noise; a first guess with learn_noise_y=True.
+        learn_noise_y: Whether the level of the observation noise is learned.
+        correlation_time_y: Lengthscale of the autocorrelation of the observation noise, or a `Kernel`; white unless
+            given.
+        every: A level acts once in `every` actions of the level below it.
+        sd_lambda: Prior standard deviation of log-precisions.
+
+    Returns:
+        The model: graph and schedule.
     """
-    if not tiers or not isinstance(tiers[0], Tier):
-        raise SettingError("hierarchy: give at least one Tier, the lowest first")
-    for i, tier in enumerate(tiers[:-1], 1):
-        if not isinstance(tier, Tier):
-            raise SettingError(f"hierarchy: {tier.title} has no parameters to be predicted; let it be the last tier")
-        if tier.mean is None:
+    if not levels or not isinstance(levels[0], Level):
+        raise SettingError("hierarchy: give at least one Level, the lowest first")
+    for i, level in enumerate(levels[:-1], 1):
+        if not isinstance(level, Level):
+            raise SettingError(f"hierarchy: {level.title} has no parameters to predict; make it the last level")
+        if level.parameter_mean is None:
             raise SettingError(
-                f"hierarchy: tier {i} has no parameters that tier {i + 1} could predict: give mean and sd"
+                f"hierarchy: level {i} has no parameters for level {i + 1} to predict: give parameter_mean and "
+                "parameter_sd"
             )
 
-    def precision(name: str, expected: Any, width: Any, steady: bool) -> PrecisionNode:
+    def precision(name: str, expected: Any, correlation_time: Any, process: bool) -> PrecisionNode:
         log = to_tensor(expected).log()
-        channels: Literal["each", "shared"] = "each" if log.dim() and log.shape[-1] > 1 else "shared"
-        rule, kernel = leveller(steady), kernel_of(width)
-        return PrecisionNode(name, mean=log, sd=sd_lambda, kernel=kernel, channels=channels, mover=rule)
+        shared: Literal["each", "shared"] = "each" if log.dim() and log.shape[-1] > 1 else "shared"
+        kernel, estimator = kernel_of(correlation_time), noise_estimator(process)
+        return PrecisionNode(name, mean=log, sd=sd_lambda, kernel=kernel, channels=shared, estimator=estimator)
 
-    graph, levels = Graph(), []
-    below: Node = SensoryNode("y", dim=tiers[0].dim if channels is None else channels, orders=1, dt=dt)
-    noisy = precision("noise_y", expected_precision_y, smoothness_y, steady=False)
-    for i, tier in enumerate(tiers, 1):
-        if not isinstance(tier, Tier):
-            graph.predicts(tier, below)
-            levels.append(Level((tier.name,), (), ()))
+    graph, nodes = Graph(), []
+    below: Node = SensoryNode("y", dim=levels[0].dim if channels is None else channels, orders=1, dt=dt)
+    noise_y = precision("noise_y", expected_precision_y, correlation_time_y, process=False)
+    for i, level in enumerate(levels, 1):
+        if not isinstance(level, Level):
+            graph.predicts(level, below)
+            nodes.append(LevelNodes((level.name,), (), ()))
             continue
-        learned = (f"noise{i}",) if tier.noise == "learned" else ()
-        if i == 1 and noise_y == "learned":
-            learned = (*learned, noisy.name)
-        x = FilterNode(
+        learned = (f"noise{i}",) if level.learn_noise else ()
+        if i == 1 and learn_noise_y:
+            learned = (*learned, noise_y.name)
+        x = KalmanStateNode(
             f"x{i}",
-            dim=tier.dim,
-            flow=tier.flow,
-            initial_mean=row(tier.initial_mean),
-            initial_sd=tier.initial_sd,
-            substeps=tier.substeps,
-            noise="learned" if learned else "given",
+            dim=level.dim,
+            flow=level.flow,
+            initial_mean=row(level.initial_mean),
+            initial_sd=level.initial_sd,
+            substeps=level.substeps,
+            learn_noise=bool(learned),
         )
-        graph.predicts(x, below, via=tier.mapping)
-        graph.weighs(precision(f"noise{i}", tier.expected_precision, tier.smoothness, steady=True), x)
+        graph.predicts(x, below, via=level.mapping)
+        graph.weighs(precision(f"noise{i}", level.expected_precision, level.correlation_time, process=True), x)
         if i == 1:
-            graph.weighs(noisy, below)
-        if tier.mean is not None:
-            mover = learner() if i == len(tiers) else Newton()
-            assert tier.sd is not None
-            below = ParameterNode(f"theta{i}", mean=tier.mean, sd=tier.sd, mover=mover)
+            graph.weighs(noise_y, below)
+        if level.parameter_mean is not None:
+            estimator = parameter_estimator() if i == len(levels) else Newton()
+            assert level.parameter_sd is not None
+            mean, sd = level.parameter_mean, level.parameter_sd
+            below = ParameterNode(f"theta{i}", mean=mean, sd=sd, estimator=estimator)
             graph.parametrises(below, x)
-        parameters = () if tier.mean is None else (f"theta{i}",)
-        levels.append(Level((x.name,), learned, parameters))
-    return Model(graph, tracking(every, levels=levels))
+        parameters = () if level.parameter_mean is None else (f"theta{i}",)
+        nodes.append(LevelNodes((x.name,), learned, parameters))
+    return Model(graph, adaptive_filtering(every, levels=nodes))

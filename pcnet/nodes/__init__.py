@@ -1,21 +1,21 @@
-"""The node kinds that come along, one a file."""
+"""The kinds of node, one a file."""
 
 from pcnet.nodes.categorical import CategoricalNode
 from pcnet.nodes.cause import CauseNode
-from pcnet.nodes.filter import FilterNode
+from pcnet.nodes.generalised_state import GeneralisedStateNode
 from pcnet.nodes.input import InputNode
+from pcnet.nodes.kalman_state import KalmanStateNode
 from pcnet.nodes.parameter import ParameterNode
 from pcnet.nodes.precision import PrecisionNode
 from pcnet.nodes.sensory import SensoryNode
-from pcnet.nodes.state import StateNode
 
 __all__ = [
     "CategoricalNode",
     "CauseNode",
-    "FilterNode",
+    "GeneralisedStateNode",
     "InputNode",
+    "KalmanStateNode",
     "ParameterNode",
     "PrecisionNode",
     "SensoryNode",
-    "StateNode",
 ]

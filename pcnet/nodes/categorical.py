@@ -10,13 +10,13 @@ import torch
 from pydantic import AfterValidator
 from torch import Tensor
 
-from pcnet.carrying import Expected
-from pcnet.dwelling import Dwelling
 from pcnet.errors import GraphError, SettingError
-from pcnet.functions import Identity
-from pcnet.linalg import deviations
-from pcnet.messages import Prediction
-from pcnet.node import Energy, ErrorShape, Instant, Link, Local, Node, Quantity, Start
+from pcnet.functions.closed_form import Identity
+from pcnet.model.messages import Prediction
+from pcnet.model.node import BatchSpec, Energy, ErrorShape, ForecastContext, Link, Node, NodeContext, Recordable
+from pcnet.numerics.dwell_time import DwellTime
+from pcnet.numerics.kalman import PredictiveDistribution
+from pcnet.numerics.laplace import deviations
 from pcnet.settings import Fraction, Matrix, Vector, not_negative, settings
 
 ROUNDED = 1e-6
@@ -62,12 +62,12 @@ class CategoricalNode(Node):
     _: KW_ONLY
     values: Matrix
     stay: Fraction | None = None
-    dwell: Dwelling | None = None
+    dwell: DwellTime | None = None
     transition: Annotated[Matrix, AfterValidator(not_negative)] | None = None
     first: Annotated[Vector, AfterValidator(not_negative)] | None = None
     role: ClassVar[str] = "state"
     sure: ClassVar[bool] = True
-    needs: ClassVar[tuple[str, ...]] = ("carry", "move")
+    required_actions: ClassVar[tuple[str, ...]] = ("predict", "update")
 
     def __post_init__(self) -> None:
         Node.__post_init__(self)
@@ -141,7 +141,7 @@ class CategoricalNode(Node):
             raise GraphError(f"{self.title} must predict one node: graph.predicts({self.name}, parameters)")
 
     # --- running -----------------------------------------------------------------------------------------------
-    def begin(self, local: Local, start: Start) -> None:
+    def begin(self, local: NodeContext, start: BatchSpec) -> None:
         values, k, s = start.fill(self.values, 2), self.categories, self.stages
         batch, p = len(values), values.shape[-1]
         local.rule = CategoricalRule(values, start.fill(self._passing(), 2))
@@ -162,18 +162,20 @@ class CategoricalNode(Node):
         eye, stay = torch.eye(self.categories).to(self.stay), self.stay[..., None, None]
         return stay * eye + (1 - stay) * (1 - eye) / (self.categories - 1)
 
-    def orient(self, local: Local) -> None:
+    def initialise(self, local: NodeContext) -> None:
         """Expect what all categories together say."""
         self._expect(local, local.belief.probability, torch.zeros_like(local.belief.between))
 
-    def predict(self, local: Local, link: Link) -> Prediction[Tensor]:
+    def prediction(self, local: NodeContext, link: Link) -> Prediction[Tensor]:
         belief = local.belief
         batch, p = belief.expected.shape
         none = belief.expected.new_zeros
-        expected = Expected(belief.expected, belief.expected_covariance, none(batch, p, 0), none(batch, 0, p, p))
+        expected = PredictiveDistribution(
+            belief.expected, belief.expected_covariance, none(batch, p, 0), none(batch, 0, p, p)
+        )
         return Prediction(belief.expected[:, None], expected=expected, between=belief.between)
 
-    def move(self, local: Local) -> None:
+    def update(self, local: NodeContext) -> None:
         """p_k ∝ p_k exp(bᵀδ − ½δᵀAδ) with δ the value less what was expected.
 
         ξ and Ω of the error below are b and A, what was found there of its own, seen through the covariance v that was
@@ -192,7 +194,7 @@ class CategoricalNode(Node):
         weighed = (belief.probability.log() + fit[..., None]).flatten(1).softmax(-1)
         local.belief = belief._replace(probability=weighed.view_as(belief.probability))
 
-    def carry(self, local: Local) -> None:
+    def predict(self, local: NodeContext) -> None:
         """Pass on to what may be next, and expect that."""
         before, (values, transition) = local.belief.probability, local.rule
         joint = before.flatten(1)[..., None] * transition
@@ -203,35 +205,35 @@ class CategoricalNode(Node):
         between = values.mT @ joint @ values - first[..., None] * then[:, None]
         self._expect(local, after, between)
 
-    def _expect(self, local: Local, probability: Tensor, between: Tensor) -> None:
+    def _expect(self, local: NodeContext, probability: Tensor, between: Tensor) -> None:
         values, of_values = local.rule.values, probability.sum(-1)
         mean = torch.bmm(of_values[:, None], values)[:, 0]
         away = values - mean[:, None]
         covariance = away.mT @ (of_values[..., None] * away) + self._freedom(local)
         local.belief = CategoricalBelief(probability, mean, covariance, between)
 
-    def _freedom(self, local: Local) -> Tensor:
+    def _freedom(self, local: NodeContext) -> Tensor:
         """How far the parameters may be from any of the values, (B, p, p)."""
         (link,) = local.below
         noise = local.error(link).noise
         assert noise is not None
         return noise.variance.diag_embed()
 
-    def foresee(self, local: Local, link: Link, now: Instant) -> Tensor:
+    def forecast_message(self, local: NodeContext, link: Link, now: ForecastContext) -> Tensor:
         """What is expected now, as if it stayed what it is."""
         return now.spread(local.belief.expected)
 
-    def energy(self, local: Local) -> Energy:
+    def energy(self, local: NodeContext) -> Energy:
         """None of its own: the parameters below say how far they are from what is expected of them."""
         return Energy()
 
     @property
-    def quantities(self) -> Mapping[str, Quantity]:
+    def quantities(self) -> Mapping[str, Recordable]:
         return {
-            "probability": Quantity(("category",), lambda local: local.belief.probability.sum(-1)),
-            "stage": Quantity(("category", "stage"), lambda local: local.belief.probability),
-            "mean": Quantity(("order", "dimension"), lambda local: local.belief.expected[:, None]),
-            "sd": Quantity(
+            "probability": Recordable(("category",), lambda local: local.belief.probability.sum(-1)),
+            "stage": Recordable(("category", "stage"), lambda local: local.belief.probability),
+            "mean": Recordable(("order", "dimension"), lambda local: local.belief.expected[:, None]),
+            "sd": Recordable(
                 ("order", "dimension"),
                 lambda local: local.belief.expected_covariance,
                 lambda found: deviations(found)[..., None, :],

@@ -9,24 +9,24 @@ import torch
 from torch import Tensor
 
 from pcnet.errors import GraphError, SettingError
-from pcnet.functions import check_function
-from pcnet.linalg import Precision
-from pcnet.messages import Error
-from pcnet.node import Instant, Link, Local, Node, Start
-from pcnet.nodes.latent import LatentNode, Work
+from pcnet.functions.check import check_function
+from pcnet.model.messages import Error
+from pcnet.model.node import BatchSpec, ForecastContext, Link, Node, NodeContext
+from pcnet.nodes.generalised_variable import GeneralisedVariable, Work
 from pcnet.nodes.precision import precision_error
+from pcnet.numerics.precision import Precision
 from pcnet.settings import Vector, listed, number, settings
 
 
 class CauseMemory(NamedTuple):
     """How often the posterior had to be mended (B,), and the constant η̃ (B, orders, dim)."""
 
-    mended: Tensor
+    regularised: Tensor
     prior: Tensor
 
 
 @settings
-class CauseNode(LatentNode):
+class CauseNode(GeneralisedVariable):
     """A generalised cause ṽ (..., orders, dim) that drives the flows and mappings of states.
 
     Local energy ½ε̃ᵀΠ̃ε̃ − ½log|Π̃| of ε̃ = ṽ − η̃, with η̃ the sum of what the nodes above predict of it; where there
@@ -37,7 +37,7 @@ class CauseNode(LatentNode):
     prior: Vector = number(0.0)
 
     def __post_init__(self) -> None:
-        LatentNode.__post_init__(self)
+        GeneralisedVariable.__post_init__(self)
         given = listed(self.prior).shape[-1]
         if given not in (1, self.dim):
             raise SettingError(
@@ -50,7 +50,7 @@ class CauseNode(LatentNode):
 
     def as_parent(self, link: Link) -> None:
         if link.kind != "drives":
-            LatentNode.as_parent(self, link)
+            GeneralisedVariable.as_parent(self, link)
 
     def as_child(self, link: Link) -> None:
         if link.kind not in ("predicts", "weighs"):
@@ -69,19 +69,19 @@ class CauseNode(LatentNode):
                 what = f"the mapping from {self.name!r} to {link.child.name!r}"
                 check_function(what, link.function, self.dim, 0, link.child.error_shape.dim, like)
 
-    def begin(self, local: Local, start: Start) -> None:
-        LatentNode.begin(self, local, start)
+    def begin(self, local: NodeContext, start: BatchSpec) -> None:
+        GeneralisedVariable.begin(self, local, start)
         prior = listed(self.prior)
         value = start.fill(prior.expand(*prior.shape[:-1], self.dim), 1)
         at_rest = torch.constant_pad_nd(value[:, None], (0, 0, 0, self.orders - 1))
-        local.memory = CauseMemory(local.memory.mended, at_rest)
+        local.memory = CauseMemory(local.memory.regularised, at_rest)
 
-    def orient(self, local: Local) -> None:
+    def initialise(self, local: NodeContext) -> None:
         """Believe what is expected."""
         if self.initial_mean is None:
             local.belief = local.belief._replace(mean=self._expected(local))
 
-    def err(self, local: Local, link: Link) -> Error[Any]:
+    def error(self, local: NodeContext, link: Link) -> Error[Any]:
         work = self.work(local)
         if link.kind == "weighs":
             return precision_error(work.precision, work.error, work.weighted)
@@ -89,7 +89,7 @@ class CauseNode(LatentNode):
             return Error(work.weighted, work.precision)
         return Error(work.weighted, work.precision, eliminated=lambda: self.after_answer(local, -work.slope, {}))
 
-    def work(self, local: Local) -> Work:
+    def work(self, local: NodeContext) -> Work:
         mean: Tensor = local.belief.mean
 
         def compute() -> Work:
@@ -107,12 +107,12 @@ class CauseNode(LatentNode):
 
         return local.once("work", compute, mean, *[local.prediction(link) for link in local.above])
 
-    def foresee(self, local: Local, link: Link, now: Instant) -> Tensor:
+    def forecast_message(self, local: NodeContext, link: Link, now: ForecastContext) -> Tensor:
         given = now.of("predicts")
         value = (sum(given[1:], given[0]) if given else now.spread(local.memory.prior[:, 0])) + now.noise
         return value if link.function is None else link.function(value, value.new_zeros(*value.shape[:-1], 0))
 
-    def _expected(self, local: Local) -> Tensor:
+    def _expected(self, local: NodeContext) -> Tensor:
         """η̃, (B, orders, dim)."""
         predicted: list[Tensor] = [local.prediction(link) for link in local.links_above("predicts")]
         if predicted:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from pcnet.errors import GraphError, ObservationError
-from pcnet.messages import Error, Prediction
-from pcnet.node import Energy, Instant, Link, Local, Node, Quantity
+from pcnet.model.messages import Error, Prediction
+from pcnet.model.node import Energy, ForecastContext, Link, Node, NodeContext, Recordable
 from pcnet.nodes.sensory import SensoryNode
 from pcnet.settings import settings
 
@@ -37,32 +37,32 @@ class InputNode(SensoryNode):
         if not below:
             raise GraphError(f"{self.title} has no effect: add graph.predicts({self.name}, cause)")
 
-    def predict(self, local: Local, link: Link) -> Prediction[Tensor]:
+    def prediction(self, local: NodeContext, link: Link) -> Prediction[Tensor]:
         belief = local.belief
         if self.complete(local):
             return Prediction(belief.observation)
         held = self.where_seen(local, belief.observation, 0.0)
         return Prediction(torch.cat([belief.observation[:, :1], held[:, 1:]], 1))
 
-    def sense(self, local: Local) -> None:
-        super().sense(local)
+    def observe(self, local: NodeContext) -> None:
+        super().observe(local)
         if bool((local.memory.known == 0).any()):
             raise ObservationError(f"{self.title} has no value yet that could hold: its first one must not be missing")
 
-    def foresee(self, local: Local, link: Link, now: Instant) -> Tensor:
+    def forecast_message(self, local: NodeContext, link: Link, now: ForecastContext) -> Tensor:
         """The last value, which holds."""
         return now.spread(local.belief.observation[:, 0])
 
-    def foreseen(self, local: Local, now: Instant) -> None:
+    def forecast_value(self, local: NodeContext, now: ForecastContext) -> None:
         """Nothing: it is not predicted."""
         return
 
-    def err(self, local: Local, link: Link) -> Error[Any]:
+    def error(self, local: NodeContext, link: Link) -> Error[Any]:
         raise GraphError(f"{self.title} has no error")
 
-    def energy(self, local: Local) -> Energy:
+    def energy(self, local: NodeContext) -> Energy:
         return Energy()
 
     @property
-    def quantities(self) -> Mapping[str, Quantity]:
-        return {"observation": Quantity(("order", "dimension"), lambda local: local.belief.observation)}
+    def quantities(self) -> Mapping[str, Recordable]:
+        return {"observation": Recordable(("order", "dimension"), lambda local: local.belief.observation)}

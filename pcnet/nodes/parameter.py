@@ -11,24 +11,25 @@ import torch
 from torch import Tensor
 
 from pcnet.errors import GraphError, SettingError
-from pcnet.kernels import White
-from pcnet.linalg import Dense, covariance_of, deviations, posterior
-from pcnet.messages import Error, Handover, Prediction
-from pcnet.movers import ParameterMover, RobbinsMonro
-from pcnet.node import (
+from pcnet.model.messages import Error, ParameterTransition, Prediction
+from pcnet.model.node import (
     INDEFINITE,
+    BatchSpec,
     Energy,
     ErrorShape,
+    ForecastContext,
+    ForecastStart,
     Indefinite,
-    Instant,
     Link,
-    Local,
     Node,
-    Quantity,
-    Standing,
-    Start,
+    NodeContext,
+    Recordable,
 )
-from pcnet.noises import Noise
+from pcnet.numerics.coloured_noise import Noise
+from pcnet.numerics.estimators import ParameterEstimator, RobbinsMonro
+from pcnet.numerics.kernels import White
+from pcnet.numerics.laplace import covariance_of, deviations, posterior
+from pcnet.numerics.precision import Dense
 from pcnet.settings import PositiveVector, Vector, broadcast, listed, settings
 
 
@@ -54,7 +55,7 @@ class ParameterBelief(NamedTuple):
 class ParameterRule(NamedTuple):
     """How θ moves, and the standard deviation (B, p) by which it may differ from what is expected of it."""
 
-    mover: ParameterMover
+    mover: ParameterEstimator
     sd: Tensor
     recorded: bool = False
     """Whether it steps after passes over recorded data, so that no belief is handed on within them."""
@@ -74,7 +75,7 @@ class ParameterNode(Node):
     _: KW_ONLY
     mean: Vector
     sd: PositiveVector
-    mover: ParameterMover = RobbinsMonro()
+    estimator: ParameterEstimator = RobbinsMonro()
     curvature: Literal["gauss-newton", "exact"] = "gauss-newton"
     indefinite: Indefinite = "clamp"
     role: ClassVar[str] = "parameter"
@@ -124,48 +125,48 @@ class ParameterNode(Node):
                 f"{self.title} is predicted by {states[0].name!r} and {states[1].name!r}, of which one carries its "
                 "whole belief: make them one state"
             )
-        if self.mover.needs_curvature and states and not sure:
+        if self.estimator.needs_curvature and states and not sure:
             raise GraphError(
-                f"{self.title} is predicted from above, but {type(self.mover).__name__} takes the prior it began with "
+                f"{self.title} is predicted from above, but {type(self.estimator).__name__} takes the prior it began with "
                 "for good; use RobbinsMonro, or a FilterNode above"
             )
-        if sure and not self.mover.needs_curvature:
+        if sure and not self.estimator.needs_curvature:
             raise GraphError(
                 f"{self.title} is predicted by {sure[0].name!r}, which asks how sure it is; use the mover Newton()"
             )
 
     def check_passes(self, above: tuple[Link, ...]) -> None:
-        self.mover.check_passes(self.title)
+        self.estimator.check_passes(self.title)
         if any(link.kind == "predicts" for link in above):
             raise GraphError(
                 f"{self.title} is predicted from above, so that it moves within a pass and not after it; name those "
-                "that do: pcnet.offline(['noise_y', …])"
+                "that do: pcnet.batch(['noise_y', …])"
             )
 
-    def begin(self, local: Local, start: Start) -> None:
+    def begin(self, local: NodeContext, start: BatchSpec) -> None:
         mean = start.fill(self.mean, 1)
         sd = listed(self.sd)
         deviation = start.fill(sd.expand(*sd.shape[:-1], self.width), 1)
-        local.rule = ParameterRule(start.lay_out(self.mover), deviation)
+        local.rule = ParameterRule(start.lay_out(self.estimator), deviation)
         precision, log_det = (deviation**-2).diag_embed(), 2 * deviation.log().sum(-1)
         kept = torch.eye(self.width).to(mean).repeat(start.batch, 1, 1)
         handed = (torch.zeros_like(log_det), mean, kept, torch.zeros_like(kept))
         local.belief = ParameterBelief(mean, precision, log_det, mean, precision, log_det, *handed)
         local.memory = local.rule.mover.begin(mean, precision)
 
-    def begin_again(self, local: Local, belief: ParameterBelief) -> None:
+    def warm_start(self, local: NodeContext, belief: ParameterBelief) -> None:
         """Gather anew, beginning with the pull of the prior; what earlier passes have said of the same is not added."""
         local.belief, local.rule = belief, local.rule._replace(recorded=True)
         pull = torch.bmm(belief.prior_precision, (belief.mean - belief.prior_mean)[..., None])[..., 0]
-        local.memory = local.rule.mover.begin_again(local.memory, pull)
+        local.memory = local.rule.mover.warm_start(local.memory, pull)
 
-    def predict(self, local: Local, link: Link) -> Prediction[Tensor]:
+    def prediction(self, local: NodeContext, link: Link) -> Prediction[Tensor]:
         belief: ParameterBelief = local.belief
         online = local.rule.mover.needs_curvature and not local.rule.recorded
-        handed = Handover(*belief[-4:]) if online else None
+        handed = ParameterTransition(*belief[-4:]) if online else None
         return Prediction(belief.mean, covariance=partial(self._covariance, local), handover=handed)
 
-    def err(self, local: Local, link: Link) -> Error[Dense]:
+    def error(self, local: NodeContext, link: Link) -> Error[Dense]:
         belief: ParameterBelief = local.belief
         prior = belief.prior_precision
         weighted = torch.bmm(prior, (belief.mean - self._expected(local))[..., None]).mT
@@ -178,42 +179,42 @@ class ParameterNode(Node):
         noise = Noise(local.rule.sd**2, White(), 0)
         return Error(weighted, Dense(prior), eliminated=answered if link.parent.sure else None, noise=noise)
 
-    def _sure(self, local: Local) -> bool:
+    def _sure(self, local: NodeContext) -> bool:
         """Whether a state above says how sure it is of its prediction."""
         return any(link.parent.sure for link in local.links_above("predicts"))
 
-    def _expected(self, local: Local) -> Tensor:
+    def _expected(self, local: NodeContext) -> Tensor:
         """η, (B, p)."""
         predicted: list[Tensor] = [local.prediction(link)[:, 0] for link in local.links_above("predicts")]
         return sum(predicted[1:], predicted[0]) if predicted else local.belief.prior_mean
 
-    def move(self, local: Local) -> None:
+    def update(self, local: NodeContext) -> None:
         change, local.memory = local.rule.mover.step(local.memory)
         local.belief = local.belief._replace(mean=local.belief.mean + change)
 
-    def gather(self, local: Local) -> None:
+    def accumulate(self, local: NodeContext) -> None:
         if local.rule.mover.needs_curvature:
             gradient, curvature = (torch.zeros_like(part) for part in local.belief[:2])
             gradient, curvature = self._less_errors(local, gradient), self._with_evidence(local, curvature)
-            local.memory = local.rule.mover.gather(local.memory, gradient, curvature)
+            local.memory = local.rule.mover.accumulate(local.memory, gradient, curvature)
         else:
-            local.memory = local.rule.mover.gather(local.memory, self.gradient(local))
+            local.memory = local.rule.mover.accumulate(local.memory, self.gradient(local))
 
-    def gradient(self, local: Local) -> Tensor:
+    def gradient(self, local: NodeContext) -> Tensor:
         belief = local.belief
         pull = torch.bmm(belief.prior_precision, (belief.mean - self._expected(local))[..., None])[..., 0]
         return self._less_errors(local, pull)
 
-    def hessian(self, local: Local) -> Tensor:
+    def hessian(self, local: NodeContext) -> Tensor:
         return self._with_evidence(local, local.belief.prior_precision)
 
-    def _less_errors(self, local: Local, gradient: Tensor) -> Tensor:
+    def _less_errors(self, local: NodeContext, gradient: Tensor) -> Tensor:
         """A gradient (B, p) with that of the errors below."""
         for link in local.below:
             gradient = gradient - local.error(link).weighted
         return gradient
 
-    def _with_evidence(self, local: Local, curvature: Tensor) -> Tensor:
+    def _with_evidence(self, local: NodeContext, curvature: Tensor) -> Tensor:
         """A curvature (B, p, p) with that of the errors below."""
         for link in local.below:
             error = local.error(link)
@@ -222,15 +223,15 @@ class ParameterNode(Node):
                 curvature = curvature + error.remainder
         return curvature
 
-    def settle(self, local: Local) -> None:
+    def update_covariance(self, local: NodeContext) -> None:
         found = posterior(local.memory.known if local.rule.mover.needs_curvature else self.hessian(local))
-        if found.mended is not None:
+        if found.regularised is not None:
             if self.indefinite == "raise":
-                local.fail(found.mended, INDEFINITE)
-            local.memory = local.memory._replace(mended=local.memory.mended + found.mended)
+                local.fail(found.regularised, INDEFINITE)
+            local.memory = local.memory._replace(regularised=local.memory.regularised + found.regularised)
         local.belief = local.belief._replace(precision=found.precision, log_det_covariance=found.log_det_covariance)
 
-    def carry(self, local: Local) -> None:
+    def renew_prior(self, local: NodeContext) -> None:
         if self._sure(local):
             self._hand_over(local)
             return
@@ -260,7 +261,7 @@ class ParameterNode(Node):
             before - kept @ before,
         )
 
-    def _hand_over(self, local: Local) -> None:
+    def _hand_over(self, local: NodeContext) -> None:
         """Take what the state above expects for belief and prior, and remember what that owes to the belief before.
 
         With v₀ the covariance so far, v₁ the expected one and c the one between: kept = c v₁⁻¹, lost = v₀ − kept v₁
@@ -280,12 +281,12 @@ class ParameterNode(Node):
         local.belief = ParameterBelief(*fresh, *fresh, belief.handed + 1, belief.mean, kept, lost)
         local.memory = local.memory._replace(known=found.precision, prior=found.precision)
 
-    def orient(self, local: Local) -> None:
+    def initialise(self, local: NodeContext) -> None:
         """A first belief is what is expected from above."""
         if self._sure(local):
             self._hand_over(local)
 
-    def energy(self, local: Local) -> Energy:
+    def energy(self, local: NodeContext) -> Energy:
         belief: ParameterBelief = local.belief
         expected = self._expected(local)
 
@@ -298,28 +299,28 @@ class ParameterNode(Node):
         return local.once("energy", compute, belief, expected)
 
     # --- what is to come ---------------------------------------------------------------------------------------------
-    def standing(self, local: Local) -> Standing:
-        return Standing(local.belief.mean, self._covariance(local))
+    def standing(self, local: NodeContext) -> ForecastStart:
+        return ForecastStart(local.belief.mean, self._covariance(local))
 
-    def origin(self, local: Local, now: Instant) -> Tensor:
+    def origin(self, local: NodeContext, now: ForecastContext) -> Tensor:
         """How far they are from what the states above say, if there are any: that stays, while these go on."""
         return now.own - sum(now.of("predicts"), torch.zeros_like(now.own))
 
-    def foresee(self, local: Local, link: Link, now: Instant) -> Tensor:
+    def forecast_message(self, local: NodeContext, link: Link, now: ForecastContext) -> Tensor:
         return now.own + sum(now.of("predicts"), torch.zeros_like(now.own))
 
-    def fallbacks(self, local: Local) -> Tensor:
-        mended: Tensor = local.memory.mended
-        return mended
+    def fallbacks(self, local: NodeContext) -> Tensor:
+        regularised: Tensor = local.memory.regularised
+        return regularised
 
     @property
-    def quantities(self) -> Mapping[str, Quantity]:
+    def quantities(self) -> Mapping[str, Recordable]:
         return {
-            "mean": Quantity(("dimension",), lambda local: local.belief.mean),
-            "sd": Quantity(("dimension",), self._covariance, deviations),
-            "covariance": Quantity(("dimension", "dimension_"), self._covariance),
+            "mean": Recordable(("dimension",), lambda local: local.belief.mean),
+            "sd": Recordable(("dimension",), self._covariance, deviations),
+            "covariance": Recordable(("dimension", "dimension_"), self._covariance),
         }
 
-    def _covariance(self, local: Local) -> Tensor:
+    def _covariance(self, local: NodeContext) -> Tensor:
         precision: Tensor = local.belief.precision
         return local.once("covariance", lambda: covariance_of(precision), precision)

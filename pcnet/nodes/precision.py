@@ -12,15 +12,16 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from pcnet.carrying import Evidence
 from pcnet.errors import GraphError, SettingError
-from pcnet.generalised import check_smoothness, temporal_precision
-from pcnet.kernels import Autocorrelation, Kernel, Matern, SquaredExponential, width_of
-from pcnet.linalg import CoupledPrecision, Precision, covariance_of, deviations, posterior
-from pcnet.messages import Error, Prediction
-from pcnet.movers import ParameterMover, RobbinsMonro
-from pcnet.node import INDEFINITE, Energy, Indefinite, Link, Local, Node, Quantity, Start
-from pcnet.noises import Noise
+from pcnet.model.messages import Error, Prediction
+from pcnet.model.node import INDEFINITE, BatchSpec, Energy, Indefinite, Link, Node, NodeContext, Recordable
+from pcnet.numerics.coloured_noise import Noise
+from pcnet.numerics.estimators import ParameterEstimator, RobbinsMonro
+from pcnet.numerics.generalised import check_smoothness, temporal_precision
+from pcnet.numerics.kalman import ScoreAndInformation
+from pcnet.numerics.kernels import Autocorrelation, Kernel, Matern, SquaredExponential, lengthscale_of
+from pcnet.numerics.laplace import covariance_of, deviations, posterior
+from pcnet.numerics.precision import CholeskyPrecision, Precision
 from pcnet.settings import Positive, PositiveVector, Vector, broadcast, listed, number, settings
 
 
@@ -45,7 +46,7 @@ class PrecisionRule(NamedTuple):
     levels: how many log-precisions there are.
     """
 
-    mover: ParameterMover
+    mover: ParameterEstimator
     temporal: dict[int, tuple[Tensor, Tensor]]
     kernel: Kernel
     levels: int
@@ -73,15 +74,15 @@ class PrecisionNode(Node):
     """
 
     _: KW_ONLY
-    expected: PositiveVector | None = None
+    prior_precision: PositiveVector | None = None
     mean: Vector | None = None
     sd: PositiveVector
-    smoothness: Positive | None = None
+    correlation_time: Positive | None = None
     kernel: Kernel | None = None
-    smoothness_sd: Positive | None = None
+    correlation_time_sd: Positive | None = None
     channels: Literal["each", "shared", "full"] = "each"
     coupling_sd: Positive = number(1.0)
-    mover: ParameterMover = RobbinsMonro()
+    estimator: ParameterEstimator = RobbinsMonro()
     curvature: Literal["gauss-newton", "exact"] = "gauss-newton"
     indefinite: Indefinite = "clamp"
     ridge: float = Field(default=0.0, ge=0.0)
@@ -89,11 +90,11 @@ class PrecisionNode(Node):
 
     def __post_init__(self) -> None:
         Node.__post_init__(self)
-        if (self.expected is None) == (self.mean is None):
+        if (self.prior_precision is None) == (self.mean is None):
             raise SettingError(f"{self.title}: give either expected (a precision) or mean (a log-precision)")
-        if (self.smoothness is None) == (self.kernel is None):
+        if (self.correlation_time is None) == (self.kernel is None):
             raise SettingError(f"{self.title}: give either smoothness (a width in time units) or a kernel")
-        if self.smoothness_sd is not None:
+        if self.correlation_time_sd is not None:
             self._check_learned_width()
         try:
             _ = broadcast(self.prior_mean.shape, listed(self.sd).shape)
@@ -113,19 +114,19 @@ class PrecisionNode(Node):
     def noise_kernel(self) -> Kernel:
         if self.kernel is not None:
             return self.kernel
-        assert self.smoothness is not None
-        return SquaredExponential(self.smoothness)
+        assert self.correlation_time is not None
+        return SquaredExponential(self.correlation_time)
 
     @property
     def prior_mean(self) -> Tensor:
         """η, (..., channels or 1)."""
         if self.mean is not None:
             return listed(self.mean)
-        assert self.expected is not None
-        return listed(self.expected.log() - self.sd**2 / 2)
+        assert self.prior_precision is not None
+        return listed(self.prior_precision.log() - self.sd**2 / 2)
 
     def describe(self) -> str:
-        width = self.smoothness
+        width = self.correlation_time
         kernel = f"smoothness {width.item():g}" if width is not None and width.numel() == 1 else repr(self.noise_kernel)
         return f"{CHANNELS[self.channels]}, {kernel}"
 
@@ -160,14 +161,14 @@ class PrecisionNode(Node):
                 raise GraphError(f"{self.title} weighs {shape.rows} orders of {name!r}, but {error}") from None
 
     def check_passes(self, above: tuple[Link, ...]) -> None:
-        self.mover.check_passes(self.title)
-        if self.smoothness_sd is not None:
+        self.estimator.check_passes(self.title)
+        if self.correlation_time_sd is not None:
             raise GraphError(
                 f"{self.title} learns a width, for which the free action of a pass is too jagged: leave out "
                 "smoothness_sd, or run it online first to find the width"
             )
 
-    def begin(self, local: Local, start: Start) -> None:
+    def begin(self, local: NodeContext, start: BatchSpec) -> None:
         shape = local.below[0].child.error_shape
         assert shape is not None
         channels = 1 if self.channels == "shared" else shape.dim
@@ -183,10 +184,10 @@ class PrecisionNode(Node):
             mean = torch.cat([mean, torch.zeros_like(units)], -1)
             sd = torch.cat([sd, start.fill(self.coupling_sd, 0)[:, None] * units], -1)
         kernel = start.lay_out(self.noise_kernel)
-        if self.smoothness_sd is not None:
-            log_width = width_of(kernel).log().expand(start.batch)
+        if self.correlation_time_sd is not None:
+            log_width = lengthscale_of(kernel).log().expand(start.batch)
             mean = torch.cat([mean, log_width[:, None]], -1)
-            sd = torch.cat([sd, start.fill(self.smoothness_sd, 0)[:, None]], -1)
+            sd = torch.cat([sd, start.fill(self.correlation_time_sd, 0)[:, None]], -1)
         precision, log_det = sd**-2, 2 * sd.log().sum(-1)
         if self._interacting:
             precision = precision.diag_embed()
@@ -195,10 +196,10 @@ class PrecisionNode(Node):
         for rows in {link.child.error_shape.rows for link in local.below if link.child.error_shape is not None}:
             matrix = start.fill(temporal_precision(self.noise_kernel, rows, self.ridge), 2)
             temporal[rows] = matrix, torch.linalg.slogdet(matrix)[1]
-        local.rule = PrecisionRule(start.lay_out(self.mover), temporal, kernel, channels)
+        local.rule = PrecisionRule(start.lay_out(self.estimator), temporal, kernel, channels)
         local.memory = local.rule.mover.begin(mean, precision)
 
-    def orient(self, local: Local) -> None:
+    def initialise(self, local: NodeContext) -> None:
         """Begin to learn from where the mover does; a width begins where it is expected."""
         belief, rule = local.belief, local.rule
         levels = slice(rule.levels)
@@ -206,25 +207,25 @@ class PrecisionNode(Node):
         mean[:, levels] = rule.mover.first(mean, deviations(self._uncertainty(local)))[:, levels]
         local.belief = belief._replace(mean=mean, prior_mean=mean)
 
-    def begin_again(self, local: Local, belief: PrecisionBelief) -> None:
+    def warm_start(self, local: NodeContext, belief: PrecisionBelief) -> None:
         """Gather anew, beginning with the pull of the prior; what earlier passes have said of the same is not added."""
         local.belief = belief
         pull = _times(belief.prior_precision, belief.mean - belief.prior_mean)
-        local.memory = local.rule.mover.begin_again(local.memory, pull)
+        local.memory = local.rule.mover.warm_start(local.memory, pull)
 
-    def predict(self, local: Local, link: Link) -> Prediction[Precision]:
+    def prediction(self, local: NodeContext, link: Link) -> Prediction[Precision]:
         shape = link.child.error_shape
         assert shape is not None
         rule: PrecisionRule = local.rule
         (temporal, log_det), kernel = rule.temporal[shape.rows], rule.kernel
         mean = local.belief.mean[:, : rule.levels].expand(-1, shape.dim)
-        learned = self.smoothness_sd is not None
+        learned = self.correlation_time_sd is not None
         if learned:
             width = self._width(local)[:, 0]
             order = torch.arange(shape.rows).to(width)
-            scale = (width / width_of(kernel))[:, None] ** order
+            scale = (width / lengthscale_of(kernel))[:, None] ** order
             temporal = scale[..., None] * temporal * scale[:, None]
-            log_det, kernel = log_det + 2 * scale.log().sum(-1), kernel.of_width(width)
+            log_det, kernel = log_det + 2 * scale.log().sum(-1), kernel.with_lengthscale(width)
         total = shape.rows * mean.sum(-1) + shape.dim * log_det
         if self.channels != "full":
             noise = Noise((-mean).exp(), kernel, rule.levels, learned)
@@ -234,9 +235,9 @@ class PrecisionNode(Node):
         factor = torch.eye(shape.dim).to(mean).repeat(len(mean), 1, 1)
         i, j = torch.tril_indices(shape.dim, shape.dim, -1, device=mean.device)
         factor[:, i, j] = local.belief.mean[:, shape.dim :]
-        return Prediction(CoupledPrecision(temporal, mean, factor, total), kernel=kernel)
+        return Prediction(CholeskyPrecision(temporal, mean, factor, total), kernel=kernel)
 
-    def move(self, local: Local) -> None:
+    def update(self, local: NodeContext) -> None:
         change, local.memory = local.rule.mover.step(local.memory)
         mean: Tensor = local.belief.mean + change
         size = mean[:, : local.rule.levels].abs()
@@ -249,29 +250,29 @@ class PrecisionNode(Node):
             )
         local.belief = local.belief._replace(mean=mean)
 
-    def gather(self, local: Local) -> None:
+    def accumulate(self, local: NodeContext) -> None:
         mover, belief = local.rule.mover, local.belief
         if mover.needs_curvature:
             gradient = self._less_errors(local, torch.zeros_like(belief.mean))
             curvature = self._with_evidence(local, torch.zeros_like(belief.precision))
-            local.memory = mover.gather(local.memory, gradient, curvature)
+            local.memory = mover.accumulate(local.memory, gradient, curvature)
         else:
-            local.memory = mover.gather(local.memory, self.gradient(local))
+            local.memory = mover.accumulate(local.memory, self.gradient(local))
 
-    def gradient(self, local: Local) -> Tensor:
+    def gradient(self, local: NodeContext) -> Tensor:
         belief = local.belief
         return self._less_errors(local, _times(belief.prior_precision, belief.mean - belief.prior_mean))
 
-    def _less_errors(self, local: Local, gradient: Tensor) -> Tensor:
+    def _less_errors(self, local: NodeContext, gradient: Tensor) -> Tensor:
         """A gradient (B, n) with that of the errors below."""
         for link in local.below:
             gradient = gradient - self._pull(local.error(link).weighted)
         return gradient
 
-    def hessian(self, local: Local) -> Tensor:
+    def hessian(self, local: NodeContext) -> Tensor:
         return _matrix(self._curvature(local))
 
-    def settle(self, local: Local) -> None:
+    def update_covariance(self, local: NodeContext) -> None:
         learned = local.rule.mover.needs_curvature
         curvature = local.memory.known if learned else self._curvature(local)
         if not self._interacting:
@@ -279,17 +280,17 @@ class PrecisionNode(Node):
             local.belief = local.belief._replace(precision=curvature, log_det_covariance=log_det)
             return
         found = posterior(curvature)
-        if found.mended is not None:
+        if found.regularised is not None:
             if self.indefinite == "raise":
-                local.fail(found.mended, INDEFINITE)
-            local.memory = local.memory._replace(mended=local.memory.mended + found.mended)
+                local.fail(found.regularised, INDEFINITE)
+            local.memory = local.memory._replace(regularised=local.memory.regularised + found.regularised)
         local.belief = local.belief._replace(precision=found.precision, log_det_covariance=found.log_det_covariance)
 
-    def _curvature(self, local: Local) -> Tensor:
+    def _curvature(self, local: NodeContext) -> Tensor:
         """(B, n) along each log-precision, which do not interact; (B, n, n) with couplings."""
         return self._with_evidence(local, local.belief.prior_precision)
 
-    def _with_evidence(self, local: Local, curvature: Tensor) -> Tensor:
+    def _with_evidence(self, local: NodeContext, curvature: Tensor) -> Tensor:
         """A curvature with that of the errors below."""
         for link in local.below:
             error = local.error(link)
@@ -307,9 +308,9 @@ class PrecisionNode(Node):
     @property
     def _interacting(self) -> bool:
         """Whether precisions are matrices: for couplings and widths, and for rules that learn from curvatures."""
-        return self.channels == "full" or self.mover.needs_curvature or self.smoothness_sd is not None
+        return self.channels == "full" or self.estimator.needs_curvature or self.correlation_time_sd is not None
 
-    def carry(self, local: Local) -> None:
+    def renew_prior(self, local: NodeContext) -> None:
         local.memory = local.rule.mover.forget(local.memory)
         belief = local.belief
         local.belief = belief._replace(
@@ -318,7 +319,7 @@ class PrecisionNode(Node):
             prior_log_det_covariance=belief.log_det_covariance,
         )
 
-    def energy(self, local: Local) -> Energy:
+    def energy(self, local: NodeContext) -> Energy:
         belief: PrecisionBelief = local.belief
 
         def compute() -> Energy:
@@ -328,44 +329,50 @@ class PrecisionNode(Node):
 
         return local.once("energy", compute, belief)
 
-    def fallbacks(self, local: Local) -> Tensor | None:
-        mended: Tensor = local.memory.mended
-        return mended if self._interacting else None
+    def fallbacks(self, local: NodeContext) -> Tensor | None:
+        regularised: Tensor = local.memory.regularised
+        return regularised if self._interacting else None
 
     @property
-    def quantities(self) -> Mapping[str, Quantity]:
+    def quantities(self) -> Mapping[str, Recordable]:
         known = {
-            "mean": Quantity(("dimension",), lambda local: self._but_width(local.belief.mean)),
-            "sd": Quantity(("dimension",), self._covariance_but_width, deviations if self._interacting else torch.sqrt),
-            "covariance": Quantity(
+            "mean": Recordable(("dimension",), lambda local: self._but_width(local.belief.mean)),
+            "sd": Recordable(
+                ("dimension",), self._covariance_but_width, deviations if self._interacting else torch.sqrt
+            ),
+            "covariance": Recordable(
                 ("dimension", "dimension_"), lambda local: _matrix(self._covariance_but_width(local))
             ),
         }
-        if self.smoothness_sd is not None:
-            known["smoothness"] = Quantity(("width",), self._width)
-            known["log_smoothness_sd"] = Quantity(("width",), lambda local: self._covariance(local)[:, -1:, -1].sqrt())
+        if self.correlation_time_sd is not None:
+            known["smoothness"] = Recordable(("width",), self._width)
+            known["log_smoothness_sd"] = Recordable(
+                ("width",), lambda local: self._covariance(local)[:, -1:, -1].sqrt()
+            )
         if self.channels == "full":
-            matrix = Quantity(("channel", "channel_"), lambda local: self.predict(local, local.below[0]).value.channel)
+            matrix = Recordable(
+                ("channel", "channel_"), lambda local: self.prediction(local, local.below[0]).value.channel
+            )
             known["matrix"] = matrix
         return known
 
-    def _covariance(self, local: Local) -> Tensor:
+    def _covariance(self, local: NodeContext) -> Tensor:
         precision: Tensor = local.belief.precision
         invert = covariance_of if self._interacting else torch.reciprocal
         return local.once("covariance", lambda: invert(precision), precision)
 
-    def _uncertainty(self, local: Local) -> Tensor:
+    def _uncertainty(self, local: NodeContext) -> Tensor:
         return _matrix(self._covariance(local))
 
-    def _covariance_but_width(self, local: Local) -> Tensor:
+    def _covariance_but_width(self, local: NodeContext) -> Tensor:
         known = self._covariance(local)
-        return known if self.smoothness_sd is None else known[:, :-1, :-1]
+        return known if self.correlation_time_sd is None else known[:, :-1, :-1]
 
     def _but_width(self, values: Tensor) -> Tensor:
         """What is said of log-precisions and couplings alone."""
-        return values if self.smoothness_sd is None else values[..., :-1]
+        return values if self.correlation_time_sd is None else values[..., :-1]
 
-    def _width(self, local: Local) -> Tensor:
+    def _width(self, local: NodeContext) -> Tensor:
         """The width of the kernel, where it is learned; (B, 1)."""
         log_width: Tensor = local.belief.mean[:, -1:]
         return log_width.exp()
@@ -375,7 +382,7 @@ class PrecisionNode(Node):
         if self.channels != "shared":
             return by_channel
         own = self._but_width(by_channel).sum(-1, keepdim=True)
-        return own if self.smoothness_sd is None else torch.cat([own, by_channel[..., -1:]], -1)
+        return own if self.correlation_time_sd is None else torch.cat([own, by_channel[..., -1:]], -1)
 
     def _pulled(self, curvature: Tensor) -> Tensor:
         """The same of a curvature, which may be a diagonal."""
@@ -402,7 +409,9 @@ def precision_error(precision: Precision, error: Tensor, weighted: Tensor) -> Er
     return Error(-slope, precision.information, remainder)
 
 
-def noise_error(of_levels: Evidence, noise: Noise | None, of_width: Evidence | None = None) -> Error[Tensor]:
+def noise_error(
+    of_levels: ScoreAndInformation, noise: Noise | None, with_lengthscale: ScoreAndInformation | None = None
+) -> Error[Tensor]:
     """What is said of log-variances, and of a log-width, as an error of log-precisions and of that width after them.
 
     Where nothing is said of levels that a noise has, that is zero.
@@ -410,11 +419,11 @@ def noise_error(of_levels: Evidence, noise: Noise | None, of_width: Evidence | N
     unsaid = 0 if noise is None else noise.levels - of_levels.gradient.shape[1]
     gradient = torch.constant_pad_nd(-of_levels.gradient, (0, unsaid))
     information = torch.constant_pad_nd(of_levels.information, (0, unsaid, 0, unsaid))
-    if of_width is None:
+    if with_lengthscale is None:
         return Error(gradient, information)
     joint = torch.constant_pad_nd(information, (0, 1, 0, 1))
-    joint[:, -1:, -1:] = of_width.information
-    return Error(torch.cat([gradient, of_width.gradient], -1), joint)
+    joint[:, -1:, -1:] = with_lengthscale.information
+    return Error(torch.cat([gradient, with_lengthscale.gradient], -1), joint)
 
 
 def _times(precision: Tensor, vector: Tensor) -> Tensor:

@@ -12,16 +12,16 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from pcnet import carrying
-from pcnet.carrying import Evidence, Expected
 from pcnet.errors import GraphError, SettingError
-from pcnet.generalised import backward_differences, taylor_operator, taylor_shift
-from pcnet.kernels import width_of
-from pcnet.linalg import DensePrecision
-from pcnet.messages import Error
-from pcnet.node import Energy, ErrorShape, Instant, Link, Local, Node, Quantity, Start
+from pcnet.model.messages import Error
+from pcnet.model.node import BatchSpec, Energy, ErrorShape, ForecastContext, Link, Node, NodeContext, Recordable
 from pcnet.nodes.precision import noise_error, precision_error
-from pcnet.noises import Noise
+from pcnet.numerics import kalman as carrying
+from pcnet.numerics.coloured_noise import Noise
+from pcnet.numerics.generalised import backward_differences, taylor_operator, taylor_shift
+from pcnet.numerics.kalman import PredictiveDistribution, ScoreAndInformation
+from pcnet.numerics.kernels import lengthscale_of
+from pcnet.numerics.precision import DensePrecision
 from pcnet.settings import NotNegative, Positive, number, settings
 
 
@@ -74,7 +74,7 @@ class SensoryWork(NamedTuple):
     error: Tensor
     precision: Any
     weighted: Tensor
-    expected: Expected | None = None
+    expected: PredictiveDistribution | None = None
 
 
 @settings
@@ -100,13 +100,14 @@ class SensoryNode(Node):
     dim: int = Field(ge=1)
     orders: int = Field(ge=1)
     dt: Positive | None = None
-    start: Literal["first", "zeros", "seen"] = "first"
+    derivative_init: Literal["first", "zeros", "seen"] = "first"
     derivatives: Literal["backward", "fit", "none", "given"] = "backward"
     window: int | None = Field(default=None, ge=1)
-    gap: Positive = number(2.0)
-    ahead: NotNegative = number(0.0)
+    max_gap: Positive = number(2.0)
+    extrapolate: NotNegative = number(0.0)
     role: ClassVar[str] = "sensory"
     observes: ClassVar[bool] = True
+    required_actions: ClassVar[tuple[str, ...]] = ("observe",)
 
     def __post_init__(self) -> None:
         Node.__post_init__(self)
@@ -116,7 +117,7 @@ class SensoryNode(Node):
             raise SettingError(
                 f"{self.title}: window is for derivatives='fit', and must be {self.orders} or more for as many orders"
             )
-        if not bool((self.gap >= 1).all()):
+        if not bool((self.max_gap >= 1).all()):
             raise SettingError(f"{self.title}: gap must be 1 (sampling interval) or more")
 
     @property
@@ -134,9 +135,9 @@ class SensoryNode(Node):
     @property
     def data(self) -> Mapping[str, Any]:
         dt = None if self.dt is None else self.dt.tolist()
-        known: dict[str, Any] = {"orders": self.orders, "channels": self.dim, "dt": dt, "start": self.start}
+        known: dict[str, Any] = {"orders": self.orders, "channels": self.dim, "dt": dt, "start": self.derivative_init}
         known |= {} if self.derivatives == "backward" else {"derivatives": self.derivatives}
-        known |= {} if bool((self.gap == 2).all()) else {"gap": self.gap.tolist()}
+        known |= {} if bool((self.max_gap == 2).all()) else {"gap": self.max_gap.tolist()}
         return known | ({"window": self.samples} if self.derivatives == "fit" else {})
 
     @property
@@ -169,14 +170,14 @@ class SensoryNode(Node):
                 "whole belief: make them one state"
             )
 
-    def begin(self, local: Local, start: Start) -> None:
-        dt, ahead = start.fill(number(1.0) if self.dt is None else self.dt, 0), start.fill(self.ahead, 0)
+    def begin(self, local: NodeContext, start: BatchSpec) -> None:
+        dt, ahead = start.fill(number(1.0) if self.dt is None else self.dt, 0), start.fill(self.extrapolate, 0)
         blank = torch.zeros(start.batch, self.orders, self.dim, dtype=start.dtype, device=start.device)
         full = torch.full_like(blank[:, 0], 1 if self.derivatives == "none" else self.orders)
         steps = torch.constant_pad_nd(dt[:, None].expand(-1, max(0, self.samples - 1)), (min(1, self.samples), 0))
         local.rule = SensoryRule(
             taylor_shift(ahead, self.orders) if bool((ahead != 0).any()) else None,
-            (start.fill(self.gap, 0) * dt)[:, None] * (1 + 1e-6),  # an interval is no gap because of rounding
+            (start.fill(self.max_gap, 0) * dt)[:, None] * (1 + 1e-6),  # an interval is no gap because of rounding
             full,
             torch.zeros_like(full),
             torch.cumsum(steps, 1)[..., None].expand(-1, -1, self.dim).contiguous(),
@@ -185,16 +186,16 @@ class SensoryNode(Node):
         if local.observation is not None:
             first = local.observation[:, : self.dim]
             there = torch.isfinite(first)
-            blank[:, 0] = torch.where(there, first, 0.0) if self.start == "first" else 0.0
+            blank[:, 0] = torch.where(there, first, 0.0) if self.derivative_init == "first" else 0.0
         local.belief = SensoryBelief(blank, full * there)
-        begun = there & (self.start != "seen")
+        begun = there & (self.derivative_init != "seen")
         ages = torch.where(begun[:, None], local.rule.ages, torch.inf)
         samples = blank[:, :1].expand(-1, self.samples, -1)
         motion = blank.new_full((start.batch, 4, self.dim), torch.nan)
         local.memory = SensoryMemory(local.rule.now, full * begun, samples, ages, motion)
 
     # --- taking in what is there --------------------------------------------------------------------------------------
-    def sense(self, local: Local) -> None:
+    def observe(self, local: NodeContext) -> None:
         y = local.observation
         assert y is not None
         whole = math.isfinite(y.sum().item()) or bool(torch.isfinite(y).all())
@@ -215,11 +216,11 @@ class SensoryNode(Node):
                     motion[:, 1:] = torch.nan
                 local.memory = local.memory._replace(motion=motion)
 
-    def _noise(self, local: Local) -> Noise | None:
+    def _noise(self, local: NodeContext) -> Noise | None:
         weighers = local.links_above("weighs")
         return local.message(weighers[0]).noise if weighers else None
 
-    def _of_width(self, local: Local, noise: Noise) -> Evidence:
+    def _of_width(self, local: NodeContext, noise: Noise) -> ScoreAndInformation:
         """What observations say of the log of the width w of their noise, where it is a squared exponential.
 
         Then ÿ and y⃛ are independent and normal, with y⃛ √5/w times as large, as far as noise moves faster than what is
@@ -227,26 +228,26 @@ class SensoryNode(Node):
         believed in, nor on states. As long as values resemble each other they count as one.
         """
         size = local.memory.motion[:, 2:].abs().log()
-        z, width = 0.5 * math.log(5) + size[:, 0] - size[:, 1], width_of(noise.kernel)
+        z, width = 0.5 * math.log(5) + size[:, 0] - size[:, 1], lengthscale_of(noise.kernel)
         there = torch.isfinite(z)
         each = 4 / math.pi**2 * (local.elapsed / (math.sqrt(math.pi) * width)).clamp_max(1.0)
         apart = torch.where(there, z - width.log()[:, None], 0.0).sum(-1)
-        return Evidence((each * apart)[:, None], (each * there.sum(-1))[:, None, None])
+        return ScoreAndInformation((each * apart)[:, None], (each * there.sum(-1))[:, None, None])
 
-    def _steady(self, local: Local) -> bool:
+    def _steady(self, local: NodeContext) -> bool:
         """Whether all channels were seen at the previous observation, in all orders."""
         now, full, (since, known, *_) = local.rule.now, local.rule.full, local.memory
         return local.once("now", partial(torch.equal, since, now), since) and local.once(
             "known", partial(torch.equal, known, full), known
         )
 
-    def complete(self, local: Local) -> bool:
+    def complete(self, local: NodeContext) -> bool:
         """Whether all orders of all channels are seen now."""
         seen: Tensor = local.belief.seen
         full = local.rule.full
         return self.derivatives != "none" and local.once("complete", partial(torch.equal, seen, full), seen)
 
-    def _sense_given(self, local: Local, y: Tensor, whole: bool) -> None:
+    def _sense_given(self, local: NodeContext, y: Tensor, whole: bool) -> None:
         there = torch.isfinite(y).cumprod(1)
         seen = local.rule.full if whole else there.sum(1).to(y)
         if whole:
@@ -255,18 +256,18 @@ class SensoryNode(Node):
             local.memory = local.memory._replace(known=torch.maximum(seen, local.memory.known))
         local.belief = SensoryBelief(y if whole else torch.where(there.bool(), y, local.belief.observation), seen)
 
-    def _sense_some(self, local: Local, y: Tensor, whole: bool) -> None:
+    def _sense_some(self, local: NodeContext, y: Tensor, whole: bool) -> None:
         """Take in what is there of y, channel by channel."""
         rule, memory, before = local.rule, local.memory, local.belief.observation
         there = torch.isfinite(y)
         never = memory.known == 0
         since = memory.since + local.elapsed[:, None]
         fresh = (since <= rule.reach) | never
-        if self.start == "seen":
+        if self.derivative_init == "seen":
             known = torch.where(fresh, memory.known + 1, 1.0)
         else:
             known = torch.where(never, rule.full, torch.where(fresh, memory.known + 1, 1.0))
-            if self.start == "first":  # what is seen for the first time stood still before
+            if self.derivative_init == "first":  # what is seen for the first time stood still before
                 rest = torch.constant_pad_nd(y[:, None], (0, 0, 0, self.orders - 1))
                 before = torch.where((never & there)[:, None], rest, before)
             since = torch.where(never, local.elapsed[:, None], since)
@@ -282,7 +283,7 @@ class SensoryNode(Node):
         since = torch.where(there, 0.0, since)
         local.memory = memory._replace(since=rule.now if whole else since, known=rule.full if settled else known)
 
-    def _sense_fit(self, local: Local, y: Tensor, whole: bool) -> None:
+    def _sense_fit(self, local: NodeContext, y: Tensor, whole: bool) -> None:
         """Fit a Taylor series to what is there of the last samples."""
         rule, memory = local.rule, local.memory
         there = torch.isfinite(y)
@@ -295,8 +296,8 @@ class SensoryNode(Node):
             now = torch.where(there, 0.0, torch.inf)
             ages = torch.cat([now[:, None], (memory.ages + local.elapsed[:, None, None])[:, :-1]], 1)
             never = (memory.known == 0) & there
-            if self.start != "seen":  # what is seen for the first time stood still before, or was 0
-                samples = torch.where(never[:, None] & (self.start == "first"), y[:, None], samples)
+            if self.derivative_init != "seen":  # what is seen for the first time stood still before, or was 0
+                samples = torch.where(never[:, None] & (self.derivative_init == "first"), y[:, None], samples)
                 ages = torch.where(never[:, None], rule.ages, ages)
             ages = torch.where(ages <= rule.reach[..., None] * max(1, self.samples - 1), ages, torch.inf)
             known = torch.minimum(torch.isfinite(ages).sum(1).to(y), rule.full)
@@ -309,13 +310,13 @@ class SensoryNode(Node):
         known = torch.maximum(known, memory.known)
         local.memory = memory._replace(since=rule.now, known=known, samples=samples, ages=ages)
 
-    def move(self, local: Local) -> None:
+    def update(self, local: NodeContext) -> None:
         """Let the data move on under their own derivatives."""
         if local.rule.ahead is not None:
             moved = torch.bmm(local.rule.ahead, local.belief.observation)
             local.belief = local.belief._replace(observation=moved)
 
-    def err(self, local: Local, link: Link) -> Error[Any]:
+    def error(self, local: NodeContext, link: Link) -> Error[Any]:
         work = self.work(local)
         if link.kind == "predicts":
             return Error(work.weighted, work.precision, noise=self._noise(local))
@@ -326,34 +327,34 @@ class SensoryNode(Node):
             return noise_error(said, noise, self._of_width(local, noise) if noise.learned_width else None)
         return precision_error(work.precision, work.error, work.weighted)
 
-    def energy(self, local: Local) -> Energy:
+    def energy(self, local: NodeContext) -> Energy:
         work = self.work(local)
         fit = (work.weighted * work.error).sum((1, 2))
         constant = local.belief.seen.sum(-1) * math.log(2 * math.pi)
         return Energy(accuracy=0.5 * (work.precision.log_det - fit - constant))
 
-    def foreseen(self, local: Local, now: Instant) -> Tensor | None:
+    def forecast_value(self, local: NodeContext, now: ForecastContext) -> Tensor | None:
         given = now.of("predicts")
         return sum(given[1:], given[0])
 
     @property
-    def quantities(self) -> Mapping[str, Quantity]:
+    def quantities(self) -> Mapping[str, Recordable]:
         shape = ("order", "dimension")
         return {
-            "observation": Quantity(shape, lambda local: self.where_seen(local, local.belief.observation, torch.nan)),
-            "prediction": Quantity(shape, lambda local: self.work(local).prediction),
-            "error": Quantity(shape, lambda local: self.where_seen(local, self.work(local).error, torch.nan)),
-            "weighted_error": Quantity(shape, lambda local: self.work(local).weighted),
+            "observation": Recordable(shape, lambda local: self.where_seen(local, local.belief.observation, torch.nan)),
+            "prediction": Recordable(shape, lambda local: self.work(local).prediction),
+            "error": Recordable(shape, lambda local: self.where_seen(local, self.work(local).error, torch.nan)),
+            "weighted_error": Recordable(shape, lambda local: self.work(local).weighted),
         }
 
-    def where_seen(self, local: Local, values: Tensor, other: float) -> Tensor:
+    def where_seen(self, local: NodeContext, values: Tensor, other: float) -> Tensor:
         """Values (B, orders, dim) as they are where there is something to see now, and else `other`."""
         if self.complete(local):
             return values
         rows = torch.arange(self.orders, device=values.device)[:, None]
         return torch.where(rows < local.belief.seen[:, None], values, other)
 
-    def work(self, local: Local) -> SensoryWork:
+    def work(self, local: NodeContext) -> SensoryWork:
         """The sensory error and its weight; once for the same observation and messages."""
         observation, seen = local.belief
 

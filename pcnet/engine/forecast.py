@@ -1,0 +1,447 @@
+"""What a graph expects to come: forecasts with intervals that grow, draws from its model, errors one step ahead.
+
+The graph is read as ẋ = f(x, v, θ) + ω, y = g(x, v, θ) + ω_y with smooth noises ω whose variance and autocorrelation
+its precision nodes believe in. States begin where they are believed to be, parameters stay as they are believed, causes
+are what is expected of them plus noise, and inputs hold; parameters that a state above predicts go on with it, as far
+from that as they are believed to be. What each node makes of this it says itself. A single state that carries its
+belief says all that it expects, noise that lasts included; draws, and forecasts of several states, begin with noise
+that is new.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from statistics import NormalDist
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.func import jvp, vmap
+
+from pcnet.errors import DivergenceError, GraphError, ResultError, SettingError
+from pcnet.model.node import ForecastContext, NodeContext
+from pcnet.numerics.kernels import Kernel, White
+from pcnet.results.result import Interval
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from pcnet.engine.session import Session
+
+Array = NDArray[Any]
+SUBSTEPS = 4
+"""How many steps of integration there are to a sampling interval, at least."""
+LONGEST = 4000
+"""The most steps for which noise is drawn: its covariance over all of them is a matrix."""
+NEGLIGIBLE = 1e-10
+"""Correlations of noise below this are taken for none."""
+
+
+class Forecast:
+    """Means and standard deviations of states and observations to come; (..., time, dim), batch leading."""
+
+    def __init__(self, times: Array, means: Mapping[str, Array], sds: Mapping[str, Array]) -> None:
+        self.times = times
+        """In the time of the run: the first is one step after the last observation."""
+        self._means, self._sds = dict(means), dict(sds)
+
+    def mean(self, node: str) -> Array:
+        return self._of(self._means, node)
+
+    def sd(self, node: str) -> Array:
+        """Of a state, or of an observation: then with its noise."""
+        return self._of(self._sds, node)
+
+    def interval(self, node: str, probability: float = 0.95) -> Interval:
+        """The central interval that holds the state or the observation with this probability."""
+        if not 0 < probability < 1:
+            raise ResultError(f"a probability must be between 0 and 1, not {probability}")
+        reach = NormalDist().inv_cdf(0.5 + probability / 2)
+        return Interval(self.mean(node) - reach * self.sd(node), self.mean(node) + reach * self.sd(node))
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """A long table: time, node, dimension, batch…, mean, sd."""
+        import pandas as pd
+
+        parts = []
+        for node, mean in self._means.items():
+            batch = [f"batch_{i}" for i in range(mean.ndim - 2)]
+            index = np.indices(mean.shape).reshape(mean.ndim, -1)
+            columns = dict(zip([*batch, "time", "dimension"], index, strict=True))
+            columns["time"] = self.times[columns["time"]]
+            values = {"mean": mean.reshape(-1), "sd": self._sds[node].reshape(-1)}
+            parts.append(pd.DataFrame(columns | values).assign(node=node))
+        table = pd.concat(parts, ignore_index=True)
+        first = ["time", "node", "dimension"]
+        return table[[*first, *(c for c in table.columns if c not in (*first, "mean", "sd")), "mean", "sd"]]
+
+    def _of(self, values: Mapping[str, Array], node: str) -> Array:
+        if node not in values:
+            raise ResultError(f"there is no forecast of {node!r}; there is one of {', '.join(values)}")
+        return values[node]
+
+
+class Draws(NamedTuple):
+    """Times, and for each state and sensory node what came out; (draws, ..., time, dim)."""
+
+    times: Array
+    values: dict[str, Array]
+
+
+class Innovation(NamedTuple):
+    """How far an observation is from what was expected of it, and the standard deviation of that; (..., dim)."""
+
+    error: Array
+    sd: Array
+
+
+# --- what is asked for ----------------------------------------------------------------------------------------------
+def forecast(live: Session, horizon: float, every: float | None = None, *, parameters: bool = True) -> Forecast:
+    """Means and standard deviations at every `every` until `horizon` from now; see `Live.forecast`."""
+    every, count = _grid(live, horizon, every)
+    with torch.inference_mode(False), torch.no_grad():
+        found = _by_itself(live, every, count, parameters)
+        if found is not None:
+            means = {name: torch.stack([each[name][0] for each in found]) for name in found[0]}
+            spread = {name: torch.stack([each[name][1] for each in found]) for name in found[0]}
+            sds = {name: each.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt() for name, each in spread.items()}
+        else:
+            system = System(live, parameters=parameters)
+            means, sds = _propagate(system, every, count, _substeps(live, every))
+    times = live.time + every * np.arange(1, count + 1)
+    shape = live.batch_shape
+    _check_finite(means | {f"{name} (sd)": sd for name, sd in sds.items()}, times)
+    return Forecast(times, _arrays(means, shape), _arrays(sds, shape))
+
+
+def _by_itself(
+    live: Session, every: float, count: int, parameters: bool
+) -> list[dict[str, tuple[Tensor, Tensor]]] | None:
+    """Mean and covariance by node, time by time, if there is one state, led by nothing, that can say so itself."""
+    states = [node for node in live.graph.nodes.values() if node.role == "state"]
+    led = any(link.kind == "predicts" and not link.child.observes for link in live.graph.links)
+    if len(states) != 1 or led or bool((live.intervals != live.intervals[0]).any()):
+        return None
+    (node,) = states
+    steps = max(1, round(every / live.interval))  # of the sampling interval, or nearly so
+    with torch.inference_mode():
+        step = torch.full_like(live.intervals, every / steps)
+        coming = node.forecast(live.local(node.name), step, steps, count, parameters)
+    if coming is None:
+        return None
+    return [{node.name: (each.mean, each.covariance), **each.below} for each in coming]
+
+
+def draw(live: Session, horizon: float, draws: int, every: float | None, seed: int) -> Draws:
+    """Draws from the model that the graph is; see `Live.sample`."""
+    every, count = _grid(live, horizon, every)
+    if isinstance(draws, bool) or not isinstance(draws, int) or draws < 1:
+        raise SettingError(f"draws must be a whole number, 1 or more, not {draws!r}")
+    substeps = _substeps(live, every)
+    if count * substeps > LONGEST:
+        raise SettingError(f"{count * substeps} steps are too many to draw noise for; use a shorter horizon")
+    generator = torch.Generator().manual_seed(seed)
+    with torch.inference_mode(False), torch.no_grad():
+        values = _simulate(System(live, copies=draws), every, count, substeps, generator)
+    times = live.time + every * np.arange(1, count + 1)
+    _check_finite(values, times)
+    return Draws(times, _arrays(values, (draws, *live.batch_shape)))
+
+
+def one_ahead(live: Session, observation: Mapping[str, Tensor], t: float | None) -> dict[str, Innovation]:
+    """Errors of predictions of values, one step ahead; NaN where an observation is missing."""
+    wait = _interval(live) if t is None else t - live.time
+    expected = forecast(live, wait, wait)
+    found = {}
+    for name, value in observation.items():
+        if name in expected._means:
+            mean, sd = expected.mean(name)[..., 0, :], expected.sd(name)[..., 0, :]
+            seen = value[..., : mean.shape[-1]].cpu().numpy()
+            found[name] = Innovation(seen - mean, np.where(np.isnan(seen), np.nan, sd))
+    return found
+
+
+def _grid(live: Session, horizon: float, every: float | None) -> tuple[float, int]:
+    every = _interval(live) if every is None else every
+    for name, value in (("horizon", horizon), ("every", every)):
+        number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
+        if not number or not 0 < value < 1e300:
+            raise SettingError(f"{name} must be a positive, finite time, not {value!r}")
+    count = round(horizon / every)
+    if count < 1 or count > 1_000_000:
+        raise SettingError(f"a horizon of {horizon:g} at every {every:g} is {count} times; give 1 to a million")
+    return float(every), count
+
+
+def _interval(live: Session) -> float:
+    if bool((live.intervals != live.intervals[0]).any()):
+        raise SettingError("batch elements have sampling intervals of their own: give `every`, or a time t, for all")
+    return live.interval
+
+
+def _substeps(live: Session, every: float) -> int:
+    return max(1, math.ceil(SUBSTEPS * every / float(live.intervals.min()) - 1e-9))
+
+
+def _arrays(values: Mapping[str, Tensor], shape: tuple[int, ...]) -> dict[str, Array]:
+    """(T, B, dim) as (..., T, dim)."""
+    return {name: v.movedim(0, 1).reshape(*shape, *v.shape[:1], *v.shape[2:]).numpy() for name, v in values.items()}
+
+
+def _check_finite(values: Mapping[str, Tensor], times: Array) -> None:
+    for name, value in values.items():
+        good = torch.isfinite(value).flatten(1).all(1)
+        if not bool(good.all()):
+            when = float(times[int((~good).nonzero()[0])])
+            raise DivergenceError(
+                f"the forecast of {name} is not finite from t = {when:g} on: its flow runs away; use a shorter horizon"
+            )
+
+
+# --- the graph as one system ------------------------------------------------------------------------------------------
+class Source(NamedTuple):
+    """A noise: which of the system's noise inputs it is, its covariance (B, m, m) and its autocorrelation.
+
+    stays: how long it stays the same if it is white, (B,).
+    """
+
+    place: slice
+    covariance: Tensor
+    kernel: Kernel
+    stays: Tensor
+
+
+class System:
+    """The numbers of all nodes that have a part in what is to come, in one vector z.
+
+    `flow` is ż (B, n) of z and of the noise inputs, `seen` what nodes show of z without the noise of observing them.
+    What each node makes of it is for the node to say, from what it hears of those above it. With `copies`, everything
+    is there so many times, copy by copy.
+    """
+
+    def __init__(self, live: Session, copies: int = 1, parameters: bool = True) -> None:
+        self.nodes = live.graph.topological_order
+        self.copies = copies
+        self.locals: dict[str, NodeContext] = {name: live.local(name) for name in self.nodes}
+        self.places: dict[str, slice] = {}
+        means, covariances, first = [], [], 0
+        for name, node in self.nodes.items():
+            standing = node.standing(self.locals[name])
+            if standing is not None:
+                mean, covariance = self.repeated(standing.mean), self.repeated(standing.covariance)
+                known = node.role == "parameter" and not parameters
+                means.append(mean)
+                covariances.append(torch.zeros_like(covariance) if known else covariance)
+                self.places[name] = slice(first, first + mean.shape[-1])
+                first += mean.shape[-1]
+        if not any(self.nodes[name].role == "state" for name in self.places):
+            raise GraphError("there is no state in the graph that could be forecast")
+        self.mean, self.covariance = torch.cat(means, -1), _block_diagonal(covariances)
+        self.sources: list[Source] = []
+        self._inputs: dict[str, list[slice]] = {name: [] for name in self.nodes}
+        self.noises = 0
+        for name, node in self.nodes.items():
+            stays = self.repeated(live.intervals * live.period(name))
+            for covariance, kernel in [] if node.observes else self.noises_of(name):
+                here = slice(self.noises, self.noises + covariance.shape[-1])
+                self._inputs[name].append(here)
+                self.sources.append(Source(here, covariance, kernel, stays))
+                self.noises = here.stop
+        shown = self.seen(self.mean)
+        self.states = [name for name in live.graph.nodes if name in shown and not self.nodes[name].observes]
+        self.sensors = [name for name in live.graph.nodes if name in shown and self.nodes[name].observes]
+
+    def repeated(self, value: Tensor) -> Tensor:
+        return value.clone().repeat(self.copies, *(1,) * (value.dim() - 1))
+
+    def noises_of(self, name: str) -> list[tuple[Tensor, Kernel]]:
+        """The covariance of each of a node's noises at one time (B, m, m), and its autocorrelation."""
+        found: list[tuple[Tensor, Kernel]] = []
+        for link in self.locals[name].links_above("weighs"):
+            message = self.locals[name].message(link)
+            channel = self.repeated(message.value.channel)
+            covariance = channel.reciprocal().diag_embed() if channel.dim() == 2 else torch.linalg.inv(channel)
+            assert message.kernel is not None
+            found.append((covariance, message.kernel))
+        return found
+
+    # --- functions of z -----------------------------------------------------------------------------------------------
+    def at(self, z: Tensor, noise: Tensor | None = None) -> dict[str, ForecastContext]:
+        """A moment at which things are so, as each node would find it."""
+        found: dict[str, ForecastContext] = {}
+        for name in self.nodes:
+            heard = {}
+            for link in self.locals[name].above:
+                if link.kind != "weighs":
+                    sender = link.parent.name
+                    heard[link] = link.parent.forecast_message(self.locals[sender], link, found[sender])
+            pushes = [] if noise is None else [noise[..., place] for place in self._inputs[name]]
+            pushed = sum(pushes[1:], pushes[0]) if pushes else z.new_zeros(())
+            found[name] = ForecastContext(z[..., self.places.get(name, slice(0))], pushed, heard)
+        return found
+
+    def origin(self, z: Tensor) -> Tensor:
+        """z in numbers of which those that have no motion of their own stand still."""
+        now = self.at(z)
+        return torch.cat([self.nodes[name].origin(self.locals[name], now[name]) for name in self.places], -1)
+
+    def flow(self, z: Tensor, noise: Tensor) -> Tensor:
+        now = self.at(z, noise)
+        return torch.cat([self.nodes[name].drift(self.locals[name], now[name]) for name in self.places], -1)
+
+    def seen(self, z: Tensor) -> dict[str, Tensor]:
+        """What forecasts show, by node."""
+        now, found = self.at(z), {}
+        for name, node in self.nodes.items():
+            value = node.forecast_value(self.locals[name], now[name])
+            if value is not None:
+                found[name] = value
+        return found
+
+
+def _block_diagonal(blocks: list[Tensor]) -> Tensor:
+    size = sum(block.shape[-1] for block in blocks)
+    whole = blocks[0].new_zeros(blocks[0].shape[0], size, size)
+    first = 0
+    for block in blocks:
+        last = first + block.shape[-1]
+        whole[:, first:last, first:last] = block
+        first = last
+    return whole
+
+
+def _slope(function: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:
+    """∂function/∂at of (B, n) → (B, m), batch element by batch element; (B, m, n)."""
+    units = torch.eye(at.shape[-1], dtype=at.dtype, device=at.device)[:, None].expand(-1, *at.shape)
+    along = vmap(lambda way: jvp(function, (at,), (way,))[1])
+    found: Tensor = along(units)
+    return found.movedim(0, -1)
+
+
+# --- moments ---------------------------------------------------------------------------------------------------------
+def _cells(kernel: Kernel, step: float, most: int, interval: Tensor) -> Tensor:
+    """Covariances ∫∫κ of a noise of variance 1 integrated over cells of time that are j apart; (cells, B or 1).
+
+    White noise stays for a sampling `interval` (B,), and is as strong as that in between.
+    """
+    like = interval
+    if isinstance(kernel, White):
+        return (step * interval)[None]
+    nodes, weights = np.polynomial.legendre.leggauss(24)
+    half = like.new_tensor((nodes + 1) / 2 * step)  # (h − u) κ(jh ± u) over u in (0, h), smooth on either side
+    weigh = like.new_tensor(weights / 2 * step) * (step - half)
+    found: list[Tensor] = []
+    for j in range(most):
+        lags = torch.stack([j * step + half, (j * step - half).abs()])
+        value = (kernel.correlation(lags[..., None]) * weigh[:, None]).sum((0, 1))
+        if found and bool((value.abs() <= NEGLIGIBLE * found[0].abs()).all()):
+            break
+        found.append(value)
+    return torch.stack(found)
+
+
+def _propagate(system: System, every: float, count: int, substeps: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Mean and covariance along the flow, linearised, with its noises; (T, B, dim) of each state and sensor."""
+    step = every / substeps
+    turned = _slope(system.origin, system.mean)
+    z, covariance = system.origin(system.mean), turned @ system.covariance @ turned.mT
+    nothing = z.new_zeros(z.shape[0], system.noises)
+    lags = [_cells(source.kernel, step, count * substeps, source.stays) for source in system.sources]
+    # how past noise has come through, the newest first: (cells, B, n, m)
+    carried = [z.new_zeros(0, *z.shape, source.covariance.shape[-1]) for source in system.sources]
+    own = {name: system.noises_of(name)[0][0] for name in system.sensors}
+    means: dict[str, list[Tensor]] = {name: [] for name in [*system.states, *system.sensors]}
+    sds: dict[str, list[Tensor]] = {name: [] for name in means}
+    eye = torch.eye(z.shape[-1], dtype=z.dtype, device=z.device)
+
+    def slope(at: Tensor) -> Tensor:
+        return _slope(lambda v: system.flow(v, nothing), at)
+
+    for k in range(count * substeps):
+        middle, after, transition = _runge_kutta(lambda v: system.flow(v, nothing), slope, z, step)
+        gain = _slope(lambda e, at=middle: system.flow(at, e), nothing)  # type: ignore[misc]
+        gain = 0.5 * (eye + transition) @ gain
+        covariance = transition @ covariance @ transition.mT
+        for i, (source, weights) in enumerate(zip(system.sources, lags, strict=True)):
+            past = transition @ carried[i][: len(weights) - 1]
+            new = gain[..., source.place]
+            pushed = new @ source.covariance
+            cross = (weights[1 : len(past) + 1, :, None, None] * past).sum(0) @ pushed.mT
+            covariance = covariance + weights[0][:, None, None] * (pushed @ new.mT) + cross + cross.mT
+            carried[i] = torch.cat([new[None], past])
+        z = after
+        if (k + 1) % substeps == 0:
+            for name, value in system.seen(z).items():
+                seen = _slope(lambda v, of=name: system.seen(v)[of], z)  # type: ignore[misc]
+                spread = (seen @ covariance * seen).sum(-1)
+                spread = spread + own[name].diagonal(dim1=-2, dim2=-1) if name in own else spread
+                means[name].append(value)
+                sds[name].append(spread.clamp_min(0).sqrt())
+    return {n: torch.stack(v) for n, v in means.items()}, {n: torch.stack(v) for n, v in sds.items()}
+
+
+def _runge_kutta(
+    flow: Callable[[Tensor], Tensor], slope: Callable[[Tensor], Tensor], z: Tensor, step: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Where z is after half a step and after a step, and how a small change of it has changed by then."""
+    eye = torch.eye(z.shape[-1], dtype=z.dtype, device=z.device).expand(z.shape[0], -1, -1)
+    k1, m1 = flow(z), slope(z)
+    at = z + 0.5 * step * k1
+    k2, m2 = flow(at), slope(at) @ (eye + 0.5 * step * m1)
+    middle = z + 0.5 * step * k2
+    k3, m3 = flow(middle), slope(middle) @ (eye + 0.5 * step * m2)
+    at = z + step * k3
+    k4, m4 = flow(at), slope(at) @ (eye + step * m3)
+    after = z + step / 6 * (k1 + 2 * k2 + 2 * k3 + k4)
+    return middle, after, eye + step / 6 * (m1 + 2 * m2 + 2 * m3 + m4)
+
+
+# --- draws -----------------------------------------------------------------------------------------------------------
+def _simulate(system: System, every: float, count: int, substeps: int, generator: torch.Generator) -> dict[str, Tensor]:
+    """One path for each batch element and copy; (T, B, dim) of each state and sensor."""
+    step, steps = every / substeps, count * substeps
+    values, vectors = torch.linalg.eigh(system.covariance)  # what is known for sure has no square root of Cholesky's
+    start = vectors * values.clamp_min(0).sqrt()[:, None, :]
+    z = system.origin(system.mean + (start @ _normal(system.mean[..., None], generator))[..., 0])
+    noise = z.new_zeros(steps, z.shape[0], system.noises)
+    for source in system.sources:
+        weights = _cells(source.kernel, step, steps, source.stays) / step**2
+        noise[..., source.place] = _coloured(weights, steps, source.covariance, generator)
+    found: dict[str, list[Tensor]] = {name: [] for name in [*system.states, *system.sensors]}
+    for k in range(steps):
+        now = noise[k]
+        k1 = system.flow(z, now)
+        k2 = system.flow(z + 0.5 * step * k1, now)
+        k3 = system.flow(z + 0.5 * step * k2, now)
+        z = z + step / 6 * (k1 + 2 * k2 + 2 * k3 + system.flow(z + step * k3, now))
+        if (k + 1) % substeps == 0:
+            for name, value in system.seen(z).items():
+                found[name].append(value)
+    paths = {name: torch.stack(path) for name, path in found.items()}
+    for name in system.sensors:
+        ((covariance, kernel),) = system.noises_of(name)
+        weights = kernel.correlation(every * torch.arange(count, dtype=z.dtype)[:, None])
+        paths[name] = paths[name] + _coloured(weights, count, covariance, generator)
+    return paths
+
+
+def _normal(like: Tensor, generator: torch.Generator) -> Tensor:
+    return torch.randn(like.shape, generator=generator, dtype=like.dtype).to(like.device)
+
+
+def _coloured(weights: Tensor, steps: int, covariance: Tensor, generator: torch.Generator) -> Tensor:
+    """Noise of a covariance (B, m, m) at one time and correlations (lags, B or 1) in time; (steps, B, m)."""
+    lags = torch.arange(steps)
+    apart = (lags[:, None] - lags).abs()
+    padded = torch.cat([weights, weights.new_zeros(steps, weights.shape[1])])[:steps]
+    values, vectors = torch.linalg.eigh(padded[apart].movedim(-1, 0))
+    root = vectors * values.clamp_min(0).sqrt()[:, None, :]  # (B or 1, steps, steps)
+    batch, m, _ = covariance.shape
+    white = torch.randn(batch, steps, m, generator=generator, dtype=covariance.dtype).to(covariance.device)
+    smooth = (root @ white.view(-1, root.shape[0], steps, m)).view(batch, steps, m)  # copy by copy of a batch
+    scale: Tensor = torch.linalg.cholesky(covariance)
+    scaled: Tensor = smooth @ scale.mT
+    return scaled.movedim(0, 1)

@@ -1,0 +1,216 @@
+"""Functions whose derivatives are written down: identity, linear, quadratic."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pcnet.errors import GraphError, SettingError
+from pcnet.functions.base import Function
+from pcnet.functions.linearisation import Linearisation
+
+
+class Identity(Function):
+    """f(x) = x: the mapping of a state that is observed as it is."""
+
+    parameters = 0
+
+    def __init__(self) -> None:
+        self._eyes: dict[tuple[Any, ...], Tensor] = {}
+
+    @property
+    def identity_key(self) -> Hashable:
+        return Identity
+
+    def __call__(self, x: Tensor, parameters: Tensor) -> Tensor:
+        return x
+
+    def __repr__(self) -> str:
+        return "identity"
+
+    def linearise(self, x: Tensor, parameters: Tensor, rows: int) -> Linearisation:
+        batch, orders, dim = x.shape
+        key = (batch, dim, x.dtype, x.device)
+        if key not in self._eyes:
+            with torch.inference_mode(False):
+                self._eyes[key] = torch.eye(dim, dtype=x.dtype, device=x.device).repeat(batch, 1, 1)
+        return Linearisation(x[:, :rows], self._eyes[key], None, orders)
+
+    def contracted_hessian(self, x: Tensor, parameters: Tensor, weights: Tensor) -> None:
+        return None
+
+    def parameter_slope(self, x: Tensor, parameters: Tensor, rows: int) -> Tensor:
+        return x.new_zeros(x.shape[0], rows, x.shape[-1], parameters.shape[-1])
+
+    def parameter_contracted_hessian(self, x: Tensor, parameters: Tensor, weights: Tensor) -> None:
+        return None
+
+
+class Linear(Function):
+    """f(x) = Ax + b. With a matrix A it has no parameters; with `dim` alone, θ is A, row by row.
+
+    causes: B, for f(x, v) = Ax + Bv + b.
+    """
+
+    def __init__(
+        self,
+        matrix: Tensor | None = None,
+        offset: Tensor | None = None,
+        dim: int | None = None,
+        causes: Tensor | None = None,
+    ) -> None:
+        if (matrix is None) == (dim is None):
+            raise SettingError("Linear: give either a matrix, or dim for a matrix to be learned")
+        if matrix is None and causes is not None:
+            raise SettingError("Linear: causes go with a matrix, not with one that is to be learned")
+        self.caused = causes is not None
+        self.matrix = None if matrix is None else torch.as_tensor(matrix, dtype=torch.float64).detach().clone()
+        if self.matrix is not None and self.matrix.dim() != 2:
+            raise SettingError(f"Linear: the matrix has shape {tuple(self.matrix.shape)}; it must have two dimensions")
+        if self.matrix is not None and causes is not None:
+            further = torch.as_tensor(causes, dtype=torch.float64).detach().reshape(len(self.matrix), -1)
+            self.matrix = torch.cat([self.matrix, further], 1)
+        self.out, self.dim = (dim or 0, dim or 0) if self.matrix is None else self.matrix.shape
+        self.parameters = self.out * self.dim if self.matrix is None else 0
+        self.offset = torch.zeros(self.out, dtype=torch.float64)
+        if offset is not None:
+            self.offset = torch.as_tensor(offset, dtype=torch.float64).detach().expand(self.out).clone()
+        self._cast: dict[tuple[Any, ...], tuple[Tensor | None, Tensor]] = {}
+
+    def __repr__(self) -> str:
+        return f"Linear({self.dim} → {self.out})"
+
+    @property
+    def identity_key(self) -> Hashable:
+        known = None if self.matrix is None else self.matrix.numpy().tobytes()
+        return (Linear, self.caused, self.out, self.dim, known, self.offset.numpy().tobytes())
+
+    def _tables(self, like: Tensor, batch: int) -> tuple[Tensor | None, Tensor]:
+        """A (B, out, dim) if it is known, and b (out,), in the dtype of `like`."""
+        key = (like.dtype, like.device, batch)
+        if key not in self._cast:
+            with torch.inference_mode(False):  # kept beyond a run, and fit for autograd then
+                # laid out by columns, by which many channels are quicker to go through
+                matrix = None if self.matrix is None else self.matrix.T.to(like).repeat(batch, 1, 1).mT
+                self._cast[key] = matrix, self.offset.to(like)
+        return self._cast[key]
+
+    def __call__(self, x: Tensor, parameters: Tensor) -> Tensor:
+        if x.shape[-1] != self.dim or parameters.shape[-1] != self.parameters:
+            raise GraphError(
+                f"{self!r} takes states of dimension {self.dim} and {self.parameters} parameters, not "
+                f"{x.shape[-1]} and {parameters.shape[-1]}"
+            )
+        if self.matrix is None:
+            matrix = parameters.reshape(*parameters.shape[:-1], self.out, self.dim)
+            return (matrix @ x[..., None])[..., 0] + self.offset.to(x)
+        return x @ self.matrix.to(x).T + self.offset.to(x)
+
+    def linearise(self, x: Tensor, parameters: Tensor, rows: int) -> Linearisation:
+        matrix, offset = self._tables(x, x.shape[0])
+        jacobian = parameters.view(-1, self.out, self.dim) if matrix is None else matrix
+        value = torch.bmm(x[:, :rows], jacobian.mT)
+        value[:, 0] += offset
+        return Linearisation(value, jacobian, None, x.shape[1])
+
+    def contracted_hessian(self, x: Tensor, parameters: Tensor, weights: Tensor) -> None:
+        return None
+
+    def parameter_slope(self, x: Tensor, parameters: Tensor, rows: int) -> Tensor:
+        if self.matrix is not None:
+            return x.new_zeros(x.shape[0], rows, self.out, 0)
+        eye = torch.eye(self.out, dtype=x.dtype, device=x.device)
+        return torch.einsum("ac,brd->bracd", eye, x[:, :rows]).flatten(3)
+
+    def parameter_contracted_hessian(self, x: Tensor, parameters: Tensor, weights: Tensor) -> None:
+        return None
+
+
+class Quadratic(Function):
+    """f_a(x, θ) = Σ C[a,i,j,q] z_i z_j w_q with z = (1, x) and w = (1, θ): all derivatives in closed form.
+
+    C (out, 1+dim, 1+dim, 1+p) is symmetrised in i, j. The flows of Lorenz and of Lotka and Volterra are of this kind.
+    """
+
+    def __init__(self, coefficients: Tensor) -> None:
+        c = coefficients.detach().to(torch.float64)
+        self.coefficients = 0.5 * (c + c.transpose(1, 2))
+        self.out, self.dim, self.parameters = c.shape[0], c.shape[1] - 1, c.shape[3] - 1
+        self._cast: dict[tuple[Any, ...], tuple[Tensor, Tensor]] = {}
+        self._kept: tuple[Tensor, tuple[Tensor, Tensor]] | None = None
+
+    @property
+    def identity_key(self) -> Hashable:
+        return (Quadratic, self.caused, tuple(self.coefficients.shape), self.coefficients.numpy().tobytes())
+
+    def _tables(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        """The coefficients as matrices in the dtype of `like`: (1+p, out·z·z) and, by parameter, (z, p·out·z)."""
+        key = (like.dtype, like.device)
+        if key not in self._cast:
+            with torch.inference_mode(False):  # kept beyond a run, and fit for autograd then
+                c = self.coefficients.to(dtype=like.dtype, device=like.device)
+                by_parameter = c.permute(3, 0, 1, 2).reshape(c.shape[3], -1).contiguous()
+                learned = c[..., 1:].permute(2, 3, 0, 1).reshape(c.shape[2], -1).contiguous()
+            self._cast[key] = by_parameter, learned
+        return self._cast[key]
+
+    def _form(self, parameters: Tensor) -> tuple[Tensor, Tensor]:
+        """Σ_q C w_q (B, out·z, z), and the Hessian of f by output (B, out, dim·dim).
+
+        Within a run, where tensors are not changed in place, they are kept for as long as the parameters are the very
+        same tensor: these change only on the slow clock.
+        """
+        kept = self._kept
+        if kept is not None and kept[0] is parameters:
+            return kept[1]
+        table, batch = self._tables(parameters)[0], parameters.shape[0]
+        flat = torch.addmm(table[0], parameters, table[1:]) if self.parameters else table.expand(batch, -1)
+        form = flat.view(batch, self.out, self.dim + 1, self.dim + 1)
+        hessian = 2.0 * form[..., 1:, 1:]
+        made = form.reshape(batch, -1, self.dim + 1), hessian.reshape(batch, self.out, -1)
+        if parameters.is_inference():
+            self._kept = parameters, made
+        return made
+
+    def __call__(self, x: Tensor, parameters: Tensor) -> Tensor:
+        if x.shape[-1] != self.dim or parameters.shape[-1] != self.parameters:
+            raise GraphError(
+                f"{self!r} takes states of dimension {self.dim} and {self.parameters} parameters, not "
+                f"{x.shape[-1]} and {parameters.shape[-1]}"
+            )
+        c = self.coefficients.to(x)
+        one = torch.ones_like(x[..., :1])
+        z = torch.cat([one, x], -1)
+        w = torch.cat([one.expand(*parameters.shape[:-1], 1), parameters], -1)
+        return torch.einsum("aijq,...i,...j,...q->...a", c, z, z, w)
+
+    def linearise(self, x: Tensor, parameters: Tensor, rows: int) -> Linearisation:
+        batch, orders, dim = x.shape
+        form, hessian = self._form(parameters)
+        z = torch.constant_pad_nd(x[:, 0], (1, 0), 1.0)
+        half = torch.bmm(form, z[..., None]).view(batch, self.out, dim + 1)
+        value = torch.bmm(half, z[..., None]).transpose(1, 2)
+        jacobian = 2.0 * half[..., 1:]
+        motion = x[:, 1:rows]
+        bend = torch.bmm(hessian.view(batch, -1, dim), motion.mT).view(batch, self.out, dim, rows - 1)
+        if rows > 1:
+            value = torch.cat([value, torch.bmm(motion, jacobian.mT)], 1)
+        return Linearisation(value, jacobian, bend.permute(0, 3, 1, 2), orders)
+
+    def contracted_hessian(self, x: Tensor, parameters: Tensor, weights: Tensor) -> Tensor:
+        batch, _, dim = x.shape
+        return torch.bmm(weights, self._form(parameters)[1]).view(batch, -1, dim, dim)
+
+    def parameter_slope(self, x: Tensor, parameters: Tensor, rows: int) -> Tensor:
+        batch, _, dim = x.shape
+        z = torch.constant_pad_nd(x[:, 0], (1, 0), 1.0)
+        half = torch.mm(z, self._tables(x)[1]).view(batch, -1, dim + 1)
+        lifted = torch.cat([z[:, None], torch.constant_pad_nd(2.0 * x[:, 1:rows], (1, 0))], 1)
+        slope = torch.bmm(half, lifted.mT).view(batch, -1, self.out, rows)
+        return slope.permute(0, 3, 2, 1)
+
+    def parameter_contracted_hessian(self, x: Tensor, parameters: Tensor, weights: Tensor) -> None:
+        return None

@@ -1,0 +1,78 @@
+"""YAML and JSON as plain data: no tags, no aliases, no repeated keys, and errors that say in which line."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Hashable
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from pcnet.errors import SpecificationError
+
+LARGEST = 16 * 2**20
+"""The most bytes of a file that are read."""
+
+
+class Loader(yaml.SafeLoader):
+    """YAML without aliases, repeated keys or anything but plain data; 1e-4 is a number."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            raise SpecificationError("a description may not have YAML aliases (*name)")
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for key in keys:
+            if not isinstance(key, Hashable) or keys.count(key) > 1:
+                raise SpecificationError(f"the key {key!r} is there more than once, or is no text")
+        return super().construct_mapping(node, deep)
+
+
+Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"),
+    list("-+0123456789"),
+)
+
+
+def read(path: str | Path) -> Any:
+    """Plain data from a YAML or JSON file."""
+    path = Path(path)
+    try:
+        if path.stat().st_size > LARGEST:
+            raise SpecificationError(f"{str(path)!r} is larger than a description of a graph can be")
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise SpecificationError(f"{str(path)!r} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise SpecificationError(f"{str(path)!r} is not a text file") from None
+    try:
+        return parse(text, "json" if path.suffix == ".json" else "yaml")
+    except SpecificationError as error:
+        raise SpecificationError(f"{str(path)!r}: {error}") from None
+
+
+def parse(text: str, form: Literal["yaml", "json"] = "yaml") -> Any:
+    """Plain data from a text."""
+    try:
+        if form == "json":
+            return json.loads(text, object_pairs_hook=_pairs)
+        return yaml.load(text, Loader)
+    except (yaml.YAMLError, ValueError, RecursionError, AttributeError, TypeError, OverflowError) as error:
+        if isinstance(error, SpecificationError):
+            raise
+        where = getattr(error, "problem_mark", None)
+        line = f" in line {where.line + 1}" if where is not None else ""
+        why = getattr(error, "problem", None) or (str(error).splitlines() or [type(error).__name__])[0]
+        raise SpecificationError(f"it is not {form.upper()}{line}: {why}") from None
+
+
+def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise SpecificationError("a key is there more than once")
+    return found
