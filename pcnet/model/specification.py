@@ -36,8 +36,9 @@ from pcnet.functions import registry
 from pcnet.functions.closed_form import Identity
 from pcnet.functions.registry import near
 from pcnet.io.strict_yaml import read
-from pcnet.model.graph import Graph, Model
-from pcnet.model.node import Node
+from pcnet.model.graph import Graph
+from pcnet.model.model import Model
+from pcnet.model.node import AnyNode, Node
 from pcnet.model.schedule import (
     Act,
     Every,
@@ -91,10 +92,10 @@ def describe(graph: Graph, schedule: Schedule | None = None) -> dict[str, Any]:
     for name, node in graph.nodes.items():
         spec["nodes"][name] = {key: value for key, value in _part(node, repr(name)).items() if key != "name"}
     for link in graph.links:
-        item: dict[str, Any] = {link.kind: [link.parent.name, link.child.name]}
+        item: dict[str, Any] = {link.key: [link.parent.name, link.child.name]}
         if link.of is not None:
             item["of"] = link.of.name
-        if link.kind == "predicts" and link.function is not None and not isinstance(link.function, Identity):
+        if link.key == "predicts" and link.function is not None and not isinstance(link.function, Identity):
             item["via"] = _named(link.function, f"{link.parent.name!r} to {link.child.name!r}")
         spec["links"].append(item)
     if schedule is not None:
@@ -226,7 +227,7 @@ def save_model(path: str | Path, graph: Graph, schedule: Schedule | None = None)
     return path
 
 
-def _node(name: Any, settings: Any) -> Node:
+def _node(name: Any, settings: Any) -> AnyNode:
     if not isinstance(name, str):
         raise SpecificationError(f"the name of a node must be text, not {name!r}")
     made = _make(settings, Node, f"node {name!r}", {"name": name})
@@ -284,7 +285,7 @@ def _kind(name: str, base: type, where: str) -> Any:
     return kinds[0]
 
 
-def _link(graph: Graph, nodes: Mapping[str, Node], link: Any, where: str) -> None:
+def _link(graph: Graph, nodes: Mapping[str, AnyNode], link: Any, where: str) -> None:
     _check(link, where, (*LINKS, "of", "via"), ())
     kinds = [kind for kind in LINKS if kind in link]
     if len(kinds) != 1:
