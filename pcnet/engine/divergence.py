@@ -98,7 +98,7 @@ class Failures:
             raise DivergenceError(
                 f"{node.title} is no longer finite at observation {tick}"
                 f"{_elements(list(self._now), len(lost))}: {why}; smaller steps (lower kappa or rate), lower "
-                "precisions, a longer smoothness or an initial_mean help"
+                "precisions, a longer correlation_time or an initial_mean help"
             )
         failed = self.put_down(tick)
         for local, (belief, memory) in zip(self._locals.values(), before, strict=True):

@@ -249,7 +249,7 @@ def _check(graph: Graph, schedule: Schedule) -> list[str]:
     if not names:
         raise ScheduleError(
             f"{schedule.name}: nothing steps after a pass, so that passes would be all the same; use pcnet.batch(), "
-            "or a schedule of your own with closing=(act('move', 'parameter'), act('settle', 'parameter'))"
+            "or a schedule of your own with on_end=(act('update', 'parameter'), act('update_covariance', 'parameter'))"
         )
     for name in names:
         for verb in ("update", "update_covariance", "renew_prior"):
@@ -257,12 +257,17 @@ def _check(graph: Graph, schedule: Schedule) -> list[str]:
                 raise ScheduleError(f"{schedule.name}: {name!r} is to {verb} within a pass and to step after it")
         if name in closing["renew_prior"]:
             raise ScheduleError(
-                f"{schedule.name}: {name!r} is to carry after a pass, but the same data must not count as news again"
+                f"{schedule.name}: {name!r} is to renew its prior after a pass, but the same data must not "
+                "count as news again"
             )
         if name not in closing["update_covariance"]:
-            raise ScheduleError(f"{schedule.name}: {name!r} moves after a pass; let it settle there too")
+            raise ScheduleError(
+                f"{schedule.name}: {name!r} has act('update') after a pass; add act('update_covariance') there too"
+            )
         if name not in _who(schedule.acts, "accumulate", graph):
-            raise ScheduleError(f"{schedule.name}: {name!r} steps after a pass but never gathers; add act('gather', …)")
+            raise ScheduleError(
+                f"{schedule.name}: {name!r} steps after a pass but never accumulates; add act('accumulate', …)"
+            )
         nodes[name].check_passes(graph.above(nodes[name]))
     return names
 
@@ -289,7 +294,7 @@ def _raise(live: Session, first: Stand) -> None:
     raise DivergenceError(
         f"{live.graph[incident.node].title} at observation {incident.observation} of the first pass{of}: "
         f"{incident.why}; a prior nearer to the truth, lower precisions, or log-precisions that move by "
-        "Scoring() help, and on_divergence='stop' lets the others of a batch go on"
+        "NoiseScoring() help, and on_divergence='stop' lets the others of a batch go on"
     )
 
 

@@ -167,7 +167,7 @@ class KalmanStateNode(GeneralisedStateNode):
         if link.kind in ("predicts", "drives"):
             raise GraphError(
                 f"{self.title} carries its own belief and cannot be the one that {link.parent.name!r} {link.kind}; "
-                "use a StateNode, or make what drives it part of the state"
+                "use a GeneralisedStateNode, or make what drives it part of the state"
             )
 
     # --- beginning ---------------------------------------------------------------------------------------------
@@ -342,11 +342,11 @@ class KalmanStateNode(GeneralisedStateNode):
         mean = mapping.value[:, 0] + torch.bmm(slope[..., source.numbers], numbers)[..., 0]
         found = carrying.expect(belief.carried, mean, slope, self._noise_of(local, layout, source))
         here = layout.seen(link)
-        names = ("expected", "expected_by_noise", "expected_covariance", "expected_covariance_by_noise")
+        names = ("expected", "expected_dmean_dlogvar", "expected_covariance", "expected_covariance_by_source")
         parts = {name: getattr(belief, name).clone() for name in names}
-        parts["expected"][:, here], parts["expected_by_noise"][:, here] = found.mean, found.dmean_dlogvar
+        parts["expected"][:, here], parts["expected_dmean_dlogvar"][:, here] = found.mean, found.dmean_dlogvar
         parts["expected_covariance"][:, here, here] = found.covariance
-        parts["expected_covariance_by_noise"][:, :, here, here] = found.covariance_by_source
+        parts["expected_covariance_by_source"][:, :, here, here] = found.covariance_by_source
         if layout.width and len(layout.of_level):
             through = carrying.through(slope, belief.dmean_dtheta, self._direct(local, layout, link))
             parts["doubt"] = belief.doubt.clone()
@@ -405,6 +405,9 @@ class KalmanStateNode(GeneralisedStateNode):
         size = shares.abs().sum() + dmean_dtheta.square().sum() + dmean_dlogvar.square().sum()
         if not math.isfinite(size.item()):
             local.fail(~torch.isfinite(self.covariance(local)).flatten(1).all(1), BEYOND)
+
+    def update_covariance(self, local: NodeContext) -> None:
+        """Nothing: `update` revises the covariance together with the mean."""
 
     def retune(self, local: NodeContext) -> None:
         """Follow parameters and precisions that have changed: the belief becomes what it would have been with them."""
@@ -541,12 +544,12 @@ class KalmanStateNode(GeneralisedStateNode):
             if source.learned_width and link in layout.own:
                 raise GraphError(
                     f"the width of {link.parent.name!r} cannot be learned, since the noise of {self.title} is never "
-                    "seen by itself; leave out smoothness_sd"
+                    "seen by itself; leave out correlation_time_sd"
                 )
             if source.learned_width and not isinstance(noises[link].kernel, SquaredExponential):
                 raise GraphError(
                     f"the width of the noise of {link.child.name!r} is learned only of a squared-exponential kernel, "
-                    f"seen as it is by {self.title}; leave out smoothness_sd"
+                    f"seen as it is by {self.title}; leave out correlation_time_sd"
                 )
         return layout
 

@@ -127,12 +127,12 @@ class ParameterNode(Node):
             )
         if self.estimator.needs_curvature and states and not sure:
             raise GraphError(
-                f"{self.title} is predicted from above, but {type(self.estimator).__name__} takes the prior it began with "
-                "for good; use RobbinsMonro, or a FilterNode above"
+                f"{self.title} is predicted from above, but {type(self.estimator).__name__} takes the prior it began "
+                "with for good; use RobbinsMonro, or a KalmanStateNode above"
             )
         if sure and not self.estimator.needs_curvature:
             raise GraphError(
-                f"{self.title} is predicted by {sure[0].name!r}, which asks how sure it is; use the mover Newton()"
+                f"{self.title} is predicted by {sure[0].name!r}, which asks how sure it is; use the estimator Newton()"
             )
 
     def check_passes(self, above: tuple[Link, ...]) -> None:

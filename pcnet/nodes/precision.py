@@ -91,15 +91,17 @@ class PrecisionNode(Node):
     def __post_init__(self) -> None:
         Node.__post_init__(self)
         if (self.prior_precision is None) == (self.mean is None):
-            raise SettingError(f"{self.title}: give either expected (a precision) or mean (a log-precision)")
+            raise SettingError(f"{self.title}: give either prior_precision (a precision) or mean (a log-precision)")
         if (self.correlation_time is None) == (self.kernel is None):
-            raise SettingError(f"{self.title}: give either smoothness (a width in time units) or a kernel")
+            raise SettingError(f"{self.title}: give either correlation_time (a lengthscale in time units) or a kernel")
         if self.correlation_time_sd is not None:
             self._check_learned_width()
         try:
             _ = broadcast(self.prior_mean.shape, listed(self.sd).shape)
         except RuntimeError:
-            raise SettingError(f"{self.title}: the shapes of sd and of expected or mean do not fit together") from None
+            raise SettingError(
+                f"{self.title}: the shapes of sd and of prior_precision or mean do not fit together"
+            ) from None
 
     def _check_learned_width(self) -> None:
         if not isinstance(self.noise_kernel, (SquaredExponential, Matern, Autocorrelation)):
@@ -107,7 +109,7 @@ class PrecisionNode(Node):
         if self.channels == "full" or self.curvature == "exact":
             raise SettingError(
                 f"{self.title}: a width is not learned together with channels='full' or curvature='exact'; leave out "
-                "these, or smoothness_sd"
+                "these, or correlation_time_sd"
             )
 
     @property
@@ -127,7 +129,11 @@ class PrecisionNode(Node):
 
     def describe(self) -> str:
         width = self.correlation_time
-        kernel = f"smoothness {width.item():g}" if width is not None and width.numel() == 1 else repr(self.noise_kernel)
+        kernel = (
+            f"correlation time {width.item():g}"
+            if width is not None and width.numel() == 1
+            else repr(self.noise_kernel)
+        )
         return f"{CHANNELS[self.channels]}, {kernel}"
 
     def as_parent(self, link: Link) -> None:
@@ -141,8 +147,8 @@ class PrecisionNode(Node):
         if given not in allowed:
             raise GraphError(
                 f"{self.title} is given {given} channels but {link.child.name!r} has {shape.dim}; the last dimension "
-                f"of expected, mean and sd must be {' or '.join(str(n) for n in sorted(allowed))} "
-                "(for a batch of single values add one: expected[:, None])"
+                f"of prior_precision, mean and sd must be {' or '.join(str(n) for n in sorted(allowed))} "
+                "(for a batch of single values add one: prior_precision[:, None])"
             )
 
     def check(self, above: tuple[Link, ...], below: tuple[Link, ...], like: Tensor) -> None:
@@ -165,7 +171,7 @@ class PrecisionNode(Node):
         if self.correlation_time_sd is not None:
             raise GraphError(
                 f"{self.title} learns a width, for which the free action of a pass is too jagged: leave out "
-                "smoothness_sd, or run it online first to find the width"
+                "correlation_time_sd, or run it online first to find the width"
             )
 
     def begin(self, local: NodeContext, start: BatchSpec) -> None:

@@ -118,7 +118,7 @@ class SensoryNode(Node):
                 f"{self.title}: window is for derivatives='fit', and must be {self.orders} or more for as many orders"
             )
         if not bool((self.max_gap >= 1).all()):
-            raise SettingError(f"{self.title}: gap must be 1 (sampling interval) or more")
+            raise SettingError(f"{self.title}: max_gap must be 1 (sampling interval) or more")
 
     @property
     def error_shape(self) -> ErrorShape:

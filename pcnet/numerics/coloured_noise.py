@@ -152,7 +152,7 @@ def colour_of(noise: Noise, elapsed: Tensor, n_pulses: int) -> NoiseModel:
     """
     kernel = noise.kernel
     if n_pulses and isinstance(kernel, SquaredExponential):
-        return GaussianPulses(kernel.width.to(elapsed).expand_as(elapsed), n_pulses)
+        return GaussianPulses(kernel.lengthscale.to(elapsed).expand_as(elapsed), n_pulses)
     if isinstance(kernel, Matern) and bool((kernel.smoothness == 0.5).all()):
-        return OrnsteinUhlenbeck(kernel.width.to(elapsed).expand_as(elapsed))
+        return OrnsteinUhlenbeck(kernel.lengthscale.to(elapsed).expand_as(elapsed))
     return WhiteEquivalent(kernel.duration.to(elapsed).expand_as(elapsed))
