@@ -1,4 +1,4 @@
-"""Griffe extension for the reference: classes decorated with `pcnet.settings.settings` are documented as dataclasses."""
+"""Griffe extension for the reference: documents classes decorated with `pcnet.settings.settings` as dataclasses."""
 
 from __future__ import annotations
 
