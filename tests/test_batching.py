@@ -274,7 +274,7 @@ class Net(torch.nn.Module):
 class Own(Function):
     """A function of one's own that has no name in words."""
 
-    __call__ = linearise = curve = parameter_slope = parameter_contracted_hessian = lambda self, *_: None
+    __call__ = linearise = contracted_hessian = parameter_slope = parameter_contracted_hessian = lambda self, *_: None
 
 
 def shifted(by):

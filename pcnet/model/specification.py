@@ -1,10 +1,10 @@
 """Graphs and schedules as plain data: written to and read from YAML or JSON, strictly and without loss.
 
     nodes:
-      x: {kind: StateNode, dim: 2, orders: 3, flow: {linear: {matrix: [[0, 1], [-1, 0]]}}}
+      x: {kind: GeneralisedStateNode, dim: 2, orders: 3, flow: {linear: {matrix: [[0, 1], [-1, 0]]}}}
       y: {kind: SensoryNode, dim: 2, orders: 2, dt: 0.1}
-      noise_x: {kind: PrecisionNode, expected: 10, sd: 0.1, smoothness: 0.2}
-      noise_y: {kind: PrecisionNode, expected: 100, sd: 0.1, smoothness: 0.2}
+      noise_x: {kind: PrecisionNode, prior_precision: 10, sd: 0.1, correlation_time: 0.2}
+      noise_y: {kind: PrecisionNode, prior_precision: 100, sd: 0.1, correlation_time: 0.2}
     links:
       - {predicts: [x, y]}
       - {weighs: [noise_x, x]}
@@ -58,7 +58,7 @@ LINKS = ("predicts", "drives", "parametrises", "weighs")
 
 
 def _adaptive_filtering(every: Any = 64, levels: Any = ({},), warmup: Literal["none", "doubling"] = "none") -> Schedule:
-    """`tracking` with levels as a file has them: [{states: [x], precisions: [noise], parameters: []}, …]."""
+    """`adaptive_filtering` with levels as a file has them: [{states: [x], precisions: [noise], parameters: []}, …]."""
     if not isinstance(levels, (list, tuple)) or not levels:
         raise SpecificationError(
             "levels must be a list, such as [{states: [x], precisions: [noise_x], parameters: []}]"
@@ -78,7 +78,7 @@ SCHEDULES: dict[str, Callable[..., Schedule]] = {
     "generalised_filtering": generalised_filtering,
     "states_only": states_only,
     "batch": batch,
-    "tracking": _adaptive_filtering,
+    "adaptive_filtering": _adaptive_filtering,
 }
 """Schedules that a file may call by name, with their arguments."""
 DEEPEST = 40
@@ -336,9 +336,9 @@ def _schedule(given: Any) -> Schedule:
             raise SpecificationError(f"schedule, {part}: give a list, such as [{{observe: [sensory]}}]")
     return Schedule(
         tuple(_read_act(act, f"schedule, act {i}") for i, act in enumerate(given["acts"])),
-        tuple(_read_act(act, f"schedule, opening {i}") for i, act in enumerate(given.get("on_start", []))),
+        tuple(_read_act(act, f"schedule, on_start {i}") for i, act in enumerate(given.get("on_start", []))),
         given.get("name", "schedule"),
-        tuple(_read_act(act, f"schedule, closing {i}") for i, act in enumerate(given.get("on_end", []))),
+        tuple(_read_act(act, f"schedule, on_end {i}") for i, act in enumerate(given.get("on_end", []))),
     )
 
 
@@ -347,7 +347,7 @@ def _read_act(given: Any, where: str) -> Act:
     _check(given, where, (*verbs, "every", "warmup", "repeats", "exclude"), ())
     chosen = [verb for verb in verbs if verb in given]
     if len(chosen) != 1 or not isinstance(given[chosen[0]], list):
-        raise SpecificationError(f"{where}: give one verb with a list of nodes or roles, such as {{update: [state]}}")
+        raise SpecificationError(f"{where}: give one action with a list of nodes or roles, such as {{update: [state]}}")
     clock = Every(given.get("every", 1), given.get("warmup", "none"))
     return Act(chosen[0], tuple(given[chosen[0]]), clock, given.get("repeats", 1), tuple(given.get("exclude", ())))
 
