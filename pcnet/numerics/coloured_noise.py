@@ -162,7 +162,7 @@ def noise_model(spec: NoiseSpec, like: Tensor, n_pulses: int) -> NoiseModel:
     """
     kernel = spec.kernel
     if n_pulses and isinstance(kernel, SquaredExponential):
-        return GaussianPulses(kernel.width.to(like).expand_as(like), n_pulses)
+        return GaussianPulses(kernel.lengthscale.to(like).expand_as(like), n_pulses)
     if isinstance(kernel, Matern) and bool((kernel.smoothness == 0.5).all()):
-        return OrnsteinUhlenbeck(kernel.width.to(like).expand_as(like))
+        return OrnsteinUhlenbeck(kernel.lengthscale.to(like).expand_as(like))
     return WhiteEquivalent(kernel.duration.to(like).expand_as(like))
