@@ -41,7 +41,7 @@ def adaptive_filter(
     every: Any = 64,
     substeps: int = 1,
 ) -> Model:
-    """Online triple estimation for ẋ = f(x, θ) + ω_x, y = g(x) + ω_y: a Kalman state that learns θ and both noise levels.
+    """Online triple estimation for ẋ = f(x, θ) + ω_x, y = g(x) + ω_y: states, θ and both noise levels at once.
 
     The nodes are called x, y, theta, noise_x and noise_y (and model_error_x). Numbers may be tensors with leading batch
     dimensions; then every result has them too.

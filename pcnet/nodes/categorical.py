@@ -140,7 +140,7 @@ class CategoricalNode(Node[CategoricalState, CategoricalBound], Forecasts):
             raise GraphError(f"{self.title} predicts parameters: graph.predicts({self.name}, ParameterNode(...))")
         if shape != self.error_shape:
             raise GraphError(
-                f"{self.title} has values of {self.values.shape[-1]} parameters, but {link.child.name!r} has {shape.dim}"
+                f"{self.title} has values of {self.values.shape[-1]} parameters, {link.child.name!r} has {shape.dim}"
             )
         if not isinstance(link.function, Identity):
             raise GraphError(f"{self.title} predicts its values themselves; leave out via")

@@ -28,7 +28,7 @@ from pcnet.settings import Matrix, settings
 
 
 class GeneralisedState(NamedTuple):
-    """Mean x̃ (B, orders, dim), posterior precision (B, n, n) with log|Σ| (B,), and how often it was regularised (B,)."""
+    """Mean x̃ (B, orders, dim), posterior precision (B, n, n), log|Σ| (B,), and how often it was regularised (B,)."""
 
     mean: Tensor
     precision: Tensor

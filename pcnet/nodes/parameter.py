@@ -252,7 +252,7 @@ class ParameterNode(Node[ParameterState, ParameterBound], Forecasts, FitsRecorde
         return ParameterState(*belief, *belief, transition, accumulated)
 
     def _transition_from_above(self, ctx: Context) -> ParameterState:
-        """Take the prediction of the Kalman state above as belief and prior, and keep its relation to the belief before.
+        """Take the prediction of the Kalman state above as belief and prior, with its relation to the belief before.
 
         With v₀ the covariance so far, v₁ the predicted one and c the covariance between both: gain = c v₁⁻¹,
         residual_covariance = v₀ − gain v₁ gainᵀ.
