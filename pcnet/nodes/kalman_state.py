@@ -342,11 +342,11 @@ class KalmanStateNode(GeneralisedStateNode):
         mean = mapping.value[:, 0] + torch.bmm(slope[..., source.numbers], numbers)[..., 0]
         found = carrying.expect(belief.carried, mean, slope, self._noise_of(local, layout, source))
         here = layout.seen(link)
-        names = ("expected", "expected_by_noise", "expected_covariance", "expected_covariance_by_noise")
+        names = ("expected", "expected_dmean_dlogvar", "expected_covariance", "expected_covariance_by_source")
         parts = {name: getattr(belief, name).clone() for name in names}
-        parts["expected"][:, here], parts["expected_by_noise"][:, here] = found.mean, found.dmean_dlogvar
+        parts["expected"][:, here], parts["expected_dmean_dlogvar"][:, here] = found.mean, found.dmean_dlogvar
         parts["expected_covariance"][:, here, here] = found.covariance
-        parts["expected_covariance_by_noise"][:, :, here, here] = found.covariance_by_source
+        parts["expected_covariance_by_source"][:, :, here, here] = found.covariance_by_source
         if layout.width and len(layout.of_level):
             through = carrying.through(slope, belief.dmean_dtheta, self._direct(local, layout, link))
             parts["doubt"] = belief.doubt.clone()
