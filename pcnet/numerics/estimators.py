@@ -15,7 +15,7 @@ from pcnet.numerics.laplace import posterior
 from pcnet.settings import Fraction, NotNegative, Numbers, Positive, number, settings
 
 # --- slow: parameters and precisions --------------------------------------------------------------------------------
-NONE = torch.zeros(1, 0, 0)
+NONE = torch.zeros(1, 0, 0, dtype=torch.float64)
 """No curvature, for rules that need none."""
 
 
@@ -212,7 +212,9 @@ class Newton(ParameterEstimator):
     def _still_known(self, gathered: GradientAccumulator) -> Tensor:
         """What is left of what was known before this window, (B, n, n)."""
         return (
-            reopened(gathered, gathered.recent_gradient, ONE_IN_A_HUNDRED) if self.covariance_reset else gathered.known
+            reset_covariance(gathered, gathered.recent_gradient, ONE_PERCENT_QUANTILE)
+            if self.covariance_reset
+            else gathered.known
         )
 
     def _within_limits(self, wanted: Tensor, known: Tensor, gathered: GradientAccumulator) -> tuple[Tensor, Tensor]:
@@ -253,9 +255,9 @@ class NoiseScoring(Newton):
     def _still_known(self, gathered: GradientAccumulator) -> Tensor:
         before = gathered.known
         if self.covariance_reset and self.step_limit_sd is None:
-            before = reopened(gathered, gathered.recent_gradient, ONE_IN_A_HUNDRED)
+            before = reset_covariance(gathered, gathered.recent_gradient, ONE_PERCENT_QUANTILE)
         elif self.covariance_reset:
-            before = reopened(gathered, gathered.recent_gradient.clamp_max(0.0), ONE_IN_TWENTY)
+            before = reset_covariance(gathered, gathered.recent_gradient.clamp_max(0.0), FIVE_PERCENT_QUANTILE)
         windows = WINDOWS * (1 - (1 - 1 / WINDOWS) ** (gathered.steps + 1))
         like_these = ((gathered.steps + 1) / windows)[:, None, None] * gathered.recent_curvature
         most = (gathered.prior + like_these).diagonal(dim1=-2, dim2=-1)
@@ -274,13 +276,13 @@ class NoiseScoring(Newton):
         return change, LEFT * (wanted - change)
 
 
-def reopened(gathered: GradientAccumulator, gradient: Tensor, rare: float) -> Tensor:
+def reset_covariance(gathered: GradientAccumulator, gradient: Tensor, rare: float) -> Tensor:
     """What is known (B, n, n), less of it where this gradient (B, n) of the last few windows contradicts it.
 
     rare: how far out in a normal distribution a contradiction begins, in standard deviations.
     """
     known, curvature = gathered.known, gathered.recent_curvature
-    n = (curvature.diagonal(dim1=-2, dim2=-1) > 0).sum(-1).clamp_min(1)  # of the others nothing was heard
+    n = (curvature.diagonal(dim1=-2, dim2=-1) > 0).to(known).sum(-1).clamp_min(1)  # of the others nothing was heard
     expected = curvature + curvature @ torch.linalg.solve(known, curvature)
     scale = known.diagonal(dim1=-2, dim2=-1) * torch.finfo(known.dtype).eps ** 0.5  # for what nothing is learned of
     surprise = (gradient * torch.linalg.solve(expected + scale.diag_embed(), gradient)).sum(-1)
@@ -300,5 +302,5 @@ WINDOWS = 8
 """How many of the last windows a contradiction is looked for in, each counting less than the one after it."""
 
 
-ONE_IN_A_HUNDRED, ONE_IN_TWENTY = 2.326, 1.645
+ONE_PERCENT_QUANTILE, FIVE_PERCENT_QUANTILE = 2.326, 1.645
 """The standard deviations beyond which so much of a normal distribution lies."""
