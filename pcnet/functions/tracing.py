@@ -6,6 +6,7 @@ function costs what its mathematics costs, and a second derivative that vanishes
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -15,7 +16,6 @@ from torch.func import functionalize
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_arg
-from torch.fx.passes.dialect.common.cse_pass import CSEPass
 
 from pcnet.errors import GraphError
 
@@ -44,12 +44,22 @@ COPIES = {"alias", "_to_copy", "expand", "view", "_unsafe_view"}
 """Operations that do nothing where what comes out has the shape, layout and dtype of what goes in."""
 
 
-def trace(body: Callable[..., Any], inputs: Sequence[Tensor], may_vanish: Collection[int] = ()) -> Callable[..., Any]:
-    """The body as a list of tensor operations, for inputs of these shapes.
+_LOCK = threading.RLock()
+"""make_fx patches torch globally while it traces, so that only one thread may trace at a time."""
 
-    Those of its outputs that `may_vanish`, by number, are None where they are zero whatever goes in.
+
+def trace(body: Callable[..., Any], inputs: Sequence[Tensor], may_vanish: Collection[int] = ()) -> Callable[..., Any]:
+    """Trace a function into a flat list of tensor operations, for inputs of the given shapes.
+
+    Args:
+        body: Function of tensors; must not branch on values.
+        inputs: Example inputs, of the shapes, dtype and device of later calls.
+        may_vanish: Positions of outputs that become None if they are zero for all inputs.
+
+    Raises:
+        GraphError: If the body cannot be traced.
     """
-    with torch.inference_mode(False), torch.no_grad():
+    with _LOCK, torch.inference_mode(False), torch.no_grad():
         try:
             module = make_fx(functionalize(body, remove="mutations"))(*[v.clone() for v in inputs])
         except RuntimeError as error:
@@ -57,27 +67,32 @@ def trace(body: Callable[..., Any], inputs: Sequence[Tensor], may_vanish: Collec
                 "a flow or mapping cannot be differentiated: it must be made of torch operations (torch.sin, not "
                 f"numpy.sin) that do not branch on values (use torch.where instead of if): {error}"
             ) from error
-        _share_weights(module)
-        module = _once(module)
+        _share(module)
         _simplify(module, may_vanish)
-        module = _once(module)
+        _share(module)
+        module.recompile()
     traced: Callable[..., Any] = module.forward
     return traced
 
 
-def _once(module: GraphModule) -> GraphModule:
-    """Compute nothing twice."""
-    shared = CSEPass()(module)
-    return module if shared is None else shared.graph_module
-
-
-def _share_weights(module: GraphModule) -> None:
-    """Fetch each weight once, so that what is computed from it more than once is seen to be the same."""
+def _share(module: GraphModule) -> None:
+    """Eliminate common subexpressions: compute every value, and fetch every weight, once."""
     first: dict[Any, Node] = {}
-    for node in module.graph.find_nodes(op="get_attr"):
-        if first.setdefault(node.target, node) is not node:
-            node.replace_all_uses_with(first[node.target])
-            module.graph.erase_node(node)
+    for node in module.graph.nodes:
+        if node.op in ("call_function", "get_attr"):
+            same = first.setdefault((node.op, node.target, _key(node.args), _key(node.kwargs)), node)
+            if same is not node:
+                node.replace_all_uses_with(same)
+                module.graph.erase_node(node)
+
+
+def _key(value: Any) -> Any:
+    """A hashable form of arguments that tells 2 from 2.0, and 0.0 from -0.0."""
+    if isinstance(value, (list, tuple)):
+        return tuple(_key(each) for each in value)
+    if isinstance(value, dict):
+        return tuple((name, _key(each)) for name, each in value.items())
+    return value if isinstance(value, Node) else repr(value)
 
 
 def _simplify(module: GraphModule, may_vanish: Collection[int]) -> None:
@@ -112,7 +127,6 @@ def _simplify(module: GraphModule, may_vanish: Collection[int]) -> None:
             with module.graph.inserting_before(node):
                 node.replace_all_uses_with(module.graph.get_attr(f"folded{number}"))
     module.graph.eliminate_dead_code()
-    module.recompile()
 
 
 def _name(node: Node) -> str:
