@@ -13,7 +13,7 @@ from pcnet.errors import SettingError
 from pcnet.functions import systems as flows
 from pcnet.functions.base import Function
 from pcnet.functions.closed_form import Identity, Linear, Quadratic
-from pcnet.functions.traced import Caused, TracedFunction
+from pcnet.functions.traced import WithCauses, TracedFunction
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -148,7 +148,7 @@ def describe(function: Any) -> Any:
 
 def _essence(function: Any) -> Any:
     """What makes functions the same; a plain function is the same as one that was derived from it."""
-    if isinstance(function, TracedFunction) and isinstance(function.function, Caused):
+    if isinstance(function, TracedFunction) and isinstance(function.function, WithCauses):
         return (function.function.function, None, None, None)
     return function.identity_key if isinstance(function, Function) else (function, None, None, None)
 

@@ -35,7 +35,7 @@ class TracedFunction(Function):
     ) -> None:
         self.function = function
         self.parameters = parameters
-        self.caused = isinstance(function, Caused)
+        self.caused = isinstance(function, WithCauses)
         self._given = (function, jacobian, parameter_jacobian, parameters)
         self.jacobian = jacobian or (lambda x, theta: _columns(lambda v: function(v, theta), x))
         self.parameter_jacobian = parameter_jacobian or (lambda x, theta: _columns(lambda v: function(x, v), theta))
@@ -127,7 +127,7 @@ ThreeArguments = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
-class Caused:
+class WithCauses:
     """A plain function f(x, v, θ) of a state, its causes and parameters, as one of (x and v, θ)."""
 
     function: ThreeArguments
@@ -152,7 +152,7 @@ def as_function(function: Function | Plain | None, dim: int | None = None) -> Fu
     if not callable(function):
         raise GraphError(f"a flow or mapping must be a function of (state, parameters), not {function!r}")
     if dim is not None and _arguments(function) == 3:
-        return TracedFunction(Caused(cast("ThreeArguments", function), dim))
+        return TracedFunction(WithCauses(cast("ThreeArguments", function), dim))
     return TracedFunction(function)
 
 
