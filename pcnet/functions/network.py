@@ -49,7 +49,7 @@ class Network(TracedFunction):
 
     def module_with(self, weights: Tensor) -> nn.Module:
         """A copy of the module with these weights (p,), without the parameters of what is known."""
-        weights = torch.as_tensor(weights)
+        weights = torch.as_tensor(weights, dtype=torch.float64)
         if tuple(weights.shape) != tuple(self.initial.shape):
             raise SettingError(
                 f"{self!r}: a module takes weights of shape {tuple(self.initial.shape)}, not {tuple(weights.shape)}; "

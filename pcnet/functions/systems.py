@@ -41,7 +41,7 @@ class LotkaVolterra(Quadratic):
             c[i, 1 + i, 1 + j, 1 + q] = 1.0
             c[j, 1 + j, 1 + i, 1 + q] = -1.0
         if growth is not None:
-            rates = torch.as_tensor(growth).reshape(-1).tolist()
+            rates = torch.as_tensor(growth, dtype=torch.float64).reshape(-1).tolist()
             if len(rates) != species:
                 raise SettingError(f"LotkaVolterra: there are {len(rates)} growth rates for {species} species")
             for i, rate in enumerate(rates):

@@ -69,7 +69,7 @@ class DwellTime:
         skipped = torch.where(needed > 1, skipped.clamp(0, 1), 0.0)  # of a single stage none can be left out
         leave = ((needed - skipped) / mean).clamp(max=1.0)
         # where a category needs less stages than another, it begins with a later one
-        stage = torch.arange(s).to(mean)
+        stage = torch.arange(s, dtype=mean.dtype, device=mean.device)
         begin = (1 - skipped)[..., None] * (stage == (s - needed)[..., None])
         begin = begin + skipped[..., None] * (stage == (s - needed + 1)[..., None])
         found = mean.new_zeros(*needed.shape[:-1], k, s, k, s)

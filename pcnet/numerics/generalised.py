@@ -69,7 +69,9 @@ def _standardised(kernel: Kernel, orders: int, ridge: float) -> tuple[Tensor, Te
     covariance = temporal_covariance(kernel, orders)
     if ridge:
         mean_variance = covariance.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None]
-        covariance = covariance + ridge * mean_variance * torch.eye(orders).to(covariance)
+        covariance = covariance + ridge * mean_variance * torch.eye(
+            orders, dtype=covariance.dtype, device=covariance.device
+        )
     scale = covariance.diagonal(dim1=-2, dim2=-1).rsqrt()
     return covariance * scale[..., :, None] * scale[..., None, :], scale
 

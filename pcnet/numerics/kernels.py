@@ -132,7 +132,7 @@ class Autocorrelation(Kernel):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_known", torch.empty(0, 3, dtype=torch.float64))
-        lags = torch.cat([torch.zeros(1), torch.logspace(-3, 3, 61)]).double()
+        lags = torch.constant_pad_nd(torch.logspace(-3, 3, 61, dtype=torch.float64), (1, 0))
         before, after = self._call(-lags), self._call(lags)
         if not abs(float(after[0]) - 1) <= 1e-9:
             raise SettingError(f"{self!r} is {float(after[0]):g} at lag 0; an autocorrelation is 1 there")

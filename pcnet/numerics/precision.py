@@ -89,7 +89,7 @@ class Precision:
 
     def slope_by_width(self, error: Tensor, weighted: Tensor) -> Tensor:
         """∂E/∂log w = Σ i(ξᵢ·εᵢ − channels of which the order i is seen); (B, 1)."""
-        order = torch.arange(error.shape[1]).to(error)
+        order = torch.arange(error.shape[1], dtype=error.dtype, device=error.device)
         seen = self._orders_seen()
         return ((order[:, None] * weighted * error).sum((1, 2)) - (seen * (seen - 1) / 2).sum(-1))[:, None]
 
@@ -100,7 +100,7 @@ class Precision:
         """
         seen, own = self._orders_seen(), self.information()
         temporal = self.temporal if self.temporal.dim() == 4 else self.temporal[:, None]
-        order = torch.arange(temporal.shape[-1]).to(temporal)
+        order = torch.arange(temporal.shape[-1], dtype=temporal.dtype, device=temporal.device)
         there = (order < seen[..., None]).to(temporal)
         inverse = torch.linalg.inv(temporal + (1 - there[:, : temporal.shape[1]]).diag_embed())
         turned = (order[:, None] * temporal * order * inverse.mT).sum((-2, -1))
@@ -199,7 +199,7 @@ class CholeskyPrecision(Precision):
     def information(self) -> Tensor:
         """rows/2 along λ, and rows e^λ_i (Π⁻¹)_jk between T_ij and T_ik; none between λ and T; (B, n, n)."""
         rows = self.temporal.shape[1]
-        eye = torch.eye(self.factor.shape[-1]).to(self.factor)
+        eye = torch.eye(self.factor.shape[-1], dtype=self.factor.dtype, device=self.factor.device)
         inverse = torch.linalg.solve_triangular(self.factor, eye, upper=False, unitriangular=True)
         covariance = (inverse * (-self.log_channel).exp()[:, None, :]) @ inverse.mT
         return self._assemble(torch.full_like(self.log_channel, 0.5 * rows), None, rows * covariance)
@@ -366,7 +366,8 @@ class DensePrecision(Dense):
         """Of a covariance (B, n, n); what is not there (B, n) weighs nothing. NaN where it is not positive definite."""
         if there is not None:
             both = there[:, :, None] & there[:, None, :]
-            covariance = torch.where(both, covariance, torch.eye(covariance.shape[-1]).to(covariance))
+            eye = torch.eye(covariance.shape[-1], dtype=covariance.dtype, device=covariance.device)
+            covariance = torch.where(both, covariance, eye)
         factor, info = torch.linalg.cholesky_ex(covariance)
         if bool(info.any()):
             factor = torch.where((info == 0)[:, None, None], factor, torch.nan)
