@@ -410,7 +410,7 @@ def test_a_convolution_is_inverted_causally():
     graph = pc.Graph()
     graph.predicts(x, y, via=Linear(gain))
     # noise that is another at each substep, as strong as SPM's and as what the cause asks for
-    strength = SquaredExponential(width).duration.item() / d["M1_W"][0, 0]
+    strength = SquaredExponential(width).correlation_integral.item() / d["M1_W"][0, 0]
     variances = substeps * np.array([strength, strength, 2 * variance / lasts])
     graph.weighs(PrecisionNode("noise_x", mean=-np.log(variances), sd=1.0, kernel=White()), x)
     graph.weighs(PrecisionNode("noise_y", mean=math.log(d["M1_V"][0, 0]), sd=1.0, correlation_time=width), y)

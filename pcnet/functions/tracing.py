@@ -1,7 +1,7 @@
-"""Functions of tensors as flat lists of operations: traced once for inputs of given shapes, and simplified.
+"""Tracing of tensor functions into flat lists of operations, with algebraic simplification.
 
-Derivatives of derivatives are full of products with tangents that are zero. They are found and dropped here, so that a
-function costs what its mathematics costs, and a second derivative that vanishes is known to.
+Nested forward-mode derivatives contain many products with zero tangents. Tracing once per input shape and removing
+these makes a derivative as cheap as its formula, and detects second derivatives that vanish.
 """
 
 from __future__ import annotations
@@ -20,29 +20,24 @@ from torch.fx.node import map_arg
 from pcnet.errors import GraphError
 
 PRODUCTS = {"mul", "mm", "bmm", "mv", "dot"}
-"""Operations that give zero if any of their inputs is zero."""
-LINEAR = {
-    *(
-        "alias",
-        "clone",
-        "diagonal",
-        "div",
-        "expand",
-        "flip",
-        "neg",
-        "permute",
-        "roll",
-        "select",
-        "slice",
-        "squeeze",
-        "sum",
-    ),
-    *("t", "_to_copy", "transpose", "unsqueeze", "_unsafe_view", "view"),
+"""Operations whose result is zero if any input is zero."""
+SHAPES = {
+    "alias",
+    "diagonal",
+    "expand",
+    "flip",
+    "permute",
+    "roll",
+    "select",
+    "slice",
+    "squeeze",
+    "transpose",
+    "unsqueeze",
 }
-"""Operations that give zero if their first input is zero; so are all that end in _backward."""
+LINEAR = SHAPES | {"clone", "div", "neg", "sum", "t", "_to_copy", "_unsafe_view", "view"}
+"""Operations whose result is zero if their first input is zero, as are all operations that end in _backward."""
 COPIES = {"alias", "_to_copy", "expand", "view", "_unsafe_view"}
-"""Operations that do nothing where what comes out has the shape, layout and dtype of what goes in."""
-
+"""Operations that do nothing if shape, strides, dtype and device of their result are those of their input."""
 
 _LOCK = threading.RLock()
 """make_fx patches torch globally while it traces, so that only one thread may trace at a time."""
@@ -96,23 +91,23 @@ def _key(value: Any) -> Any:
 
 
 def _simplify(module: GraphModule, may_vanish: Collection[int]) -> None:
-    """Compute what depends on neither inputs nor weights once and for all, and drop what does nothing."""
-    known: dict[Node, Any] = {}
+    """Fold constants, and remove operations that only copy their input or add zero."""
+    constants: dict[Node, Any] = {}
     zeros: set[Node] = set()
     for node in module.graph.nodes:
         if node.op != "call_function" or not callable(node.target):
             continue
-        same = _same(node, zeros)
-        if same is not None:
-            node.replace_all_uses_with(same)
+        source = _copied(node, zeros)
+        if source is not None:
+            node.replace_all_uses_with(source)
             continue
-        if all(source in known for source in node.all_input_nodes):
-            arguments = map_arg((node.args, node.kwargs), known.__getitem__)
-            known[node] = node.target(*arguments[0], **arguments[1])
+        if all(each in constants for each in node.all_input_nodes):
+            args, kwargs = map_arg((node.args, node.kwargs), constants.__getitem__)
+            constants[node] = node.target(*args, **kwargs)
         elif _vanishes(node, zeros):
             like = node.meta["val"]
-            known[node] = torch.zeros(like.shape, dtype=like.dtype, device=like.device)
-        value = known.get(node)
+            constants[node] = torch.zeros(like.shape, dtype=like.dtype, device=like.device)
+        value = constants.get(node)
         if isinstance(value, Tensor) and not value.is_meta and not bool(value.any()):
             zeros.add(node)
 
@@ -121,11 +116,11 @@ def _simplify(module: GraphModule, may_vanish: Collection[int]) -> None:
     results: Any = output.args[0] if several else output.args
     kept = tuple(None if i in may_vanish and result in zeros else result for i, result in enumerate(results))
     output.args = (kept,) if several else kept
-    for number, (node, value) in enumerate(known.items()):
-        if isinstance(value, Tensor) and any(user not in known for user in node.users):
-            module.register_buffer(f"folded{number}", value)
+    for i, (node, value) in enumerate(constants.items()):
+        if isinstance(value, Tensor) and any(user not in constants for user in node.users):
+            module.register_buffer(f"folded{i}", value)
             with module.graph.inserting_before(node):
-                node.replace_all_uses_with(module.graph.get_attr(f"folded{number}"))
+                node.replace_all_uses_with(module.graph.get_attr(f"folded{i}"))
     module.graph.eliminate_dead_code()
 
 
@@ -134,34 +129,31 @@ def _name(node: Node) -> str:
 
 
 def _vanishes(node: Node, zeros: set[Node]) -> bool:
-    """Whether a node is zero because some of what goes into it is; its result must be one tensor."""
+    """Whether the result of a node, which must be one tensor, is zero because of zero inputs."""
     name, first = _name(node), node.args[0] if node.args else None
     if not isinstance(node.meta.get("val"), Tensor):
         return False
     if name in PRODUCTS:
         return any(source in zeros for source in node.all_input_nodes)
-    if name in ("zeros_like", "new_zeros"):
-        return True
-    return (name in LINEAR or name.endswith("_backward")) and first in zeros
+    return name in ("zeros_like", "new_zeros") or ((name in LINEAR or name.endswith("_backward")) and first in zeros)
 
 
-def _same(node: Node, zeros: set[Node]) -> Node | None:
-    """The node that this one is a mere copy of, if any: a sum with zero, or a change of shape to the same shape."""
-    name, given = _name(node), node.args
+def _copied(node: Node, zeros: set[Node]) -> Node | None:
+    """The input that a node only copies, by adding zero or by a change of shape that changes nothing; else None."""
+    name, args = _name(node), node.args
     candidate: Any = None
     if name in COPIES:
-        candidate = given[0]
+        candidate = args[0]
     elif name == "copy":
-        candidate = given[1]
-    elif name in ("add", "sub") and given[1] in zeros:
-        candidate = given[0]
-    elif name == "add" and given[0] in zeros and not node.kwargs:
-        candidate = given[1]
-    return candidate if isinstance(candidate, Node) and _like(candidate, node) else None
-
-
-def _like(one: Node, other: Node) -> bool:
-    a, b = one.meta.get("val"), other.meta.get("val")
+        candidate = args[1]
+    elif name in ("add", "sub") and args[1] in zeros:
+        candidate = args[0]
+    elif name == "add" and args[0] in zeros and not node.kwargs:
+        candidate = args[1]
+    if not isinstance(candidate, Node):
+        return None
+    a, b = candidate.meta.get("val"), node.meta.get("val")
     if not isinstance(a, Tensor) or not isinstance(b, Tensor):
-        return False
-    return a.shape == b.shape and a.stride() == b.stride() and a.dtype == b.dtype and a.device == b.device
+        return None
+    same = a.shape == b.shape and a.stride() == b.stride() and a.dtype == b.dtype and a.device == b.device
+    return candidate if same else None

@@ -74,7 +74,7 @@ class WhiteEquivalent(NoiseModel):
     """White noise that is as strong at low frequencies as noise of the duration ∫κ(h)dh: its width is that."""
 
     def lengthscale_of(self, kernel: Kernel) -> Tensor:
-        return kernel.duration
+        return kernel.correlation_integral
 
     def fresh(self, elapsed: Tensor) -> Tensor:
         return (self.width / elapsed).clamp_min(1.0)
@@ -152,7 +152,7 @@ def colour_of(noise: Noise, elapsed: Tensor, n_pulses: int) -> NoiseModel:
     """
     kernel = noise.kernel
     if n_pulses and isinstance(kernel, SquaredExponential):
-        return GaussianPulses(kernel.width.to(elapsed).expand_as(elapsed), n_pulses)
+        return GaussianPulses(kernel.lengthscale.to(elapsed).expand_as(elapsed), n_pulses)
     if isinstance(kernel, Matern) and bool((kernel.smoothness == 0.5).all()):
-        return OrnsteinUhlenbeck(kernel.width.to(elapsed).expand_as(elapsed))
-    return WhiteEquivalent(kernel.duration.to(elapsed).expand_as(elapsed))
+        return OrnsteinUhlenbeck(kernel.lengthscale.to(elapsed).expand_as(elapsed))
+    return WhiteEquivalent(kernel.correlation_integral.to(elapsed).expand_as(elapsed))
