@@ -23,7 +23,7 @@ from pcnet.errors import CheckpointError, SpecificationError
 from pcnet.files import atomic_write
 from pcnet.model.graph import Graph, Model
 from pcnet.model.schedule import Schedule
-from pcnet.model.specification import describe, load_model
+from pcnet.model.specification import from_spec, to_spec
 from pcnet.results.recorder import Record
 from pcnet.results.result import package_version
 from pcnet.sweeps.batching import digest
@@ -72,7 +72,7 @@ def save(live: Session, path: Path, recording: bool = True) -> Path:
 def _spec(live: Session) -> dict[str, Any] | None:
     """A description of the model, if its functions have names."""
     try:
-        return describe(live.graph, live.schedule)
+        return to_spec(Model(live.graph, live.schedule))
     except SpecificationError:
         return None
 
@@ -98,7 +98,7 @@ def resume(
     if graph is None or schedule is None:
         if about["spec"] is None:
             raise CheckpointError(f"{str(path)!r} is of a graph whose functions have no names: give graph and schedule")
-        model = load_model(about["spec"])
+        model = from_spec(about["spec"])
         graph, schedule = graph or model.graph, schedule or model.schedule
     if strict and digest(Model(graph, schedule)) != about["model"]:
         raise CheckpointError(

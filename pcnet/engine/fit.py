@@ -29,7 +29,7 @@ from pcnet.errors import DivergenceError, ObservationError, ResultError, Schedul
 from pcnet.model.graph import Graph
 from pcnet.model.schedule import Schedule
 from pcnet.numerics.estimators import ParameterEstimator
-from pcnet.numerics.lbfgs import Descent, Stand
+from pcnet.numerics.lbfgs import LBFGS, Iterate
 from pcnet.results.recorder import Record
 from pcnet.results.result import Array, Interval, Result
 
@@ -117,7 +117,7 @@ class Passes:
         self.bar.total = live.tick
         return live
 
-    def stand(self, mean: Tensor, scales: Tensor | None) -> tuple[Stand, Session]:
+    def stand(self, mean: Tensor, scales: Tensor | None) -> tuple[Iterate, Session]:
         """One pass with its closing: where it stood, and what it led to.
 
         scales: the units (B, n) in which to vary what stands still, to find slopes by the free actions of copies of the
@@ -141,7 +141,7 @@ class Passes:
         precision = torch.zeros_like(step).diag_embed()
         for name, part in self.parts.items():
             precision[:, part, part] = after[name].precision
-        return Stand(actions[0], mean, step, able, slopes, precision, after), live
+        return Iterate(actions[0], mean, step, able, slopes, precision, after), live
 
     def _beliefs(self, means: Tensor) -> dict[str, Any]:
         """Priors with other means (copies, B, n), by node."""
@@ -212,15 +212,15 @@ def fit(
         exact = slopes == "exact"
         bar.set_description("pass 1")
         first, live = every.stand(every.first, _scales(every.prior.values()) if exact else None)
-        if on_divergence == "raise" and not bool(first.able.all()):
+        if on_divergence == "raise" and not bool(first.feasible.all()):
             _raise(live, first)
-        descent = Descent.begin(first)
-        actions = [descent.best.action]
-        while len(actions) < max_iterations and bool(descent.going.any()):
+        descent = LBFGS.init(first)
+        actions = [descent.best.free_action]
+        while len(actions) < max_iterations and bool(descent.active.any()):
             bar.set_description(f"pass {len(actions) + 1}, free action {float(actions[-1].nanmean()):.6g}")
             scales = _scales(descent.best.beliefs.values()) if exact else None
-            descent = descent.judge(every.stand(descent.next, scales)[0], tolerance, remember=exact)
-            actions.append(descent.best.action)
+            descent = descent.update(every.stand(descent.candidate, scales)[0], tolerance, remember=exact)
+            actions.append(descent.best.free_action)
         bar.set_description("last pass")
         found = {
             name: belief._replace(mean=descent.best.mean[:, every.parts[name]])
@@ -232,7 +232,7 @@ def fit(
         live.result(),
         torch.stack(actions, -1).reshape(*shape, -1).cpu().numpy(),
         descent.converged.reshape(shape).cpu().numpy(),
-        descent.passes.long().reshape(shape).cpu().numpy(),
+        descent.iterations.long().reshape(shape).cpu().numpy(),
         descent.backtracks.long().reshape(shape).cpu().numpy(),
         {name: live.mean(name).cpu().numpy() for name in every.names},
         {name: live.read(name, "covariance").cpu().numpy() for name in every.names},
@@ -263,7 +263,7 @@ def _check(graph: Graph, schedule: Schedule) -> list[str]:
             raise ScheduleError(f"{schedule.name}: {name!r} moves after a pass; let it settle there too")
         if name not in _who(schedule.acts, "accumulate", graph):
             raise ScheduleError(f"{schedule.name}: {name!r} steps after a pass but never gathers; add act('gather', …)")
-        nodes[name].check_passes(graph.above(nodes[name]))
+        nodes[name].check_batch(graph.above(nodes[name]))
     return names
 
 
@@ -281,9 +281,9 @@ def _moved_by(graph: Graph, schedule: Schedule, estimator: ParameterEstimator) -
     return graph.with_nodes(nodes)
 
 
-def _raise(live: Session, first: Stand) -> None:
+def _raise(live: Session, first: Iterate) -> None:
     """Say what was wrong with the first pass where it diverged."""
-    batch = len(first.able)
+    batch = len(first.feasible)
     incident = next(each for each in live.divergence_events if each.element < batch)
     of = f" (batch element {incident.element})" if batch > 1 else ""
     raise DivergenceError(

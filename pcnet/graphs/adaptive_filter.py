@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from pcnet.errors import SettingError
-from pcnet.functions.base import Function, Plain
+from pcnet.functions.base import Function, PlainFunction
 from pcnet.model.graph import Graph, Model
 from pcnet.model.schedule import LevelNodes, adaptive_filtering
 from pcnet.nodes import KalmanStateNode, ParameterNode, PrecisionNode, SensoryNode
 from pcnet.numerics.estimators import Newton, NoiseScoring
 from pcnet.numerics.kernels import Kernel, Matern, SquaredExponential, White
-from pcnet.settings import listed, number, to_tensor
+from pcnet.settings import at_least_1d, number, to_tensor
 
 
 def parameter_estimator() -> Newton:
@@ -33,13 +33,13 @@ def noise_estimator(process: bool = False) -> NoiseScoring:
 
 
 def adaptive_filter(
-    flow: Function | Plain,
+    flow: Function | PlainFunction,
     dim: int,
     dt: Any,
     *,
     parameter_mean: Any = None,
     parameter_sd: Any = None,
-    mapping: Function | Plain | None = None,
+    mapping: Function | PlainFunction | None = None,
     channels: int | None = None,
     expected_precision_x: Any = 1.0,
     expected_precision_y: Any = 1.0,
@@ -109,7 +109,7 @@ def adaptive_filter(
         shared: Literal["each", "shared"] = "each" if per_channel[name[-1]] else "shared"
         return PrecisionNode(
             name,
-            mean=listed(to_tensor(expected)).log(),
+            mean=at_least_1d(to_tensor(expected)).log(),
             sd=sd_factor * to_tensor(sd_lambda),
             kernel=kernel,
             correlation_time_sd=correlation_time_sd if name == "noise_y" else None,

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import networkx as nx
 import torch
 
 from pcnet.errors import GraphError, ScheduleError, SettingError
-from pcnet.functions.base import Function, Plain
+from pcnet.functions.base import Function, PlainFunction
 from pcnet.functions.traced import as_function
 from pcnet.model.node import Kind, Link, Node
 from pcnet.model.schedule import Schedule, batch, odem
@@ -42,7 +41,7 @@ class Graph:
         self._attached: list[Link] = []
 
     # --- composing ---------------------------------------------------------------------------------------------
-    def predicts(self, parent: Node, child: Node, via: Function | Plain | None = None) -> None:
+    def predicts(self, parent: Node, child: Node, via: Function | PlainFunction | None = None) -> None:
         """The parent's state predicts the child through a mapping g(x, θ); the identity unless given."""
         _nodes_only(parent, child)
         if any(link.child is child for link in self._links(parent, "predicts")):
@@ -189,17 +188,17 @@ class Graph:
 
     # --- as text -----------------------------------------------------------------------------------------------
     def to_spec(self, schedule: Schedule | None = None) -> dict[str, Any]:
-        """The graph, and its schedule if given, as plain data for a YAML or JSON file; see `pcnet.specification`."""
-        from pcnet.model.specification import describe
+        """The graph, and its schedule if given, as plain data; see `pcnet.model.specification`."""
+        from pcnet.model.specification import to_spec
 
-        return describe(self, schedule)
+        return to_spec(self if schedule is None else Model(self, schedule))
 
     @classmethod
-    def from_spec(cls, spec: Mapping[str, Any] | str | Path) -> Graph:
-        """The graph that plain data, or a YAML or JSON file, describe; with its schedule: `pcnet.load_model`."""
-        from pcnet.model.specification import load_model
+    def from_spec(cls, spec: Mapping[str, Any]) -> Graph:
+        """The graph that plain data specify; with its schedule: `pcnet.load_model`."""
+        from pcnet.model.specification import from_spec
 
-        return load_model(spec).graph
+        return from_spec(spec).graph
 
     def draw(self, schedule: Schedule | None = None, *, ax: Axes | None = None, dark: bool = False) -> Axes:
         """A picture in levels from sensory nodes up, kinds by shape, with the clocks of a schedule where given."""

@@ -379,7 +379,7 @@ class Node(ABC):
         shape = self.error_shape
         return {} if shape is None else {"orders": shape.rows, "channels": shape.dim}
 
-    def check_passes(self, above: tuple[Link, ...]) -> None:
+    def check_batch(self, above: tuple[Link, ...]) -> None:
         """Refuse to step after a whole pass over recorded data, in words that say why."""
         raise GraphError(f"{self.title} cannot step after a pass; let it act at every observation")
 

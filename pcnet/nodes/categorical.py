@@ -16,7 +16,7 @@ from pcnet.model.messages import Prediction
 from pcnet.model.node import BatchSpec, Energy, ErrorShape, ForecastContext, Link, Node, NodeContext, Recordable
 from pcnet.numerics.dwell_time import DwellTime
 from pcnet.numerics.kalman import PredictiveDistribution
-from pcnet.numerics.laplace import deviations
+from pcnet.numerics.laplace import standard_deviations
 from pcnet.settings import Fraction, Matrix, Vector, not_negative, settings
 
 ROUNDED = 1e-6
@@ -236,6 +236,6 @@ class CategoricalNode(Node):
             "sd": Recordable(
                 ("order", "dimension"),
                 lambda local: local.belief.expected_covariance,
-                lambda found: deviations(found)[..., None, :],
+                lambda found: standard_deviations(found)[..., None, :],
             ),
         }

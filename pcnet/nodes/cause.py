@@ -15,7 +15,7 @@ from pcnet.model.node import BatchSpec, ForecastContext, Link, Node, NodeContext
 from pcnet.nodes.generalised_variable import GeneralisedVariable, Work
 from pcnet.nodes.precision import precision_error
 from pcnet.numerics.precision import Precision
-from pcnet.settings import Vector, listed, number, settings
+from pcnet.settings import Vector, at_least_1d, number, settings
 
 
 class CauseMemory(NamedTuple):
@@ -38,7 +38,7 @@ class CauseNode(GeneralisedVariable):
 
     def __post_init__(self) -> None:
         GeneralisedVariable.__post_init__(self)
-        given = listed(self.prior).shape[-1]
+        given = at_least_1d(self.prior).shape[-1]
         if given not in (1, self.dim):
             raise SettingError(
                 f"{self.title}: prior has {given} values in its last dimension, and the cause {self.dim} dimensions "
@@ -71,7 +71,7 @@ class CauseNode(GeneralisedVariable):
 
     def begin(self, local: NodeContext, start: BatchSpec) -> None:
         GeneralisedVariable.begin(self, local, start)
-        prior = listed(self.prior)
+        prior = at_least_1d(self.prior)
         value = start.fill(prior.expand(*prior.shape[:-1], self.dim), 1)
         at_rest = torch.constant_pad_nd(value[:, None], (0, 0, 0, self.orders - 1))
         local.memory = CauseMemory(local.memory.regularised, at_rest)

@@ -19,7 +19,7 @@ from pcnet.model.messages import Error
 from pcnet.model.node import ForecastContext, ForecastStart, Link, Node, NodeContext
 from pcnet.nodes.generalised_variable import GeneralisedVariable, Work
 from pcnet.nodes.precision import precision_error
-from pcnet.numerics.precision import Dense, Precision
+from pcnet.numerics.precision import DenseCurvature, Precision
 from pcnet.settings import settings
 
 HALVINGS = 30
@@ -82,11 +82,11 @@ class GeneralisedStateNode(GeneralisedVariable):
             what = f"the mapping from {self.name!r} to {link.child.name!r}"
             functions.append((what, link.function, link.child, link.child.error_shape.dim))
         for what, function, of, out in functions:
-            if function.caused and not causes:
+            if function.takes_causes and not causes:
                 raise GraphError(f"{what} is one of causes: add graph.drives(cause, {self.name})")
-            dim = self.dim + width if function.caused else self.dim
+            dim = self.dim + width if function.takes_causes else self.dim
             check_function(what, function, dim, _count(above, of), out, like)
-        if causes and not any(function.caused for _, function, _, _ in functions):
+        if causes and not any(function.takes_causes for _, function, _, _ in functions):
             raise GraphError(
                 f"{self.title} is driven by {causes[0].name!r}, but neither its flow nor a mapping of it takes causes; "
                 "give a function of (state, causes, parameters)"
@@ -112,8 +112,8 @@ class GeneralisedStateNode(GeneralisedVariable):
         gradient, curvature = value.new_zeros(value.shape), value.new_zeros(*value.shape, self.dim)
         for link, mapping in self._mappings(local).items():
             error = local.error(link)
-            gradient = gradient - mapping.pull(error.weighted)[:, : self.dim]
-            curvature = curvature + mapping.sandwich(error.precision)[:, : self.dim, : self.dim]
+            gradient = gradient - mapping.vjp(error.weighted)[:, : self.dim]
+            curvature = curvature + mapping.quadratic_form(error.precision)[:, : self.dim, : self.dim]
         step = -torch.einsum("bij,bj->bi", torch.linalg.pinv(curvature, hermitian=True), gradient)
         worse = torch.ones_like(before, dtype=torch.bool)
         for _ in range(HALVINGS):
@@ -173,9 +173,9 @@ class GeneralisedStateNode(GeneralisedVariable):
             return passed_on if own is None else own + passed_on
 
         pulled = torch.bmm(weighted.reshape(slope.shape[0], 1, -1), flat)[:, 0]
-        return Error(pulled, lambda: error.precision.sandwich(flat), remainder)
+        return Error(pulled, lambda: error.precision.quadratic_form(flat), remainder)
 
-    def _cause_error(self, local: NodeContext, link: Link) -> Error[Dense]:
+    def _cause_error(self, local: NodeContext, link: Link) -> Error[DenseCurvature]:
         """All errors that a cause has a part in, its own motion's and those of the nodes below, pulled back to it."""
         work = self.work(local)
         batch = work.weighted.shape[0]
@@ -185,9 +185,9 @@ class GeneralisedStateNode(GeneralisedVariable):
         for below, slope in through.items():
             weighted = weighted + torch.bmm(local.error(below).weighted.reshape(batch, 1, -1), slope)[:, 0]
 
-        def precision() -> Dense:
-            shares = [local.error(below).precision.sandwich(slope) for below, slope in through.items()]
-            return Dense(sum(shares, work.precision.sandwich(own)))
+        def precision() -> DenseCurvature:
+            shares = [local.error(below).precision.quadratic_form(slope) for below, slope in through.items()]
+            return DenseCurvature(sum(shares, work.precision.quadratic_form(own)))
 
         def remainder() -> Tensor:
             start, cause = self._place(local, link), link.parent.error_shape
@@ -222,7 +222,7 @@ class GeneralisedStateNode(GeneralisedVariable):
 
     def _to_come(self, local: NodeContext, function: Function, of: Node | None, now: ForecastContext) -> Tensor:
         """The flow, or the mapping to `of`, at a moment to come."""
-        causes = [now.heard[link] for link in self._causes(local)] if function.caused else []
+        causes = [now.heard[link] for link in self._causes(local)] if function.takes_causes else []
         parameters = [now.heard[link] for link in local.links_above("parametrises", of)]
         none = now.own.new_zeros(*now.own.shape[:-1], 0)
         return function(torch.cat([now.own, *causes], -1), torch.cat(parameters, -1) if parameters else none)
@@ -260,15 +260,15 @@ class GeneralisedStateNode(GeneralisedVariable):
         found = function.linearise(self._argument(local, function), self._parameters(local, of), rows)
         if self.jacobian_derivative == "drop":
             found = Linearisation(found.value, found.jacobian, None, self.orders)
-        if not function.caused:
+        if not function.takes_causes:
             return found, {}
         parts, first = {}, self.dim
         for link in self._causes(local):
             shape = link.parent.error_shape
             assert shape is not None
-            parts[link] = found.of(slice(first, first + shape.dim), shape.rows).slope
+            parts[link] = found.restrict(slice(first, first + shape.dim), shape.rows).slope
             first += shape.dim
-        return found.of(slice(self.dim), self.orders), parts
+        return found.restrict(slice(self.dim), self.orders), parts
 
     def less_curves(self, local: NodeContext, curvature: Tensor) -> Tensor:
         for contracted_hessian in self._curves(local):
@@ -283,7 +283,7 @@ class GeneralisedStateNode(GeneralisedVariable):
             functions.append((link.function, link.child, local.error(link).weighted))
         found = []
         for function, of, weighted in functions:
-            if function.caused or not caused_only:
+            if function.takes_causes or not caused_only:
                 x = self._argument(local, function)
                 contracted_hessian = function.contracted_hessian(x, self._parameters(local, of), weighted)
                 found += [] if contracted_hessian is None else [contracted_hessian]
@@ -292,7 +292,7 @@ class GeneralisedStateNode(GeneralisedVariable):
     def _argument(self, local: NodeContext, function: Function) -> Tensor:
         """What a function is one of: the state, and beside it, if it takes them, the causes; (B, orders, …)."""
         mean: Tensor = local.belief.mean
-        if not function.caused:
+        if not function.takes_causes:
             return mean
         causes = [local.prediction(link) for link in self._causes(local)]
 

@@ -19,8 +19,8 @@ from pcnet.model.messages import Error, Prediction
 from pcnet.model.node import INDEFINITE, BatchSpec, Energy, ErrorShape, Indefinite, Link, Node, NodeContext, Recordable
 from pcnet.numerics.generalised import shift_matrix
 from pcnet.numerics.integrators import LocalLinearisation, LocalQuadratic, StateIntegrator
-from pcnet.numerics.laplace import covariance_of, deviations, posterior
-from pcnet.numerics.precision import Dense, Precision
+from pcnet.numerics.laplace import covariance_of, laplace_posterior, standard_deviations
+from pcnet.numerics.precision import DenseCurvature, Precision
 from pcnet.settings import Matrix, settings
 
 
@@ -132,7 +132,7 @@ class GeneralisedVariable(Node):
             return Prediction(local.belief.mean)
         return Prediction(self.work(local).mappings[link].value)
 
-    def after_answer(self, local: NodeContext, own: Tensor, through: Mapping[Link, Tensor]) -> Error[Dense]:
+    def after_answer(self, local: NodeContext, own: Tensor, through: Mapping[Link, Tensor]) -> Error[DenseCurvature]:
         """What is left of an error about p once this node has moved in answer to it: itself eliminated.
 
         own: ∂ε/∂p (B, rows·dim, p); through: ∂g̃/∂p of the mappings that p is part of. With the implicit step
@@ -140,17 +140,17 @@ class GeneralisedVariable(Node):
         """
         work, batch = self.work(local), local.belief.mean.shape[0]
         weighted = -torch.bmm(work.weighted.view(batch, 1, -1), own.expand(batch, -1, -1))[:, 0]
-        curvature = work.precision.between(own, own)
-        cross = work.precision.between(work.slope, own)
+        curvature = work.precision.bilinear_form(own, own)
+        cross = work.precision.bilinear_form(work.slope, own)
         for link, slope in through.items():
             error = local.error(link).eliminated
             weighted = weighted + torch.bmm(error.weighted.reshape(batch, 1, -1), slope)[:, 0]
-            curvature = curvature + error.precision.between(slope, slope)
-            cross = cross + error.precision.between(work.mappings[link].slope, slope)
-        answer = local.rule.answer(self._evidence(local), cross)
+            curvature = curvature + error.precision.bilinear_form(slope, slope)
+            cross = cross + error.precision.bilinear_form(work.mappings[link].slope, slope)
+        answer = local.rule.joint_step(self._evidence(local), cross)
         return Error(
             weighted - torch.bmm(cross.mT, answer.step[..., None])[..., 0],
-            Dense(curvature - torch.bmm(cross.mT, answer.following)),
+            DenseCurvature(curvature - torch.bmm(cross.mT, answer.sensitivity)),
         )
 
     # --- acting ------------------------------------------------------------------------------------------------
@@ -171,7 +171,7 @@ class GeneralisedVariable(Node):
         return LocalQuadratic(flat, motion, shift, self.gradient(local), exact, local.pace)
 
     def update_covariance(self, local: NodeContext) -> None:
-        found = posterior(self.hessian(local))
+        found = laplace_posterior(self.hessian(local))
         if found.regularised is not None:
             if self.indefinite == "raise":
                 local.fail(found.regularised, INDEFINITE)
@@ -204,7 +204,7 @@ class GeneralisedVariable(Node):
         """The node's own error and its mappings; once for the same belief and messages from above."""
 
     def _sd(self, precision: Tensor) -> Tensor:
-        return deviations(covariance_of(precision)).view(-1, self.orders, self.dim)
+        return standard_deviations(covariance_of(precision)).view(-1, self.orders, self.dim)
 
     def shift(self, local: NodeContext) -> Tensor:
         """D, (1, n, n)."""
@@ -220,7 +220,7 @@ class GeneralisedVariable(Node):
         gradient = torch.bmm(work.weighted.flatten(1)[:, None], work.slope)[:, 0]
         for link, mapping in work.mappings.items():
             weighted = answer(local.error(link)).weighted.view(batch, *mapping.value.shape[1:])
-            gradient = gradient - mapping.pull(weighted)
+            gradient = gradient - mapping.vjp(weighted)
         for link in local.links_below("drives"):
             gradient = gradient - answer(local.error(link)).weighted
         return gradient
@@ -249,8 +249,8 @@ class GeneralisedVariable(Node):
         for link, mapping in work.mappings.items():
             precision = answer(local.error(link)).precision
             # for a linear mapping this changes on the slow clock only
-            name, inputs = f"evidence of {link.child.name}", (mapping.jacobian, mapping.bend, precision)
-            shares.append(local.once(name, partial(mapping.sandwich, precision), *inputs))
+            name, inputs = f"evidence of {link.child.name}", (mapping.jacobian, mapping.jacobian_derivative, precision)
+            shares.append(local.once(name, partial(mapping.quadratic_form, precision), *inputs))
         for link in local.links_below("drives"):
             shares.append(answer(local.error(link)).precision.matrix)
-        return local.once("gauss-newton", lambda: sum(shares, work.precision.sandwich(work.slope)), work, *shares)
+        return local.once("gauss-newton", lambda: sum(shares, work.precision.quadratic_form(work.slope)), work, *shares)

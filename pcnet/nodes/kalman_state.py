@@ -23,8 +23,8 @@ from pcnet.numerics import kalman as carrying
 from pcnet.numerics.coloured_noise import Noise, NoiseModel
 from pcnet.numerics.kalman import GaussianWithSensitivities, PredictiveDistribution, ScoreAndInformation
 from pcnet.numerics.kernels import SquaredExponential
-from pcnet.numerics.laplace import deviations
-from pcnet.settings import PositiveVector, listed, number, settings
+from pcnet.numerics.laplace import standard_deviations
+from pcnet.settings import PositiveVector, at_least_1d, number, settings
 
 
 class KalmanBelief(NamedTuple):
@@ -141,7 +141,7 @@ class KalmanStateNode(GeneralisedStateNode):
 
     def __post_init__(self) -> None:
         GeneralisedStateNode.__post_init__(self)
-        if listed(self.initial_sd).shape[-1] not in (1, self.dim):
+        if at_least_1d(self.initial_sd).shape[-1] not in (1, self.dim):
             raise SettingError(
                 f"{self.title}: initial_sd must be one number or end in {self.dim} (for a batch of single values add a "
                 "dimension: initial_sd[:, None])"
@@ -173,7 +173,7 @@ class KalmanStateNode(GeneralisedStateNode):
     # --- beginning ---------------------------------------------------------------------------------------------
     def begin(self, local: NodeContext, start: BatchSpec) -> None:
         mean = torch.zeros(1, self.dim) if self.initial_mean is None else self.initial_mean
-        value, sd = start.fill(mean, 2)[:, 0], listed(self.initial_sd)
+        value, sd = start.fill(mean, 2)[:, 0], at_least_1d(self.initial_sd)
         local.rule = KalmanRule(start.fill(sd.expand(*sd.shape[:-1], self.dim), 1) ** 2)
         local.belief = self._blank(value, local.rule.first, self.dim, 0, 0, 0, 0)
         shapes: tuple[tuple[int, ...], ...] = ((0,), (0,), (0,), (), (0,), (0,))
@@ -327,10 +327,10 @@ class KalmanStateNode(GeneralisedStateNode):
         # the change of J along each direction, as if these were orders of motion, is all of the second derivatives
         ways = torch.eye(d).to(x).expand(len(x), d, d)
         flow = self.flow.linearise(torch.cat([x, ways], 1), theta, 1 + d)
-        if flow.bend is None:
+        if flow.jacobian_derivative is None:
             return flow.value[:, 0], flow.jacobian
         uncertain = carried.covariance[:, :d, :d]
-        return flow.value[:, 0] + 0.5 * (flow.bend * uncertain[:, :, None]).sum((1, 3)), flow.jacobian
+        return flow.value[:, 0] + 0.5 * (flow.jacobian_derivative * uncertain[:, :, None]).sum((1, 3)), flow.jacobian
 
     def _expect(self, local: NodeContext, link: Link) -> None:
         """Keep what is expected of a node below, by the belief as it is now."""
@@ -474,7 +474,9 @@ class KalmanStateNode(GeneralisedStateNode):
     def quantities(self) -> Mapping[str, Recordable]:
         return {
             "mean": Recordable(("order", "dimension"), lambda local: local.belief.mean[:, None, : self.dim]),
-            "sd": Recordable(("order", "dimension"), self.covariance, lambda found: deviations(found)[..., None, :]),
+            "sd": Recordable(
+                ("order", "dimension"), self.covariance, lambda found: standard_deviations(found)[..., None, :]
+            ),
             "covariance": Recordable(("element", "element_"), self.covariance),
             "error": Recordable(("error_order", "dimension"), lambda local: local.belief.correction[:, None]),
             "weighted_error": Recordable(("error_order", "dimension"), lambda local: local.belief.pull[:, None]),

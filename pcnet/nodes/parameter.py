@@ -28,9 +28,9 @@ from pcnet.model.node import (
 from pcnet.numerics.coloured_noise import Noise
 from pcnet.numerics.estimators import ParameterEstimator, RobbinsMonro
 from pcnet.numerics.kernels import White
-from pcnet.numerics.laplace import covariance_of, deviations, posterior
-from pcnet.numerics.precision import Dense
-from pcnet.settings import PositiveVector, Vector, broadcast, listed, settings
+from pcnet.numerics.laplace import covariance_of, laplace_posterior, standard_deviations
+from pcnet.numerics.precision import DenseCurvature
+from pcnet.settings import PositiveVector, Vector, at_least_1d, broadcast, settings
 
 
 class ParameterBelief(NamedTuple):
@@ -135,8 +135,8 @@ class ParameterNode(Node):
                 f"{self.title} is predicted by {sure[0].name!r}, which asks how sure it is; use the mover Newton()"
             )
 
-    def check_passes(self, above: tuple[Link, ...]) -> None:
-        self.estimator.check_passes(self.title)
+    def check_batch(self, above: tuple[Link, ...]) -> None:
+        self.estimator.check_batch(self.title)
         if any(link.kind == "predicts" for link in above):
             raise GraphError(
                 f"{self.title} is predicted from above, so that it moves within a pass and not after it; name those "
@@ -145,14 +145,14 @@ class ParameterNode(Node):
 
     def begin(self, local: NodeContext, start: BatchSpec) -> None:
         mean = start.fill(self.mean, 1)
-        sd = listed(self.sd)
+        sd = at_least_1d(self.sd)
         deviation = start.fill(sd.expand(*sd.shape[:-1], self.width), 1)
         local.rule = ParameterRule(start.lay_out(self.estimator), deviation)
         precision, log_det = (deviation**-2).diag_embed(), 2 * deviation.log().sum(-1)
         kept = torch.eye(self.width).to(mean).repeat(start.batch, 1, 1)
         handed = (torch.zeros_like(log_det), mean, kept, torch.zeros_like(kept))
         local.belief = ParameterBelief(mean, precision, log_det, mean, precision, log_det, *handed)
-        local.memory = local.rule.mover.begin(mean, precision)
+        local.memory = local.rule.mover.init(mean, precision)
 
     def warm_start(self, local: NodeContext, belief: ParameterBelief) -> None:
         """Gather anew, beginning with the pull of the prior; what earlier passes have said of the same is not added."""
@@ -166,18 +166,18 @@ class ParameterNode(Node):
         handed = ParameterTransition(*belief[-4:]) if online else None
         return Prediction(belief.mean, covariance=partial(self._covariance, local), handover=handed)
 
-    def error(self, local: NodeContext, link: Link) -> Error[Dense]:
+    def error(self, local: NodeContext, link: Link) -> Error[DenseCurvature]:
         belief: ParameterBelief = local.belief
         prior = belief.prior_precision
         weighted = torch.bmm(prior, (belief.mean - self._expected(local))[..., None]).mT
 
-        def answered() -> Error[Dense]:
+        def answered() -> Error[DenseCurvature]:
             """Π − ΠΛ⁻¹Π: what the prior's precision leaves once the posterior is known."""
             left = prior - prior @ covariance_of(belief.precision) @ prior
-            return Error(weighted, Dense(left), noise=noise)
+            return Error(weighted, DenseCurvature(left), noise=noise)
 
         noise = Noise(local.rule.sd**2, White(), 0)
-        return Error(weighted, Dense(prior), eliminated=answered if link.parent.sure else None, noise=noise)
+        return Error(weighted, DenseCurvature(prior), eliminated=answered if link.parent.sure else None, noise=noise)
 
     def _sure(self, local: NodeContext) -> bool:
         """Whether a state above says how sure it is of its prediction."""
@@ -224,7 +224,7 @@ class ParameterNode(Node):
         return curvature
 
     def update_covariance(self, local: NodeContext) -> None:
-        found = posterior(local.memory.known if local.rule.mover.needs_curvature else self.hessian(local))
+        found = laplace_posterior(local.memory.precision if local.rule.mover.needs_curvature else self.hessian(local))
         if found.regularised is not None:
             if self.indefinite == "raise":
                 local.fail(found.regularised, INDEFINITE)
@@ -246,7 +246,7 @@ class ParameterNode(Node):
             )
             return
         local.memory = rule.forget(local.memory)
-        left, before = posterior(local.memory.known), covariance_of(belief.precision)
+        left, before = laplace_posterior(local.memory.precision), covariance_of(belief.precision)
         kept = before @ left.precision
         local.belief = ParameterBelief(
             belief.mean,
@@ -271,7 +271,7 @@ class ParameterNode(Node):
         message, belief = local.message(link), local.belief
         assert message.expected is not None and message.between is not None
         v0, v1 = covariance_of(belief.precision), message.expected.covariance
-        found = posterior(covariance_of(v1))
+        found = laplace_posterior(covariance_of(v1))
         kept = message.between @ found.precision
         explained = kept @ v1 @ kept.mT
         # where those above are no normal distribution, what they say may explain more than there was
@@ -279,7 +279,7 @@ class ParameterNode(Node):
         kept, lost = kept / most.sqrt(), v0 - explained / most
         fresh = (message.expected.mean, found.precision, found.log_det_covariance)
         local.belief = ParameterBelief(*fresh, *fresh, belief.handed + 1, belief.mean, kept, lost)
-        local.memory = local.memory._replace(known=found.precision, prior=found.precision)
+        local.memory = local.memory._replace(precision=found.precision, prior_precision=found.precision)
 
     def initialise(self, local: NodeContext) -> None:
         """A first belief is what is expected from above."""
@@ -317,7 +317,7 @@ class ParameterNode(Node):
     def quantities(self) -> Mapping[str, Recordable]:
         return {
             "mean": Recordable(("dimension",), lambda local: local.belief.mean),
-            "sd": Recordable(("dimension",), self._covariance, deviations),
+            "sd": Recordable(("dimension",), self._covariance, standard_deviations),
             "covariance": Recordable(("dimension", "dimension_"), self._covariance),
         }
 

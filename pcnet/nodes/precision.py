@@ -20,9 +20,9 @@ from pcnet.numerics.estimators import ParameterEstimator, RobbinsMonro
 from pcnet.numerics.generalised import check_smoothness, temporal_precision
 from pcnet.numerics.kalman import ScoreAndInformation
 from pcnet.numerics.kernels import Autocorrelation, Kernel, Matern, SquaredExponential, lengthscale_of
-from pcnet.numerics.laplace import covariance_of, deviations, posterior
+from pcnet.numerics.laplace import covariance_of, laplace_posterior, standard_deviations
 from pcnet.numerics.precision import CholeskyPrecision, Precision
-from pcnet.settings import Positive, PositiveVector, Vector, broadcast, listed, number, settings
+from pcnet.settings import Positive, PositiveVector, Vector, at_least_1d, broadcast, number, settings
 
 
 class PrecisionBelief(NamedTuple):
@@ -97,7 +97,7 @@ class PrecisionNode(Node):
         if self.correlation_time_sd is not None:
             self._check_learned_width()
         try:
-            _ = broadcast(self.prior_mean.shape, listed(self.sd).shape)
+            _ = broadcast(self.prior_mean.shape, at_least_1d(self.sd).shape)
         except RuntimeError:
             raise SettingError(f"{self.title}: the shapes of sd and of expected or mean do not fit together") from None
 
@@ -121,9 +121,9 @@ class PrecisionNode(Node):
     def prior_mean(self) -> Tensor:
         """η, (..., channels or 1)."""
         if self.mean is not None:
-            return listed(self.mean)
+            return at_least_1d(self.mean)
         assert self.prior_precision is not None
-        return listed(self.prior_precision.log() - self.sd**2 / 2)
+        return at_least_1d(self.prior_precision.log() - self.sd**2 / 2)
 
     def describe(self) -> str:
         width = self.correlation_time
@@ -136,7 +136,7 @@ class PrecisionNode(Node):
         shape = link.child.error_shape
         if shape is None:
             raise GraphError(f"{link.child.title} has no error of its own to weigh")
-        given = broadcast(self.prior_mean.shape[-1:], listed(self.sd).shape[-1:])[0]
+        given = broadcast(self.prior_mean.shape[-1:], at_least_1d(self.sd).shape[-1:])[0]
         allowed = {1} if self.channels == "shared" else {1, shape.dim}
         if given not in allowed:
             raise GraphError(
@@ -160,8 +160,8 @@ class PrecisionNode(Node):
             except SettingError as error:
                 raise GraphError(f"{self.title} weighs {shape.rows} orders of {name!r}, but {error}") from None
 
-    def check_passes(self, above: tuple[Link, ...]) -> None:
-        self.estimator.check_passes(self.title)
+    def check_batch(self, above: tuple[Link, ...]) -> None:
+        self.estimator.check_batch(self.title)
         if self.correlation_time_sd is not None:
             raise GraphError(
                 f"{self.title} learns a width, for which the free action of a pass is too jagged: leave out "
@@ -174,7 +174,7 @@ class PrecisionNode(Node):
         channels = 1 if self.channels == "shared" else shape.dim
 
         def fill(value: Tensor) -> Tensor:
-            value = listed(value)
+            value = at_least_1d(value)
             return start.fill(value.expand(*value.shape[:-1], channels), 1)
 
         mean, sd = fill(self.prior_mean), fill(self.sd)
@@ -197,14 +197,14 @@ class PrecisionNode(Node):
             matrix = start.fill(temporal_precision(self.noise_kernel, rows, self.ridge), 2)
             temporal[rows] = matrix, torch.linalg.slogdet(matrix)[1]
         local.rule = PrecisionRule(start.lay_out(self.estimator), temporal, kernel, channels)
-        local.memory = local.rule.mover.begin(mean, precision)
+        local.memory = local.rule.mover.init(mean, precision)
 
     def initialise(self, local: NodeContext) -> None:
         """Begin to learn from where the mover does; a width begins where it is expected."""
         belief, rule = local.belief, local.rule
         levels = slice(rule.levels)
         mean = belief.mean.clone()
-        mean[:, levels] = rule.mover.first(mean, deviations(self._uncertainty(local)))[:, levels]
+        mean[:, levels] = rule.mover.initial_mean(mean, standard_deviations(self._uncertainty(local)))[:, levels]
         local.belief = belief._replace(mean=mean, prior_mean=mean)
 
     def warm_start(self, local: NodeContext, belief: PrecisionBelief) -> None:
@@ -230,7 +230,7 @@ class PrecisionNode(Node):
         if self.channels != "full":
             noise = Noise((-mean).exp(), kernel, rule.levels, learned)
             uncertainty = partial(self._uncertainty, local)
-            precision = Precision(temporal, mean.exp(), total, bends=learned)
+            precision = Precision(temporal, mean.exp(), total, learns_lengthscale=learned)
             return Prediction(precision, covariance=uncertainty, noise=noise, kernel=kernel)
         factor = torch.eye(shape.dim).to(mean).repeat(len(mean), 1, 1)
         i, j = torch.tril_indices(shape.dim, shape.dim, -1, device=mean.device)
@@ -274,12 +274,12 @@ class PrecisionNode(Node):
 
     def update_covariance(self, local: NodeContext) -> None:
         learned = local.rule.mover.needs_curvature
-        curvature = local.memory.known if learned else self._curvature(local)
+        curvature = local.memory.precision if learned else self._curvature(local)
         if not self._interacting:
             log_det = -curvature.log().sum(-1)
             local.belief = local.belief._replace(precision=curvature, log_det_covariance=log_det)
             return
-        found = posterior(curvature)
+        found = laplace_posterior(curvature)
         if found.regularised is not None:
             if self.indefinite == "raise":
                 local.fail(found.regularised, INDEFINITE)
@@ -338,7 +338,7 @@ class PrecisionNode(Node):
         known = {
             "mean": Recordable(("dimension",), lambda local: self._but_width(local.belief.mean)),
             "sd": Recordable(
-                ("dimension",), self._covariance_but_width, deviations if self._interacting else torch.sqrt
+                ("dimension",), self._covariance_but_width, standard_deviations if self._interacting else torch.sqrt
             ),
             "covariance": Recordable(
                 ("dimension", "dimension_"), lambda local: _matrix(self._covariance_but_width(local))
@@ -398,10 +398,10 @@ CHANNELS = {
 
 def precision_error(precision: Precision, error: Tensor, weighted: Tensor) -> Error[Tensor]:
     """What an error says of the parameters of its precision through the energy E = ½ε̃ᵀΠ̃ε̃ − ½log|Π̃|."""
-    slope = precision.slope(error, weighted)
-    if precision.bends:
-        slope = torch.cat([slope, precision.slope_by_width(error, weighted)], -1)
-        return Error(-slope, precision.information_with_width)
+    slope = precision.gradient(error, weighted)
+    if precision.learns_lengthscale:
+        slope = torch.cat([slope, precision.lengthscale_gradient(error, weighted)], -1)
+        return Error(-slope, precision.joint_information)
 
     def remainder() -> Tensor:
         return precision.curvature(error, weighted) - precision.information()

@@ -369,7 +369,7 @@ class SensoryNode(Node):
                 sure = DensePrecision.of_covariance(expected.covariance, there)
                 return SensoryWork(prediction, error, sure, sure.weigh(error), expected)
             if not self.complete(local):
-                precision = local.once("precision of what is seen", partial(precision.of_seen, seen), precision, seen)
+                precision = local.once("precision of what is seen", partial(precision.observed, seen), precision, seen)
             return SensoryWork(prediction, error, precision, precision.weigh(error))
 
         return local.once("work", compute, observation, seen, *[local.prediction(link) for link in local.above])
