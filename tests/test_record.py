@@ -37,21 +37,21 @@ def test_meanings_of_a_block_are_those_of_its_values(length, monkeypatch):
     tape = TraceBuffer(("n",), counter.source, counter.meaning)
     assert tape.tensor() is None
     for _ in range(length):
-        tape.write()
+        tape.append()
     assert counter.asked == [4 * 2] * (length // 4)
     for _ in range(2):  # reading changes nothing
         np.testing.assert_allclose(tape.tensor(), expected(range(1, length + 1)), rtol=1e-15)
 
 
 def test_what_is_large_is_not_kept_raw_for_long(monkeypatch):
-    monkeypatch.setattr(record, "ROOM", 3 * 100 * 8 + 1)
+    monkeypatch.setattr(record, "BLOCK_BYTES", 3 * 100 * 8 + 1)
     counter = Counter(100)
     tape = TraceBuffer(("n",), counter.source, counter.meaning)
     for _ in range(9):
-        tape.write()
+        tape.append()
     assert counter.asked == [3 * 100] * 3
-    monkeypatch.setattr(record, "ROOM", 1)
-    tape.write()
+    monkeypatch.setattr(record, "BLOCK_BYTES", 1)
+    tape.append()
     assert counter.asked[-1] == 100
     np.testing.assert_allclose(tape.tensor(), expected(range(1, 11), 100), rtol=1e-15)
 
@@ -60,7 +60,7 @@ def test_elements_are_nan_from_where_they_stopped():
     counter = Counter()
     tape = TraceBuffer(("n",), counter.source, counter.meaning)
     for going in (None, None, torch.tensor([True, False])):
-        tape.write(going)
+        tape.append(going)
     found, wanted = tape.tensor(), expected(range(1, 4))
     wanted[2, 1] = np.nan
     np.testing.assert_allclose(found, wanted, rtol=1e-15)
@@ -74,8 +74,8 @@ def test_whole_blocks_are_forgotten_but_never_too_much(before, monkeypatch):
     if before:
         tape.restore(torch.zeros(before, 2, dtype=torch.float64), None, None)
     for tick in range(1, 31):
-        tape.write()
-        tape.keep(6)
+        tape.append()
+        tape.keep_last(6)
         held = tape.tensor()
         assert min(6, tick + before) <= len(held) < 6 + max(4, before)
         own = min(6, tick)

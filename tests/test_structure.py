@@ -11,7 +11,7 @@ from student_t import StudentTSensoryNode
 import pcnet as pc
 from pcnet.errors import ResultError
 from pcnet.graphs import odem
-from pcnet.results.graph_summary import GraphSummary, kind_of
+from pcnet.results.graph_summary import GraphSummary, node_kind
 
 
 def test_kinds_levels_and_clocks_of_a_stack():
@@ -41,8 +41,8 @@ def test_what_never_moves_is_fixed_and_a_batch_of_clocks_is_a_range():
     assert GraphSummary.of(graph)["theta"].clock == ""
 
 
-def test_a_kind_of_ones_own_is_shown_as_what_it_descends_from():
-    assert kind_of(StudentTSensoryNode("y", dim=1, orders=1)) == "sensory"
+def test_a_node_kind_ones_own_is_shown_as_what_it_descends_from():
+    assert node_kind(StudentTSensoryNode("y", dim=1, orders=1)) == "sensory"
 
 
 def test_a_structure_survives_as_text():
@@ -68,7 +68,7 @@ def test_channels_have_the_names_under_which_runs_record_them():
 )
 def test_no_two_nodes_stand_in_the_same_place_and_parents_are_never_below(heads, guests):
     """Random forests of nodes, each beside some other one or on a level of its own."""
-    from pcnet.results.graph_summary import LinkView, NodeView
+    from pcnet.results.graph_summary import LinkSummary, NodeSummary
 
     names = [f"h{i}" for i in range(len(heads))]
     levels = dict(zip(names, sorted(heads), strict=True))
@@ -77,8 +77,8 @@ def test_no_two_nodes_stand_in_the_same_place_and_parents_are_never_below(heads,
         other = names[host % len(names)]
         names.append(f"g{i}")
         levels[f"g{i}"] = levels[other]
-        links.append(LinkView(kind, f"g{i}", other, None))
-    structure = GraphSummary(tuple(NodeView(n, "state", "state", levels[n], "", "") for n in names), tuple(links))
+        links.append(LinkSummary(kind, f"g{i}", other, None))
+    structure = GraphSummary(tuple(NodeSummary(n, "state", "state", levels[n], "", "") for n in names), tuple(links))
     places = structure.layout
     assert set(places) == set(names)
     for a, b in itertools.combinations(names, 2):

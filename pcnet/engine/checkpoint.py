@@ -45,7 +45,7 @@ def save(live: Session, path: Path, recording: bool = True) -> Path:
     if recording:
         for name, tape in live.tapes.items():
             full, unfinished = tape.state()
-            parts = {TAPE + name: full, OPEN + name: unfinished, GOING: tape.going}
+            parts = {TAPE + name: full, OPEN + name: unfinished, GOING: tape.running}
             tensors |= {key: value for key, value in parts.items() if value is not None}
     record = live.record
     about = {

@@ -345,7 +345,7 @@ class Session:
             self._begun = begun
             del self._times[recorded:]
             for tape in self._tapes.values():
-                tape.cut(recorded)
+                tape.truncate(recorded)
             raise
 
     def _fill(self, name: str, value: Tensor) -> Tensor:
@@ -379,7 +379,7 @@ class Session:
         if (self.tick + 1) % self.record.every == 0 and self._tapes:
             self._times.append(course.clock.time)
             for tape in self._tapes.values():
-                tape.write(failures.going)
+                tape.append(failures.going)
         for see in self.watchers:
             see(course.clock.time, failures.going)
         self.tick += 1
@@ -548,9 +548,9 @@ class Session:
         chosen = record.nodes if record.nodes is not None else tuple(self._nodes)
         for name in chosen:
             local = self._locals[name]
-            for quantity, (dims, source, meaning) in self._nodes[name].quantities.items():
+            for quantity, (dims, raw, transform) in self._nodes[name].quantities.items():
                 if quantity in record.quantities:
-                    tapes[f"{name}.{quantity}"] = TraceBuffer(dims, partial(source, local), meaning)
+                    tapes[f"{name}.{quantity}"] = TraceBuffer(dims, partial(raw, local), transform)
         if ENERGY in record.quantities:
             tapes["accuracy"] = TraceBuffer((), lambda: self._course.accuracy)
             tapes["complexity"] = TraceBuffer((), lambda: self._course.complexity)

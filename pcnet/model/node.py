@@ -104,18 +104,18 @@ class BatchSpec(NamedTuple):
 class Recordable(NamedTuple):
     """Something of a node that a run can record, (B, *dims): the names of its dimensions and how to read it.
 
-    source: the quantity itself or, with `meaning`, what it follows from. A recording keeps what the source gives, which
-    must not change afterwards, and finds the meaning of many ticks at once, as if they were one batch.
+    raw: the quantity itself or, with `transform`, the value it is computed from, which must not be modified afterwards.
+    transform: applied to the raw values of many ticks at once, as if they were one batch.
     """
 
     dims: tuple[str, ...]
-    source: Callable[[NodeContext], Tensor]
-    meaning: Callable[[Tensor], Tensor] | None = None
+    raw: Callable[[NodeContext], Tensor]
+    transform: Callable[[Tensor], Tensor] | None = None
 
     def read(self, local: NodeContext) -> Tensor:
         """What it is now, (B, *dims)."""
-        kept = self.source(local)
-        return kept if self.meaning is None else self.meaning(kept)
+        value = self.raw(local)
+        return value if self.transform is None else self.transform(value)
 
 
 class ForecastStart(NamedTuple):

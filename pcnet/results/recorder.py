@@ -1,4 +1,4 @@
-"""What a run keeps, and how often."""
+"""Which quantities a run records, and the buffers that hold them."""
 
 from __future__ import annotations
 
@@ -12,17 +12,21 @@ from pcnet.errors import SettingError
 from pcnet.settings import settings
 
 ENERGY = "energy"
-"""The name under which free energy, accuracy and complexity, in all and of every node, are recorded."""
-BLOCK, ROOM = 256, 2**20
-"""So many values, or the fewer that take so many bytes, are kept as they are before they are put together."""
+"""Quantity that stands for free energy, accuracy and complexity, in total and per node."""
+BLOCK, BLOCK_BYTES = 256, 2**20
+"""A block holds at most this many ticks and at most this many bytes of raw values (but at least one tick)."""
 
 
 @settings
 class Record:
-    """Which quantities to keep, of which nodes (all unless given), at every `every`-th observation.
+    """What a run records.
 
-    quantities: names such as "mean", "sd", "covariance", "observation", "prediction", "error", "weighted_error", and
-    "energy". messages: keep what passes along every link as well.
+    Args:
+        quantities: Names such as "mean", "sd", "covariance", "observation", "prediction", "error", "weighted_error",
+            "energy".
+        nodes: Names of the nodes to record; all by default.
+        every: Record every `every`-th observation.
+        messages: Also record the messages on every link.
     """
 
     quantities: tuple[str, ...] = ("mean", "sd", "observation", "prediction", ENERGY)
@@ -32,7 +36,7 @@ class Record:
 
     @classmethod
     def of(cls, given: Record | Iterable[str] | None) -> Record:
-        """A record from what a run is given: one, names of quantities, or nothing for the usual ones."""
+        """Convert the `record` argument of a run: a Record, names of quantities, or None for the defaults."""
         if given is None or isinstance(given, Record):
             return given or cls()
         if not isinstance(given, Iterable):
@@ -41,97 +45,93 @@ class Record:
 
     @classmethod
     def flow(cls, every: int = 1) -> Record:
-        """All that `result.error_flow()` and `result.plot()` show."""
+        """Everything that `result.error_flow()` and `result.plot()` need."""
         return cls((*cls.quantities, "error", "weighted_error"), every=every, messages=True)
 
 
 class TraceBuffer:
-    """A growing recording of one quantity, in blocks, so that its length need not be known.
+    """Growing recording of one quantity. Raw values are collected in blocks and transformed block by block.
 
-    source: what to keep; it is never changed afterwards, so that it can be kept as it is until a block is full.
-    meaning: what that says, if not itself, (N, ...) → (N, *dims); found for a block at once.
+    Args:
+        dims: Names of the dimensions of the quantity.
+        raw: Returns the raw value (B, ...) of the current tick; the tensor must not be modified afterwards.
+        transform: Maps raw values (N, ...) to the quantity (N, *dims); the identity by default.
     """
 
     def __init__(
-        self, dims: tuple[str, ...], source: Callable[[], Tensor], meaning: Callable[[Tensor], Tensor] | None = None
+        self, dims: tuple[str, ...], raw: Callable[[], Tensor], transform: Callable[[Tensor], Tensor] | None = None
     ) -> None:
         self.dims = dims
-        self._source = source
-        self._meaning = meaning
-        self._full: list[Tensor] = []
+        self.running: Tensor | None = None
+        """Mask (B,) of the batch elements that were running during the open block; None if all were."""
+        self._raw, self._transform = raw, transform
+        self._blocks: list[Tensor] = []
         self._open: list[Tensor] = []
-        self._going: Tensor | None = None  # during the open block
-        self._room = BLOCK
+        self._capacity = BLOCK
 
-    def write(self, going: Tensor | None = None) -> None:
-        """Keep the quantity as it is now; batch elements that are not `going` (B,) are kept as NaN."""
-        if going is not self._going:
-            self._close()
-            self._going = going
-        kept = self._source()
+    def append(self, running: Tensor | None = None) -> None:
+        """Record the current value; batch elements outside the mask `running` (B,) are recorded as NaN."""
+        if running is not self.running:
+            self._close_block()
+            self.running = running
+        value = self._raw()
         if not self._open:
-            self._room = _room(kept)
-        self._open.append(kept)
-        if len(self._open) == self._room:
-            self._close()
-
-    def keep(self, last: int) -> None:
-        """Forget blocks that lie wholly before the last so many values."""
-        spare = len(self) - last
-        while self._full and len(self._full[0]) <= spare:
-            spare -= len(self._full.pop(0))
+            self._capacity = _capacity(value)
+        self._open.append(value)
+        if len(self._open) == self._capacity:
+            self._close_block()
 
     def __len__(self) -> int:
-        return sum(map(len, self._full)) + len(self._open)
+        return sum(map(len, self._blocks)) + len(self._open)
 
-    def cut(self, length: int) -> None:
-        """Forget what was written after the first so many values."""
+    def keep_last(self, count: int) -> None:
+        """Drop the blocks that lie entirely before the last `count` values."""
+        excess = len(self) - count
+        while self._blocks and len(self._blocks[0]) <= excess:
+            excess -= len(self._blocks.pop(0))
+
+    def truncate(self, length: int) -> None:
+        """Drop all values after the first `length`."""
         while len(self) > length:
             if self._open:
                 self._open.pop()
             else:
-                self._full[-1:] = [self._full[-1][:-1]]
-
-    @property
-    def going(self) -> Tensor | None:
-        """Which batch elements went on when it was written last, if not all."""
-        return self._going
+                self._blocks[-1:] = [self._blocks[-1][:-1]]
 
     def state(self) -> tuple[Tensor | None, Tensor | None]:
-        """What blocks that are full say (T, B, ...), and what the open one has kept as it is; None where it is empty.
+        """Values of the closed blocks (T, B, ...) and raw values of the open block; None where there are none.
 
-        A matrix may be inverted to another last digit at another place of its block, so that blocks must not end where
-        a run is saved.
+        The open block is saved raw: the last digit of a batched matrix inverse depends on its place in the batch, so
+        saving a run must not close a block.
         """
-        return (torch.cat(self._full) if self._full else None), (torch.stack(self._open) if self._open else None)
+        return (torch.cat(self._blocks) if self._blocks else None), (torch.stack(self._open) if self._open else None)
 
-    def restore(self, full: Tensor | None, unfinished: Tensor | None, going: Tensor | None) -> None:
-        """Go on from a `state`; going: which batch elements went on during the open block."""
-        self._full = [] if full is None else [full]
+    def restore(self, closed: Tensor | None, unfinished: Tensor | None, running: Tensor | None) -> None:
+        """Continue from a `state`; running: the mask of the open block."""
+        self._blocks = [] if closed is None else [closed]
         self._open = [] if unfinished is None else list(unfinished.unbind())
-        self._room, self._going = (_room(self._open[0]) if self._open else BLOCK), going
+        self._capacity, self.running = (_capacity(self._open[0]) if self._open else BLOCK), running
 
     def tensor(self) -> Tensor | None:
-        """(T, B, ...), or None where nothing was written."""
-        blocks = [*self._full, self._opened()] if self._open else self._full
+        """All values (T, B, ...), or None if there are none."""
+        blocks = [*self._blocks, self._transformed()] if self._open else self._blocks
         return torch.cat(blocks) if blocks else None
 
-    def _close(self) -> None:
+    def _close_block(self) -> None:
         if self._open:
-            self._full, self._open = [*self._full, self._opened()], []
+            self._blocks, self._open = [*self._blocks, self._transformed()], []
 
-    def _opened(self) -> Tensor:
-        """What the open block says."""
+    def _transformed(self) -> Tensor:
+        """Values of the open block."""
         values = torch.stack(self._open)
-        if self._meaning is not None:
-            ticks = values.shape[:2]
-            found = self._meaning(values.flatten(0, 1))
-            values = found.view(*ticks, *found.shape[1:])
-        if self._going is not None:
-            values = torch.where(self._going.view(-1, *(1,) * (values.dim() - 2)), values, torch.nan)
+        if self._transform is not None:
+            flat = self._transform(values.flatten(0, 1))
+            values = flat.view(*values.shape[:2], *flat.shape[1:])
+        if self.running is not None:
+            values = torch.where(self.running.view(-1, *(1,) * (values.dim() - 2)), values, torch.nan)
         return values.cpu()
 
 
-def _room(kept: Tensor) -> int:
-    """How many values like this make up a block."""
-    return max(1, min(BLOCK, ROOM // max(1, kept.nbytes)))
+def _capacity(value: Tensor) -> int:
+    """Number of such values in a block."""
+    return max(1, min(BLOCK, BLOCK_BYTES // max(1, value.nbytes)))
