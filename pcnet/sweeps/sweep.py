@@ -196,8 +196,8 @@ def _check_origin(store: Store, data: Data) -> None:
     """Refuse a study of other data; warn if another version of pcnet started it."""
     for what, values in data._asdict().items():
         if store.metadata(what) not in (None, fingerprint(values)):
-            other = "other observations" if what == "observations" else "another truth"
-            raise StudyError(f"{str(store.path)!r} is a study with {other}; use a new file")
+            other = "of other observations" if what == "observations" else "with another truth"
+            raise StudyError(f"{str(store.path)!r} is a study {other}; use a new file")
     version = store.metadata("version")
     if version not in (None, package_version()):
         warnings.warn(
