@@ -1,8 +1,7 @@
-"""Conducts the study: all trials in processes of one thread each, then judgements, figures and the report."""
+"""Runs the calibration study: all trials in parallel, then targets, figures and report."""
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -10,24 +9,23 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from pcnet.errors import SettingError, StudyError
+from pcnet.errors import SettingError
 from pcnet.simulate import Simulation
-from pcnet.sweeps.workers import cores, follow_parent
+from pcnet.sweeps.workers import cores, process_pool
 from studies.calibration import figures, report
 from studies.calibration.design import CASES, HELD_OUT
-from studies.calibration.findings import Cell, Findings
-from studies.calibration.judging import VERDICTS, Judgement, judge
 from studies.calibration.report import Report
-from studies.calibration.trials import Outcome, Trial, conduct, trials
+from studies.calibration.results import Cell, StudyResults
+from studies.calibration.targets import VERDICTS, Judgement, judge
+from studies.calibration.trials import Trial, TrialResult, list_trials, run_trial
 
-LEAST = 200
-"""Fewer observations leave too little to measure."""
+MIN_SAMPLES = 200
 
 
 class Calibration(NamedTuple):
-    """The study with all that came of it."""
+    """The study and everything derived from it."""
 
-    findings: Findings
+    results: StudyResults
     judgements: Sequence[Judgement]
     report: Report
 
@@ -37,89 +35,81 @@ def calibrate(
     *,
     seeds: int = 100,
     samples: int = 10_000,
-    cells: Sequence[str] = (),
+    cases: Sequence[str] = (),
     first_seed: int = HELD_OUT,
     processes: int | None = None,
-    say: Callable[[str], None] = lambda _: None,
+    log: Callable[[str], None] = lambda _: None,
 ) -> Calibration:
     """Run the study and write its report into a folder.
 
-    cells: names of cases, all of them unless given. first_seed: of the held-out seeds, unless something is tried out.
+    Args:
+        seeds: Number of realisations of each process.
+        samples: Observations per realisation.
+        cases: Names of cases; all by default.
+        first_seed: First seed; the held-out seeds by default.
+        processes: Number of processes; the number of cores by default.
+        log: Called with messages about the progress.
     """
-    unknown = [name for name in cells if name not in CASES]
+    unknown = [name for name in cases if name not in CASES]
     if unknown:
-        raise SettingError(f"there is no cell {unknown[0]!r}; cells: {', '.join(CASES)}")
-    if seeds < 1 or samples < LEAST:
-        raise SettingError(f"seeds must be 1 or more, samples {LEAST} or more")
-    begun = time.perf_counter()
+        raise SettingError(f"there is no case {unknown[0]!r}; cases: {', '.join(CASES)}")
+    if seeds < 1 or samples < MIN_SAMPLES:
+        raise SettingError(f"seeds must be 1 or more, samples {MIN_SAMPLES} or more")
+    started = time.perf_counter()
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     chosen = tuple(range(first_seed, first_seed + seeds))
-    planned = trials([name for name in CASES if name in cells or not cells])
-    outcomes: dict[Cell, Outcome] = {}
-    worlds = {name: CASES[name].process.realise(samples, chosen) for name in {trial.case for trial in planned}}
-    for outcome in _conducted(planned, worlds, chosen, processes or cores()):
-        cell = Cell(outcome.trial.case, outcome.trial.method, outcome.trial.prior.name if outcome.trial.prior else "")
-        outcomes[cell] = outcome
-        done = f"skipped, {outcome.skipped}" if outcome.skipped else f"{outcome.seconds:.0f} s"
-        say(f"{len(outcomes)} of {len(planned)}: {CASES[cell.case].title}; {figures.cell_name(cell)}: {done}")
-    findings = Findings(
-        table=pd.DataFrame([row for outcome in outcomes.values() for row in outcome.rows]),
-        outcomes=outcomes,
+    trials = list_trials([name for name in CASES if name in cases or not cases])
+    simulations = {name: CASES[name].process.simulate(samples, chosen) for name in {trial.case for trial in trials}}
+    done: dict[Cell, TrialResult] = {}
+    for result in _run_trials(trials, simulations, chosen, processes or cores()):
+        cell = Cell(result.trial.case, result.trial.method, result.trial.prior.name if result.trial.prior else "")
+        done[cell] = result
+        outcome = f"skipped, {result.skipped}" if result.skipped else f"{result.seconds:.0f} s"
+        log(f"{len(done)} of {len(trials)}: {CASES[cell.case].title}; {cell.label}: {outcome}")
+    results = StudyResults(
+        table=pd.DataFrame([row for result in done.values() for row in result.rows]),
+        trials=done,
         samples=samples,
         seeds=chosen,
         held_out=first_seed >= HELD_OUT,
-        seconds=time.perf_counter() - begun,
+        seconds=time.perf_counter() - started,
     )
-    judgements = judge(findings)
-    pictures = figures.draw(findings, folder / "figures")
-    return Calibration(findings, judgements, report.write(findings, judgements, pictures, folder))
+    judgements = judge(results)
+    pictures = figures.draw(results, folder / "figures")
+    return Calibration(results, judgements, report.write(results, judgements, pictures, folder))
 
 
-def _conducted(
-    planned: Sequence[Trial], worlds: Mapping[str, Simulation], seeds: Sequence[int], processes: int
-) -> Iterator[Outcome]:
-    """Trials as they are done: here, or in several processes."""
+def _run_trials(
+    trials: Sequence[Trial], simulations: Mapping[str, Simulation], seeds: Sequence[int], processes: int
+) -> Iterator[TrialResult]:
+    """Results of trials as they are finished, computed in this process or in several."""
     if processes == 1:
-        yield from (conduct(trial, worlds[trial.case], seeds) for trial in planned)
+        yield from (run_trial(trial, simulations[trial.case], seeds) for trial in trials)
         return
-    from loky import ProcessPoolExecutor, as_completed
-    from loky.process_executor import TerminatedWorkerError
+    from loky import as_completed
 
-    one_thread = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-    executor = ProcessPoolExecutor(
-        max_workers=min(processes, len(planned)), env=one_thread, initializer=follow_parent, initargs=(os.getpid(),)
-    )
-    finished = False
-    try:
-        futures = [executor.submit(conduct, trial, worlds[trial.case], seeds) for trial in planned]
-        for future in as_completed(futures):
+    with process_pool(min(processes, len(trials))) as pool:
+        for future in as_completed([pool.submit(run_trial, trial, simulations[trial.case], seeds) for trial in trials]):
             yield future.result()
-        finished = True
-    except TerminatedWorkerError as error:
-        raise StudyError(
-            "a worker process was killed, most likely because memory ran out; start again with fewer processes or seeds"
-        ) from error
-    finally:
-        executor.shutdown(wait=True, kill_workers=not finished)
 
 
 def conclude(done: Calibration) -> str:
-    """The outcome in a few lines, for a terminal."""
-    findings = done.findings
-    lines = []
-    for case in findings.cases:
+    """Summary of the study for a terminal."""
+    results, lines = done.results, list[str]()
+    for case in results.cases:
         lines += ["", CASES[case].title]
-        for cell in findings.cells(case):
-            found = findings.summary(cell)
+        for cell in results.cells(case):
+            summary = results.summary(cell)
             lines.append(
-                f"  {figures.cell_name(cell):<42} MSE {found.mse:<9.3g} error {found.error:<8.3g} covered "
-                f"{100 * found.coverage_parameters.value:4.0f} / {100 * found.coverage_states.value:3.0f} %"
+                f"  {cell.label:<42} MSE {summary.mse:<9.3g} error {summary.error:<8.3g} "
+                f"coverage {100 * summary.coverage_parameters.value:4.0f} / "
+                f"{100 * summary.coverage_states.value:3.0f} %"
             )
     lines.append("")
     lines += [f"{each.case}: missed by {each.missed}: {each.target}" for each in done.judgements if each.missed]
     counts = {verdict: sum(each.verdict == verdict for each in done.judgements) for verdict in VERDICTS}
     lines.append("Targets: " + ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count))
-    lines += [f"Skipped: {figures.cell_name(cell)}, {why}" for cell, why in findings.skipped.items()]
-    lines += [f"Took {findings.seconds / 60:.1f} min", f"Report: {done.report.html} and {done.report.markdown}"]
+    lines += [f"Skipped: {cell.label}, {why}" for cell, why in results.skipped.items()]
+    lines += [f"Duration: {results.seconds / 60:.1f} min", f"Report: {done.report.html} and {done.report.markdown}"]
     return "\n".join(lines)

@@ -14,9 +14,22 @@ from studies.paper import reproduce as run_study
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
-DataName = StrEnum("DataName", ["authors", "smooth", "white"])
-GridSize = StrEnum("GridSize", ["paper", "full", "small"])
-ConventionName = StrEnum("ConventionName", ["authors", "paper"])
+
+class DataName(StrEnum):
+    authors = "authors"
+    smooth = "smooth"
+    white = "white"
+
+
+class GridSize(StrEnum):
+    paper = "paper"
+    full = "full"
+    small = "small"
+
+
+class ConventionName(StrEnum):
+    authors = "authors"
+    paper = "paper"
 
 
 @app.command()

@@ -15,7 +15,7 @@ import pandas as pd
 
 from pcnet.errors import SettingError
 from pcnet.results.recorder import Record
-from pcnet.results.result import Result, Trace
+from pcnet.results.result import Divergence, Result, Trace
 from pcnet.simulate import Simulation
 from pcnet.sweeps.evaluate import build_model
 from pcnet.sweeps.study import Study
@@ -150,9 +150,10 @@ def _stacked(results: Sequence[Result]) -> Result:
         key: Trace(np.stack([result.traces[key].values for result in results]), trace.dims)
         for key, trace in first.traces.items()
     }
+    diverged = Divergence(*(np.stack(parts) for parts in zip(*(result.diverged for result in results), strict=True)))
     action = np.array([result.free_action for result in results])
     return dataclasses.replace(
-        first, traces=traces, batch_shape=batch, free_action=action, fallbacks={}, diverged=None, structure=None
+        first, traces=traces, batch_shape=batch, free_action=action, fallbacks={}, diverged=diverged
     )
 
 
