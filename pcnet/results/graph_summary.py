@@ -4,30 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import networkx as nx
 
 from pcnet.errors import ResultError
 from pcnet.model.graph import Graph
-from pcnet.model.node import Node
+from pcnet.model.links import Link, LinkStyle
 from pcnet.model.schedule import Schedule, span
-from pcnet.nodes import CauseNode, GeneralisedStateNode, InputNode, ParameterNode, PrecisionNode, SensoryNode
-
-KINDS: Mapping[type[Node], str] = {
-    InputNode: "input",
-    SensoryNode: "sensory",
-    CauseNode: "cause",
-    GeneralisedStateNode: "state",
-    ParameterNode: "parameter",
-    PrecisionNode: "precision",
-}
-
-
-def node_kind(node: Node) -> str:
-    """Kind of the shipped class that a node is an instance of, else its role."""
-    return next((kind for cls, kind in KINDS.items() if isinstance(node, cls)), node.role)  # node.kind
 
 
 class NodeSummary(NamedTuple):
@@ -74,11 +58,11 @@ class GraphSummary:
         """Summarise a graph; without a schedule the clocks are empty."""
         levels, clocks = _levels(graph), _clocks(graph, schedule)
         nodes = [
-            NodeSummary(name, node_kind(node), node.role, levels[name], clocks[name], node.describe())
+            NodeSummary(name, node.kind, node.role, levels[name], clocks[name], node.describe())
             for name, node in graph.nodes.items()
         ]
         links = [
-            LinkSummary(k.kind, k.parent.name, k.child.name, None if k.of is None else k.of.name) for k in graph.links
+            LinkSummary(k.key, k.parent.name, k.child.name, None if k.of is None else k.of.name) for k in graph.links
         ]
         return cls(tuple(nodes), tuple(links))
 
@@ -107,9 +91,10 @@ class GraphSummary:
         return cls(nodes, links)
 
 
-def _raises_level(link_kind: str) -> bool:
-    """Whether the parent of such a link stands one level above its child, and not beside it."""
-    return link_kind == "predicts"
+def _style(link_kind: str) -> LinkStyle:
+    """Style of a kind of link; that of an unknown kind stands beside its child."""
+    known = Link.kinds.get(link_kind)
+    return LinkStyle(above=False, side="right", dash="-", label=link_kind) if known is None else known.style
 
 
 def _levels(graph: Graph) -> dict[str, int]:
@@ -117,7 +102,7 @@ def _levels(graph: Graph) -> dict[str, int]:
     levels: dict[str, int] = {}
     for name in reversed(list(nx.topological_sort(graph.network))):
         links = graph.below(graph.nodes[name])
-        levels[name] = max((levels[link.child.name] + _raises_level(link.kind) for link in links), default=0)
+        levels[name] = max((levels[link.child.name] + link.style.above for link in links), default=0)
     return levels
 
 
@@ -152,7 +137,7 @@ class _Layout:
         self.attached: dict[str, dict[str, str]] = {name: {} for name in level}  # link kinds by head and attached node
         hosts: dict[str, tuple[str, str]] = {}
         for link in summary.links:
-            if not _raises_level(link.kind) and level[link.parent] == level[link.child]:
+            if not _style(link.kind).above and level[link.parent] == level[link.child]:
                 hosts.setdefault(link.parent, (link.child, link.kind))
         for name, (host, kind) in hosts.items():
             self.attached[host][name] = kind
@@ -187,12 +172,13 @@ class _Layout:
 
     def _sides(self, name: str) -> tuple[list[str], list[str]]:
         """Names on the left and on the right of a node."""
-        causes, parameters, precisions = (
-            [each for each, kind in self.attached[name].items() if kind == wanted]
-            for wanted in ("drives", "parametrises", "weighs")
-        )
-        # a state above predicts the causes: parameters would be in the way of that link
-        return (causes, precisions + parameters) if causes else (parameters, precisions)
+        by_kind: dict[str, list[str]] = {kind: [] for kind in Link.kinds}
+        for each, kind in self.attached[name].items():
+            by_kind.setdefault(kind, []).append(each)
+        left = [names for kind, names in by_kind.items() if names and _style(kind).side == "left"]
+        right = [each for kind, names in by_kind.items() if _style(kind).side == "right" for each in names]
+        # one kind on the left: parameters beside causes would be in the way of predictions from above
+        return left[0] if left else [], right + [each for names in left[1:] for each in names]
 
     def _reach(self, name: str) -> int:
         """Number of columns that an attached node and those attached to it take."""

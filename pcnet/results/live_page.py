@@ -1,6 +1,6 @@
 """Live page of the error flow of a running session, served to this machine only.
 
->>> session = graph.start(schedule)
+>>> session = model.start()
 >>> with watch(session) as page:
 ...     print(page.address)          # http://127.0.0.1:…
 ...     for observation in stream:
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import threading
-from collections import deque
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -21,7 +20,7 @@ from torch import Tensor
 from pcnet.errors import PcnetError, SettingError
 from pcnet.results.error_flow import ErrorFlow
 from pcnet.results.page import payload, render
-from pcnet.results.recorder import Record, TraceBuffer
+from pcnet.results.recorder import Record, Recorder
 
 if TYPE_CHECKING:
     from pcnet.engine.session import Session
@@ -62,8 +61,7 @@ class Watch:
         self.title = title or "Error flow of a running stream"
         self._window, self._element = window, element
         self._lock = threading.Lock()
-        self._buffers: dict[str, TraceBuffer] | None = None
-        self._times: deque[float] = deque(maxlen=window)
+        self._recorder: Recorder | None = None
         try:
             self._server = _Server(("127.0.0.1", port), self)
         except OSError as error:
@@ -94,25 +92,20 @@ class Watch:
     def _record(self, time: float, running: Tensor | None) -> None:
         """Record the current tick; called in the thread of the session."""
         with self._lock:
-            if self._buffers is None:
-                self._buffers = self.session.tapes_for(Record.flow())
-            for buffer in self._buffers.values():
-                buffer.append(running)
-                buffer.keep_last(self._window)
-            if not self._times:
-                values = [buffer.tensor() for buffer in self._buffers.values()]
-                size = sum(value.nbytes for value in values if value is not None)
-                self._window = min(self._window, max(MEMORY // size, 100))
-                self._times = deque(maxlen=self._window)
-            self._times.append(time)
+            first = self._recorder is None
+            recorder = self._recorder = self._recorder or self.session.recorder_for(Record.flow())
+            recorder.append(recorder.read(time, running))
+            recorder.keep_last(self._window)
+            if first:
+                self._window = min(self._window, max(MEMORY // recorder.nbytes, 100))
 
     # --- called in the threads of the server ---------------------------------------------------------------------
     def flow(self) -> ErrorFlow | None:
         """Error flow of the last observations; None before the first one."""
         with self._lock:
-            if self._buffers is None:
+            if self._recorder is None:
                 return None
-            result = self.session.result_of(self._buffers, tuple(self._times))
+            result = self.session.result_of(self._recorder, self._window)
         return ErrorFlow(result, self._element)
 
     def page(self) -> str:

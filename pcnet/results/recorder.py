@@ -1,8 +1,9 @@
-"""Which quantities a run records, and the buffers that hold them."""
+"""Recording: what a run keeps, and how often."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 import torch
 from pydantic import Field
@@ -12,9 +13,9 @@ from pcnet.errors import SettingError
 from pcnet.settings import settings
 
 ENERGY = "energy"
-"""Quantity that stands for free energy, accuracy and complexity, in total and per node."""
+"""The name under which free energy, accuracy and complexity are recorded, in total and of each node."""
 BLOCK, BLOCK_BYTES = 256, 2**20
-"""A block holds at most this many ticks and at most this many bytes of raw values (but at least one tick)."""
+"""Raw values are transformed in blocks of so many, or of fewer if these take more bytes."""
 
 
 @settings
@@ -23,10 +24,10 @@ class Record:
 
     Args:
         quantities: Names such as "mean", "sd", "covariance", "observation", "prediction", "error", "weighted_error",
-            "energy".
-        nodes: Names of the nodes to record; all by default.
-        every: Record every `every`-th observation.
-        messages: Also record the messages on every link.
+            and "energy".
+        nodes: Names of the nodes; all unless given.
+        every: Record at every n-th observation.
+        messages: Whether to record the messages on every link as well.
     """
 
     quantities: tuple[str, ...] = ("mean", "sd", "observation", "prediction", ENERGY)
@@ -36,7 +37,7 @@ class Record:
 
     @classmethod
     def of(cls, given: Record | Iterable[str] | None) -> Record:
-        """Convert the `record` argument of a run: a Record, names of quantities, or None for the defaults."""
+        """A record from a record, from names of quantities, or the default for None."""
         if given is None or isinstance(given, Record):
             return given or cls()
         if not isinstance(given, Iterable):
@@ -45,93 +46,120 @@ class Record:
 
     @classmethod
     def flow(cls, every: int = 1) -> Record:
-        """Everything that `result.error_flow()` and `result.plot()` need."""
+        """Everything that `result.error_flow()` and `result.plot()` show."""
         return cls((*cls.quantities, "error", "weighted_error"), every=every, messages=True)
 
 
-class TraceBuffer:
-    """Growing recording of one quantity. Raw values are collected in blocks and transformed block by block.
+class Column(NamedTuple):
+    """One recorded quantity: names of its dimensions, how to read its raw value, and how to transform raw values."""
 
-    Args:
-        dims: Names of the dimensions of the quantity.
-        raw: Returns the raw value (B, ...) of the current tick; the tensor must not be modified afterwards.
-        transform: Maps raw values (N, ...) to the quantity (N, *dims); the identity by default.
+    dims: tuple[str, ...]
+    read: Callable[[], Tensor]
+    transform: Callable[[Tensor], Tensor] | None = None
+
+
+class Row(NamedTuple):
+    """The raw values of all columns at one time; running: batch elements that have not stopped, None for all."""
+
+    time: float
+    values: tuple[Tensor, ...]
+    running: Tensor | None
+
+
+class Recorder:
+    """A growing table of recorded quantities.
+
+    Rows are appended as they are and transformed block by block. A matrix may be inverted to another last digit at
+    another place of its block, so blocks do not depend on when a run is saved.
     """
 
-    def __init__(
-        self, dims: tuple[str, ...], raw: Callable[[], Tensor], transform: Callable[[Tensor], Tensor] | None = None
-    ) -> None:
-        self.dims = dims
-        self.running: Tensor | None = None
-        """Mask (B,) of the batch elements that were running during the open block; None if all were."""
-        self._raw, self._transform = raw, transform
-        self._blocks: list[Tensor] = []
-        self._open: list[Tensor] = []
-        self._capacity = BLOCK
+    def __init__(self, columns: dict[str, Column]) -> None:
+        self.columns = columns
+        self._full: list[tuple[list[float], dict[str, Tensor]]] = []
+        self._open: list[Row] = []
 
-    def append(self, running: Tensor | None = None) -> None:
-        """Record the current value; batch elements outside the mask `running` (B,) are recorded as NaN."""
-        if running is not self.running:
-            self._close_block()
-            self.running = running
-        value = self._raw()
-        if not self._open:
-            self._capacity = _capacity(value)
-        self._open.append(value)
-        if len(self._open) == self._capacity:
-            self._close_block()
+    def read(self, time: float, running: Tensor | None) -> Row:
+        """The present values of all columns."""
+        return Row(time, tuple(column.read() for column in self.columns.values()), running)
 
-    def __len__(self) -> int:
-        return sum(map(len, self._blocks)) + len(self._open)
+    def append(self, row: Row) -> None:
+        """Add a row."""
+        first = self._open[0] if self._open else row
+        if not _same(row.running, first.running) or len(self._open) >= _block_size(first):
+            self._close()
+        self._open.append(row)
 
     def keep_last(self, count: int) -> None:
-        """Drop the blocks that lie entirely before the last `count` values."""
-        excess = len(self) - count
-        while self._blocks and len(self._blocks[0]) <= excess:
-            excess -= len(self._blocks.pop(0))
+        """Forget blocks that lie wholly before the last so many rows."""
+        spare = len(self) - count
+        while self._full and len(self._full[0][0]) <= spare:
+            spare -= len(self._full.pop(0)[0])
 
-    def truncate(self, length: int) -> None:
-        """Drop all values after the first `length`."""
-        while len(self) > length:
-            if self._open:
-                self._open.pop()
-            else:
-                self._blocks[-1:] = [self._blocks[-1][:-1]]
+    def __len__(self) -> int:
+        return sum(len(times) for times, _ in self._full) + len(self._open)
 
-    def state(self) -> tuple[Tensor | None, Tensor | None]:
-        """Values of the closed blocks (T, B, ...) and raw values of the open block; None where there are none.
+    @property
+    def times(self) -> list[float]:
+        """The time of each row."""
+        return [t for times, _ in self._full for t in times] + [row.time for row in self._open]
 
-        The open block is saved raw: the last digit of a batched matrix inverse depends on its place in the batch, so
-        saving a run must not close a block.
-        """
-        return (torch.cat(self._blocks) if self._blocks else None), (torch.stack(self._open) if self._open else None)
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the rows that are not transformed yet."""
+        return sum(value.numel() * value.element_size() for row in self._open for value in row.values)
 
-    def restore(self, closed: Tensor | None, unfinished: Tensor | None, running: Tensor | None) -> None:
-        """Continue from a `state`; running: the mask of the open block."""
-        self._blocks = [] if closed is None else [closed]
-        self._open = [] if unfinished is None else list(unfinished.unbind())
-        self._capacity, self.running = (_capacity(self._open[0]) if self._open else BLOCK), running
-
-    def tensor(self) -> Tensor | None:
-        """All values (T, B, ...), or None if there are none."""
-        blocks = [*self._blocks, self._transformed()] if self._open else self._blocks
+    def tensor(self, name: str) -> Tensor | None:
+        """A quantity at all times, (T, B, ...), or None if nothing was recorded."""
+        blocks = [values[name] for _, values in self._full]
+        if self._open:
+            blocks.append(self._transformed(name))
         return torch.cat(blocks) if blocks else None
 
-    def _close_block(self) -> None:
+    # --- saving --------------------------------------------------------------------------------------------------
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor | None]:
+        """Transformed values and raw values of the open block by name, (T, B, ...) each, and `running` of the block."""
+        full = {name: torch.cat([values[name] for _, values in self._full]) for name in self.columns if self._full}
+        raw = {}
         if self._open:
-            self._blocks, self._open = [*self._blocks, self._transformed()], []
+            for i, name in enumerate(self.columns):
+                raw[name] = torch.stack([row.values[i] for row in self._open])
+        return full, raw, self._open[0].running if self._open else None
 
-    def _transformed(self) -> Tensor:
-        """Values of the open block."""
-        values = torch.stack(self._open)
-        if self._transform is not None:
-            flat = self._transform(values.flatten(0, 1))
-            values = flat.view(*values.shape[:2], *flat.shape[1:])
-        if self.running is not None:
-            values = torch.where(self.running.view(-1, *(1,) * (values.dim() - 2)), values, torch.nan)
+    def restore(
+        self, times: Sequence[float], full: dict[str, Tensor], raw: dict[str, Tensor], running: Tensor | None
+    ) -> None:
+        """Continue from a `state` with these times."""
+        count = len(next(iter(raw.values()))) if raw else 0
+        done = len(times) - count
+        self._full = [(list(times[:done]), full)] if done else []
+        rows = zip(*(raw[name].unbind() for name in self.columns), strict=True) if raw else ()
+        self._open = [Row(t, values, running) for t, values in zip(times[done:], rows, strict=True)]
+
+    # --- blocks --------------------------------------------------------------------------------------------------
+    def _close(self) -> None:
+        block = [row.time for row in self._open], {name: self._transformed(name) for name in self.columns}
+        self._full.append(block)
+        self._open = []
+
+    def _transformed(self, name: str) -> Tensor:
+        """What the open block holds of a quantity, (T, B, ...)."""
+        i, transform = list(self.columns).index(name), self.columns[name].transform
+        values = torch.stack([row.values[i] for row in self._open])
+        if transform is not None:
+            found = transform(values.flatten(0, 1))
+            values = found.view(*values.shape[:2], *found.shape[1:])
+        running = self._open[0].running
+        if running is not None:
+            values = torch.where(running.view(-1, *(1,) * (values.dim() - 2)), values, torch.nan)
         return values.cpu()
 
 
-def _capacity(value: Tensor) -> int:
-    """Number of such values in a block."""
-    return max(1, min(BLOCK, BLOCK_BYTES // max(1, value.nbytes)))
+def _same(one: Tensor | None, other: Tensor | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return one is other or torch.equal(one, other)
+
+
+def _block_size(row: Row) -> int:
+    largest = max((value.nbytes for value in row.values), default=1)
+    return max(1, min(BLOCK, BLOCK_BYTES // max(1, largest)))

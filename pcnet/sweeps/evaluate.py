@@ -18,7 +18,8 @@ from torch.utils._pytree import tree_leaves
 
 from pcnet.engine.session import Session
 from pcnet.errors import StudyError
-from pcnet.model.graph import Graph, Model
+from pcnet.model.graph import Graph
+from pcnet.model.model import Model
 from pcnet.model.schedule import Schedule, odem
 from pcnet.sweeps.batching import stack_models
 
@@ -164,7 +165,7 @@ def invert(task: Task, report: Callable[[int], object] = lambda _: None) -> list
     keys = [repr(settings) for settings in task.settings]  # several replicates may have the same settings
     models = {key: build_model(task.build, each) for key, each in dict(zip(keys, task.settings, strict=True)).items()}
     model = stack_models([models[key] for key in keys])
-    session = model.graph.start(model.schedule, record=(), on_divergence="stop")
+    session = model.start(record=(), on_divergence="stop")
     which = torch.tensor(task.replicates)
     observations = {name: torch.as_tensor(values) for name, values in task.data.observations.items()}
     scores = [Score(session, name, torch.as_tensor(values), which) for name, values in task.data.truth.items()]
@@ -250,7 +251,7 @@ def dry_run(model: Model, data: Data) -> int:
     Returns:
         Approximate number of bytes that one inversion takes within a batch.
     """
-    session = model.graph.start(model.schedule, record=(), on_divergence="stop")
+    session = model.start(record=(), on_divergence="stop")
     with PeakMemory() as peak:
         session.step({name: values[:1, 0] for name, values in data.observations.items()})
     for name, truth in data.truth.items():

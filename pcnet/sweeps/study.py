@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pcnet.errors import StudyError
-from pcnet.model.graph import Model
+from pcnet.model.digest import digest
+from pcnet.model.model import Model
 from pcnet.results.recorder import Record
 from pcnet.results.result import Result
 from pcnet.sweeps import comparison
-from pcnet.sweeps.batching import batch_key, digest, stack_models
+from pcnet.sweeps.batching import batch_key, stack_models
 from pcnet.sweeps.comparison import Average
 from pcnet.sweeps.evaluate import Build, Data, build_model, fingerprint, parse_data
 from pcnet.sweeps.store import Row, Store
@@ -221,7 +222,7 @@ class Study:
             model = stack_models([models[row.id] for row in group])
             replicates = [row.replicate for row in group]
             seen = {name: values[replicates] for name, values in data.observations.items()}
-            result = model.graph.run(seen, model.schedule, record=record, on_divergence="stop", progress=False)
+            result = model.run(seen, record=record, on_divergence="stop", progress=False)
             results |= {row.id: result.element(i) for i, row in enumerate(group)}
         return {row.id: results[row.id] for row in wanted}
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pcnet.functions import systems as flows
-from pcnet.functions.base import Function, Plain
+from pcnet.functions.base import Function, PlainFunction
 from pcnet.functions.traced import TracedFunction
 from pcnet.simulate import (
     GLV_INITIAL,
@@ -64,7 +64,7 @@ class Process(NamedTuple):
         jump: Parameters of the second half of the time, if they differ.
     """
 
-    flow: Function | Plain
+    flow: Function | PlainFunction
     parameters: tuple[float, ...]
     initial: tuple[float, ...]
     state_sd: tuple[float, ...]
@@ -122,12 +122,12 @@ class Process(NamedTuple):
 class AssumedModel(NamedTuple):
     """Model that the methods assume: flow, prior of the parameters, and prior of unobserved initial states."""
 
-    flow: Function | Plain
+    flow: Function | PlainFunction
     mean: tuple[float, ...]
     sd: tuple[float, ...]
     initial: tuple[float, ...] = (0.0, 0.0, 0.0)
     initial_sd: float = 1.0
-    plain_flow: Plain | None = None
+    plain_flow: PlainFunction | None = None
     """The flow in plain operations, so that the baselines share no code with pcnet's flow."""
     right: bool = True
     """Whether the model has the form of the process."""
