@@ -8,7 +8,8 @@ from pcnet.functions import systems
 from pcnet.functions.network import Network
 from pcnet.functions.registry import register
 from pcnet.functions.traced import TracedFunction
-from pcnet.model.graph import Graph, Model
+from pcnet.model.graph import Graph
+from pcnet.model.model import Model
 from pcnet.model.schedule import (
     Act,
     Every,

@@ -28,12 +28,12 @@ class NodeContract:
 
     scales = torch.tensor([0.7, 1.0, 1.6], dtype=torch.float64)
 
-    def live(self, scale=None, steps=4, **options):
+    def session(self, scale=None, steps=4, **options):
         graph = self.build(self.scales if scale is None else scale)
-        live = graph.start(self.schedule, record=(), **options)
+        session = graph.start(self.schedule, record=(), **options)
         for t in range(steps):
-            live.step({name: y[t] for name, y in self.observations().items()})
-        return live
+            session.step({name: y[t] for name, y in self.observations().items()})
+        return session
 
     def run(self, scale, **options):
         graph = self.build(scale)
@@ -55,29 +55,29 @@ class NodeContract:
             type(node)("n", nonsense=1)
 
     def test_beliefs_and_energies_have_one_leading_batch_dimension(self):
-        live = self.live()
-        node, local = live.graph[self.name], live.local(self.name)
+        session = self.session()
+        node, local = session.graph[self.name], session.local(self.name)
         for part in local.belief:
             assert part.shape[0] == len(self.scales)
         for part in node.energy(local):
             assert part is None or part.shape == (len(self.scales),)
 
     def test_quantities_are_labelled_and_finite(self):
-        live = self.live()
-        node = live.graph[self.name]
+        session = self.session()
+        node = session.graph[self.name]
         assert node.quantities
         for quantity, about in node.quantities.items():
-            value = live.read(self.name, quantity)
+            value = session.read(self.name, quantity)
             assert value.dim() == 1 + len(about.dims), quantity
             assert torch.isfinite(value).all(), quantity
 
     def test_messages_are_immutable_and_repeatable(self):
         """The same belief and messages give the same message, and asking changes nothing."""
-        live = self.live()
-        node, local = live.graph[self.name], live.local(self.name)
+        session = self.session()
+        node, local = session.graph[self.name], session.local(self.name)
         before = local.belief
         with torch.inference_mode():
-            for links, send in ((local.below, node.predict), (local.above, node.err)):
+            for links, send in ((local.below, node.prediction), (local.above, node.error)):
                 for link in links:
                     first, second = send(local, link), send(local, link)
                     if isinstance(first, Prediction):
@@ -93,23 +93,23 @@ class NodeContract:
         assert local.belief is before
 
     def test_acts_change_only_the_own_belief_and_only_where_due(self):
-        live = self.live()
-        node, local = live.graph[self.name], live.local(self.name)
-        others = {name: live.local(name).belief for name in live.graph.nodes if name != self.name}
+        session = self.session()
+        node, local = session.graph[self.name], session.local(self.name)
+        others = {name: session.local(name).belief for name in session.graph.nodes if name != self.name}
         mask = torch.tensor([True, False, True])
         with torch.inference_mode():
-            for verb in ("accumulate", "update", "update_covariance", "carry", "initialise"):
+            for verb in ("accumulate", "update", "update_covariance", "predict", "retune", "renew_prior", "initialise"):
                 before = local.belief
                 local.mask = mask
                 getattr(node, verb)(local)
                 local.mask = None
                 for old, new in zip(before, local.belief, strict=True):
                     assert torch.equal(old[1], new[1]), f"{verb} reached a batch element that was not due"
-        assert all(live.local(name).belief is belief for name, belief in others.items())
+        assert all(session.local(name).belief is belief for name, belief in others.items())
 
     def test_sees_its_own_links_only(self):
-        live = self.live()
-        local: NodeContext = live.local(self.name)
+        session = self.session()
+        local: NodeContext = session.local(self.name)
         for link in local.above:
             assert link.child.name == self.name
         for link in local.below:
@@ -117,8 +117,8 @@ class NodeContract:
 
     def test_gradient_is_the_slope_of_the_free_energy(self):
         """Central differences of the sum of all nodes' energies, posterior log-determinants held."""
-        live = self.live(scale=torch.tensor(1.0, dtype=torch.float64))
-        node, local = live.graph[self.name], live.local(self.name)
+        session = self.session(scale=torch.tensor(1.0, dtype=torch.float64))
+        node, local = session.graph[self.name], session.local(self.name)
         with torch.inference_mode():
             gradient = node.gradient(local)
             if gradient is None:
@@ -131,7 +131,7 @@ class NodeContract:
                     h = 1e-5 * max(1.0, abs(mean.reshape(-1)[i].item()))
                     mean.view(-1)[i] += sign * h
                     local.belief = belief._replace(mean=mean)
-                    sides.append(_free_energy(live))
+                    sides.append(_free_energy(session))
                 expected = (sides[0] - sides[1]) / (2 * h)
                 assert gradient[0, i].item() == pytest.approx(expected, rel=2e-4, abs=2e-4)
             local.belief = belief
@@ -150,8 +150,8 @@ class NodeContract:
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
     def test_dtype_is_that_of_the_run(self, dtype):
-        live = self.live(dtype=dtype)
-        for part in live.local(self.name).belief:
+        session = self.session(dtype=dtype)
+        for part in session.local(self.name).belief:
             assert part.dtype == dtype
 
     def test_begin_does_not_depend_on_global_defaults(self):
@@ -174,10 +174,10 @@ def _flat(value) -> list[torch.Tensor]:
     return [value] if isinstance(value, torch.Tensor) else [value.temporal, value.channel, value.log_det]
 
 
-def _free_energy(live) -> float:
+def _free_energy(session) -> float:
     total = 0.0
-    for name, node in live.graph.nodes.items():
-        accuracy, complexity = node.energy(live.local(name))
+    for name, node in session.graph.nodes.items():
+        accuracy, complexity = node.energy(session.local(name))
         total += (0 if complexity is None else complexity.item()) - (0 if accuracy is None else accuracy.item())
     assert math.isfinite(total)
     return total

@@ -17,12 +17,12 @@ from pcnet.functions import systems as flows
 from pcnet.functions.base import Function
 from pcnet.functions.closed_form import Quadratic
 from pcnet.graphs import odem
-from pcnet.model.graph import Model
+from pcnet.model.model import Model
 from pcnet.nodes import GeneralisedStateNode, ParameterNode, PrecisionNode, SensoryNode
 from pcnet.numerics.estimators import Exponential, RobbinsMonro, WindowMean
 from pcnet.numerics.integrators import ExplicitEuler, LocalLinearisation
 from pcnet.numerics.kernels import SquaredExponential
-from pcnet.sweeps.batching import digest, form, together
+from pcnet.model.digest import digest, form, together
 
 SEEN = torch.randn(7, 2, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
 
@@ -274,7 +274,7 @@ class Net(torch.nn.Module):
 class Own(Function):
     """A function of one's own that has no name in words."""
 
-    __call__ = linearise = curve = parameter_slope = parameter_contracted_hessian = lambda self, *_: None
+    __call__ = linearise = contracted_hessian = parameter_slope = parameter_contracted_hessian = lambda self, *_: None
 
 
 def shifted(by):

@@ -336,21 +336,21 @@ def test_scrubbing_through_ten_thousand_observations_is_smooth(page):
 # --- live ------------------------------------------------------------------------------------------------------------
 def test_a_running_stream_is_followed(page, browser):
     graph, schedule = odem(every=20)
-    live = graph.start(schedule, record=())
+    session = graph.start(schedule, record=())
     data = pc.simulate.glv_process(60, noise="white", seed=1).observations
-    with watch(live) as watched:
+    with watch(session) as watched:
         browser.get(watched.address)
         shown = Page(browser)
         assert "Waiting for the first observation" in shown.find("body").text
         for y in data[:30]:
-            live.step(y)
+            session.step(y)
         shown.until(lambda: shown.all("#now[data-frame]"))
         for y in data[30:]:
-            live.step(y)
+            session.step(y)
         shown.until(lambda: "60 of 60" in shown.find("#now").text)
         shown.run("choose(arguments[0])", list(graph.nodes).index("theta"))
         shown.settled()
-        believed = torch.stack([live.mean("theta"), live.sd("theta")], 1).reshape(-1)
+        believed = torch.stack([session.mean("theta"), session.sd("theta")], 1).reshape(-1)
         assert shown.values("parameter") == pytest.approx(believed.tolist(), rel=1e-6)
         assert shown.find("#live").text == "● live"
     shown.until(lambda: "has ended" in shown.find("#live").text)

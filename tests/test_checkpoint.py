@@ -87,7 +87,7 @@ def with_trouble(policy):
     return graph, schedule, stream, None, policy
 
 
-def of_triple(**options):
+def of_adaptive_filter(**options):
     graph, schedule = adaptive_filter(
         pc.systems.lotka_volterra, 3, 0.01, parameter_mean=[0.3, -0.2, 0.3], parameter_sd=0.25, every=3, **options
     )
@@ -135,10 +135,12 @@ CASES = {
     "hold": lambda: with_trouble("hold"),
     "reset": lambda: with_trouble("reset"),
     "stop": lambda: with_trouble("stop"),
-    "triple": of_triple,
-    "triple, smooth": lambda: of_triple(smoothness=0.05),
-    "triple, learned width": lambda: of_triple(smoothness=0.05, correlation_time_sd=0.5),
-    "triple, drift": lambda: of_triple(drift=1.0),
+    "adaptive filter": of_adaptive_filter,
+    "adaptive filter, smooth": lambda: of_adaptive_filter(correlation_time=0.05),
+    "adaptive filter, learned correlation time": lambda: of_adaptive_filter(
+        correlation_time=0.05, correlation_time_sd=0.5
+    ),
+    "adaptive filter, model error": lambda: of_adaptive_filter(model_error_time=1.0),
     "tiers": of_tiers,
     "categories": of_categories,
 }
@@ -172,8 +174,8 @@ def test_going_on_is_the_same_as_never_having_stopped(case, tmp_path):
 
 def test_without_the_recording(tmp_path):
     graph, schedule, stream, _ = of_paper()
-    live = graph.start(schedule, record=pc.Record(("mean",), nodes=("x",), every=2)).run(iter(stream[:7]))
-    again = pc.resume(live.save(tmp_path / "run", recording=False), graph, schedule)
+    session = graph.start(schedule, record=pc.Record(("mean",), nodes=("x",), every=2)).run(iter(stream[:7]))
+    again = pc.resume(session.save(tmp_path / "run", recording=False), graph, schedule)
     assert again.record.every == 2
     again.run(iter(stream[7:]))
     whole = graph.run(iter(stream), schedule=schedule, record=("mean",))
@@ -182,9 +184,9 @@ def test_without_the_recording(tmp_path):
 
 def test_a_graph_whose_functions_have_names_is_in_the_file(tmp_path):
     graph, schedule, stream, _ = of_paper(conventions="authors")
-    live = graph.start(schedule).run(iter(stream[:7]))
-    again = pc.resume(live.save(tmp_path / "run"))
-    same(live.run(iter(stream[7:])).result(), again.run(iter(stream[7:])).result())
+    session = graph.start(schedule).run(iter(stream[:7]))
+    again = pc.resume(session.save(tmp_path / "run"))
+    same(session.run(iter(stream[7:])).result(), again.run(iter(stream[7:])).result())
     graph, schedule, stream, _ = nonlinear()
     graph.start(schedule).run(iter(stream)).save(tmp_path / "run")
     with pytest.raises(CheckpointError, match="functions have no names"):
@@ -193,10 +195,10 @@ def test_a_graph_whose_functions_have_names_is_in_the_file(tmp_path):
 
 def test_single_precision(tmp_path):
     graph, schedule, stream, _ = of_paper()
-    live = graph.start(schedule, dtype=torch.float32).run(iter(stream[:7]))
-    again = pc.resume(live.save(tmp_path / "run"), graph, schedule)
+    session = graph.start(schedule, dtype=torch.float32).run(iter(stream[:7]))
+    again = pc.resume(session.save(tmp_path / "run"), graph, schedule)
     assert again.mean("x").dtype == torch.float32
-    same(live.run(iter(stream[7:])).result(), again.run(iter(stream[7:])).result())
+    same(session.run(iter(stream[7:])).result(), again.run(iter(stream[7:])).result())
 
 
 # --- a tick is done whole or not at all ---
@@ -204,7 +206,7 @@ VERBS = [
     (SensoryNode, "observe"),
     (GeneralisedStateNode, "update"),
     (GeneralisedStateNode, "update_covariance"),
-    (PrecisionNode, "carry"),
+    (PrecisionNode, "renew_prior"),
     (TraceBuffer, "write"),
 ]
 
@@ -215,55 +217,55 @@ def test_interrupted_within_a_tick(kind, verb, where, monkeypatch, tmp_path):
     """By Ctrl-C in the middle of anything: then it can be done once more, here or from a file."""
     graph, schedule, stream, _ = of_paper()
     whole = graph.start(schedule).run(iter(stream))
-    live = graph.start(schedule)
+    session = graph.start(schedule)
     do, calls = getattr(kind, verb), []
 
     def interrupted(self, *given):
         do(self, *given)
-        calls.append(live.tick)
-        if live.tick == where[0] and calls.count(live.tick) == 1 + where[1]:
+        calls.append(session.tick)
+        if session.tick == where[0] and calls.count(session.tick) == 1 + where[1]:
             raise KeyboardInterrupt
 
     monkeypatch.setattr(kind, verb, interrupted)
     for y in stream:
         try:
-            live.step(y)
+            session.step(y)
         except KeyboardInterrupt:
-            if live.tick:
-                live = pc.resume(live.save(tmp_path / "run"), graph, schedule)
-            live.step(y)
-    same(whole.result(), live.result())
-    assert len(live.result().times) == TICKS
-    np.testing.assert_array_equal(whole.free_action, live.free_action)
+            if session.tick:
+                session = pc.resume(session.save(tmp_path / "run"), graph, schedule)
+            session.step(y)
+    same(whole.result(), session.result())
+    assert len(session.result().times) == TICKS
+    np.testing.assert_array_equal(whole.free_action, session.free_action)
 
 
-@pytest.mark.parametrize("case", ["paper", "triple", "triple, drift"])
+@pytest.mark.parametrize("case", ["paper", "adaptive filter", "adaptive filter, model error"])
 def test_an_observation_that_is_refused_leaves_no_trace(case, tmp_path):
     """One that diverges, or comes too early: the run goes on, or is saved, as if it had not been there."""
     graph, schedule, stream, _ = CASES[case]()
     whole = graph.start(schedule).run(iter(stream))
-    live = graph.start(schedule)
+    session = graph.start(schedule)
     for k, y in enumerate(stream):
         if k == 5:
             with pytest.raises(pc.errors.DivergenceError):
-                live.step(np.full(3, 1e300))
-            live = pc.resume(live.save(tmp_path / "run"), graph, schedule)
+                session.step(np.full(3, 1e300))
+            session = pc.resume(session.save(tmp_path / "run"), graph, schedule)
             with pytest.raises(pc.errors.ObservationError, match="times must rise"):
-                live.step(y, t=0.01)
-        live.step(y)
-    same(whole.result(), live.result())
-    np.testing.assert_array_equal(whole.free_action, live.free_action)
+                session.step(y, t=0.01)
+        session.step(y)
+    same(whole.result(), session.result())
+    np.testing.assert_array_equal(whole.free_action, session.free_action)
 
 
 def test_a_first_observation_that_is_refused():
     graph, _, stream, _ = stack()
-    live = graph.start(pc.generalised_filtering())
+    session = graph.start(pc.generalised_filtering())
     with pytest.raises(pc.errors.ObservationError, match="has no value yet"):
-        live.step({"y": [0.0, 0.0]})
+        session.step({"y": [0.0, 0.0]})
     with pytest.raises(pc.errors.ObservationError, match="before the first observation"):
-        _ = live.free_energy
+        _ = session.free_energy
     batched = {name: np.stack([value, value]) for name, value in stream[0].items()}  # it may be of another shape
-    assert live.step(batched, t=3.0).free_energy.shape == (2,)
+    assert session.step(batched, t=3.0).free_energy.shape == (2,)
 
 
 # --- killed ---
@@ -283,17 +285,17 @@ def killable(kind):
 
 def victim(path, out, ready, kind):
     graph, schedule = killable(kind)
-    live = pc.resume(path, graph, schedule) if path.exists() else graph.start(schedule)
+    session = pc.resume(path, graph, schedule) if path.exists() else graph.start(schedule)
     ready.set()
-    for y in STREAM[live.tick :]:
-        live.step(y).save(path)
-    np.savez(out, mean=live.result().mean("x"), action=float(live.free_action))
+    for y in STREAM[session.tick :]:
+        session.step(y).save(path)
+    np.savez(out, mean=session.result().mean("x"), action=float(session.free_action))
 
 
 STREAM = 1 + 0.1 * np.random.default_rng(0).normal(size=(160, 3))
 
 
-@pytest.mark.parametrize("kind", ["paper", "triple"])
+@pytest.mark.parametrize("kind", ["paper", "adaptive filter"])
 def test_killed_at_any_moment(kind, tmp_path):
     """kill -9 at random moments, time and again, until it comes through."""
     chance = random.Random(0)
@@ -382,15 +384,15 @@ def test_another_graph(saved):
         pc.resume(path, other, schedule)
     with pytest.raises(CheckpointError, match="another graph or schedule"):
         pc.resume(path, graph, pc.odem(every=4))
-    live = pc.resume(path, other, schedule, strict=False)
-    assert live.tick == TICKS
+    session = pc.resume(path, other, schedule, strict=False)
+    assert session.tick == TICKS
     with pytest.raises(CheckpointError, match="other nodes"):
         pc.resume(path, nonlinear()[0], pc.odem(), strict=False)
 
 
 def test_where_nothing_can_be_written(saved, tmp_path):
     graph, schedule, path = saved
-    live = pc.resume(path, graph, schedule)
+    session = pc.resume(path, graph, schedule)
     with pytest.raises(CheckpointError, match="no folder"):
-        live.save(tmp_path / "nowhere" / "run")
+        session.save(tmp_path / "nowhere" / "run")
     assert sorted(p.name for p in Path(tmp_path).iterdir()) == ["run"]

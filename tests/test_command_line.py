@@ -124,14 +124,14 @@ def test_lines_with_times_and_sensors_that_come_and_go(folder):
     stream = [({"fast": 1.0, "slow": 2.0}, 0.0), ({"fast": 1.5}, 0.13), ({"slow": 2.5}, 0.2), ({}, 0.5)]
     text = "\n".join(json.dumps(y | {"t": t}) for y, t in stream)
     done = good("run", "two.json", "--observations", "-", input=text)
-    live = graph.start(pc.states_only())
+    session = graph.start(pc.states_only())
     for line, (y, t) in zip(done.stdout.splitlines(), stream, strict=True):
-        live.step({name: [value] for name, value in y.items()}, t=t)
-        assert json.loads(line)["beliefs"]["x"]["mean"] == live.mean("x").tolist()
+        session.step({name: [value] for name, value in y.items()}, t=t)
+        assert json.loads(line)["beliefs"]["x"]["mean"] == session.mean("x").tolist()
         assert json.loads(line)["t"] == t
     pd.DataFrame([y | {"t": t} for y, t in stream]).to_csv("two.csv", index=False)
     good("run", "two.json", "--observations", "two.csv", "--output", "two.nc")
-    same(live.result(), pc.Result.load("two.nc"))
+    same(session.result(), pc.Result.load("two.nc"))
 
 
 def test_forecast(folder):
@@ -243,7 +243,7 @@ def test_divergence_has_an_exit_code_of_its_own(folder):
 
 def test_a_reader_that_leaves(folder):
     command = [sys.executable, "-m", "pcnet.command_line", "run", "graph.yaml", "--observations", "-"]
-    script = "import sys; from pcnet.command_line import app; sys.argv = sys.argv[1:]; app()"
+    script = "import sys; from pcnet.io.command_line import app; sys.argv = sys.argv[1:]; app()"
     command[1:3] = ["-c", script, "pcnet"]
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=dict(os.environ), text=True
@@ -266,7 +266,7 @@ def fetch(address, path):
 @contextmanager
 def started(folder, *arguments):
     """The command in a process of its own, and the address that it says."""
-    command = [sys.executable, "-c", "from pcnet.command_line import app; app()", *arguments]
+    command = [sys.executable, "-c", "from pcnet.io.command_line import app; app()", *arguments]
     ends = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, cwd=folder, text=True, **ends) as process:
         try:

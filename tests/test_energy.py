@@ -28,11 +28,11 @@ graphs = st.integers(1, 2).flatmap(
 )
 
 
-def means_of(live, graph):
+def means_of(session, graph):
     found = {}
     for name, node in graph.nodes.items():
         if "mean" in node.quantities:
-            found[name] = live.mean(name)
+            found[name] = session.mean(name)
     return found
 
 
@@ -40,12 +40,12 @@ STILL = pc.Schedule(acts=(pc.act("observe", "sensory"),))
 """Beliefs stay where they were drawn: derivatives are compared there, not where a step has taken them."""
 
 
-def leave_the_priors(live, seed):
+def leave_the_priors(session, seed):
     """Move parameters, log-precisions and couplings off their prior means, where half of what is compared vanishes."""
     generator = torch.Generator().manual_seed(seed)
-    for name, node in live.graph.nodes.items():
+    for name, node in session.graph.nodes.items():
         if node.role in ("parameter", "precision"):
-            local = live.local(name)
+            local = session.local(name)
             away = torch.randn(local.belief.mean.shape, generator=generator, dtype=torch.float64)
             with torch.inference_mode():
                 local.belief = local.belief._replace(mean=local.belief.mean + 0.4 * away)
@@ -55,12 +55,12 @@ def leave_the_priors(live, seed):
 @given(graphs)
 def test_local_derivatives_are_those_of_the_total_energy(options):
     model = build(**options, curvature="exact", samples=3)
-    live = model.graph.start(STILL, record=())
+    session = model.graph.start(STILL, record=())
     for t in range(2):
-        live.step({name: y[t] for name, y in model.observations.items()})
-    leave_the_priors(live, options["seed"])
-    means = means_of(live, model.graph)
-    observed = {name: live.read(name, "observation") for name in model.observations}
+        session.step({name: y[t] for name, y in model.observations.items()})
+    leave_the_priors(session, options["seed"])
+    means = means_of(session, model.graph)
+    observed = {name: session.read(name, "observation") for name in model.observations}
 
     for name, node in model.graph.nodes.items():
         if name not in means:
@@ -69,7 +69,7 @@ def test_local_derivatives_are_those_of_the_total_energy(options):
         def energy(value, name=name):
             return model.energy({**means, name: value}, observed)
 
-        local = live.local(name)
+        local = session.local(name)
         expected = grad(energy)(means[name]).reshape(-1)
         torch.testing.assert_close(node.gradient(local)[0], expected, rtol=1e-9, atol=1e-9)
         expected = hessian(energy)(means[name]).reshape(len(expected), len(expected))
@@ -80,11 +80,11 @@ def test_local_derivatives_are_those_of_the_total_energy(options):
 @given(graphs)
 def test_gauss_newton_is_never_indefinite(options):
     model = build(**options, curvature="gauss-newton", samples=3)
-    live = model.graph.start(STILL, record=())
-    live.step({name: y[0] for name, y in model.observations.items()})
-    leave_the_priors(live, options["seed"])
-    for name in means_of(live, model.graph):
-        curvature = model.graph[name].hessian(live.local(name))[0]
+    session = model.graph.start(STILL, record=())
+    session.step({name: y[0] for name, y in model.observations.items()})
+    leave_the_priors(session, options["seed"])
+    for name in means_of(session, model.graph):
+        curvature = model.graph[name].hessian(session.local(name))[0]
         values = torch.linalg.eigvalsh(curvature)
         assert values.min() >= -1e-12 * values.max()
 
@@ -92,20 +92,20 @@ def test_gauss_newton_is_never_indefinite(options):
 def test_free_energy_is_that_of_the_paper():
     """F = energy at the means − ½ log-determinants of posteriors and priors, all formed densely."""
     model = build(dims=(2,), orders=(3,), channels=(2,), samples=8)
-    live = model.graph.start(pc.odem(every=3), record=())
-    live.step({name: y[0] for name, y in model.observations.items()})
-    means = means_of(live, model.graph)
-    observed = {name: live.read(name, "observation") for name in model.observations}
+    session = model.graph.start(pc.odem(every=3), record=())
+    session.step({name: y[0] for name, y in model.observations.items()})
+    means = means_of(session, model.graph)
+    observed = {name: session.read(name, "observation") for name in model.observations}
     total = model.energy(means, observed)  # priors are still those given, before the first slow step
     for name, node in model.graph.nodes.items():
         if name not in means:
             continue
-        total = total - 0.5 * torch.linalg.slogdet(live.read(name, "covariance"))[1]
+        total = total - 0.5 * torch.linalg.slogdet(session.read(name, "covariance"))[1]
         if node.role in ("parameter", "precision"):
             total = total + means[name].numel() * math.log(float(node.sd))
     y = observed["y0"]
     total = total + 0.5 * y.numel() * math.log(2 * math.pi)
-    assert live.free_energy == pytest.approx(float(total), rel=1e-12)
+    assert session.free_energy == pytest.approx(float(total), rel=1e-12)
 
 
 def test_free_action_is_the_sum_of_the_free_energy():

@@ -128,7 +128,7 @@ def test_a_page_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     flow = paper_run().error_flow()
     path = flow.save(tmp_path / "flow.html")
     before = path.read_bytes()
-    monkeypatch.setattr("pcnet.page.render", lambda *a: (_ for _ in ()).throw(OSError("disk full")))
+    monkeypatch.setattr("pcnet.results.page.render", lambda *a: (_ for _ in ()).throw(OSError("disk full")))
     with pytest.raises(OSError, match="disk full"):
         flow.save(path)
     assert path.read_bytes() == before

@@ -25,9 +25,9 @@ STILL = adaptive_filtering(levels=(LevelNodes(precisions=(), parameters=()),))
 """States alone: nothing is learned."""
 
 
-def linear_graph(noise: str = "given", **options) -> pc.Graph:
+def linear_graph(learn_noise: bool = False, **options) -> pc.Graph:
     x = KalmanStateNode(
-        "x", dim=2, flow=Linear(FLOW), initial_mean=FIRST[None], initial_sd=0.9, learn_noise=noise, **options
+        "x", dim=2, flow=Linear(FLOW), initial_mean=FIRST[None], initial_sd=0.9, learn_noise=learn_noise, **options
     )
     y = SensoryNode("y", dim=3, orders=1, dt=DT)
     graph = pc.Graph()
@@ -69,19 +69,22 @@ def kalman(dt: float = DT) -> Kalman:
     return Kalman(np.eye(2) + dt * FLOW, q, GAIN, np.diag(NOISE_VARIANCE), FIRST, 0.81 * np.eye(2))
 
 
-@pytest.mark.parametrize("noise", ["given", "learned"])
-def test_it_is_the_kalman_filter(noise):
+@pytest.mark.parametrize("learn_noise", [False, True])
+def test_it_is_the_kalman_filter(learn_noise):
     """Mean, covariance and evidence to machine precision, whether or not sensitivities are carried."""
-    oracle, result = kalman(), linear_graph(noise).run(OBSERVATIONS, STILL, record=["mean", "covariance", "energy"])
-    if noise == "learned":
-        live = linear_graph(noise).start(STILL).run(OBSERVATIONS)
-        result_shares = live.local("x").belief.carried.covariance[0].numpy()
+    oracle, result = (
+        kalman(),
+        linear_graph(learn_noise).run(OBSERVATIONS, STILL, record=["mean", "covariance", "energy"]),
+    )
+    if learn_noise:
+        session = linear_graph(learn_noise).start(STILL).run(OBSERVATIONS)
+        result_shares = session.local("x").belief.carried.covariance[0].numpy()
     for t, y in enumerate(OBSERVATIONS):
         oracle.step(y)
         np.testing.assert_allclose(result.mean("x")[t, 0], oracle.mean, rtol=1e-11, atol=1e-13)
-        if noise == "given":
+        if not learn_noise:
             np.testing.assert_allclose(result.covariance("x")[t], oracle.covariance, rtol=1e-11, atol=1e-14)
-    if noise == "learned":
+    if learn_noise:
         np.testing.assert_allclose(result_shares, oracle.covariance, rtol=1e-11, atol=1e-14)
     assert result.accuracy.sum() == pytest.approx(oracle.log_evidence, rel=1e-11)
 
@@ -100,14 +103,20 @@ def test_what_is_missing_is_not_there():
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"smoothness": 0.3}, {"smoothness": 0.3, "smoothness_sd": 0.5}, {"drift": 2.0}, {"by_channel": "shared"}],
+    [
+        {},
+        {"correlation_time": 0.3},
+        {"correlation_time": 0.3, "correlation_time_sd": 0.5},
+        {"model_error_time": 2.0},
+        {"noise_per_channel": False},
+    ],
     ids=str,
 )
 def test_a_channel_or_sensor_that_is_missing_is_as_if_it_were_not_in_the_graph(options):
     """All that is learned is the same: of states, parameters and levels of noise."""
     flow = pc.TracedFunction(lambda x, k: torch.stack([x[..., 1], -k[..., 0] * x[..., 0]], -1))
     rows = [0, 2]
-    options = {"by_channel": "each"} | options
+    options = {"noise_per_channel": True} | options
 
     def model(rows):
         gain = Linear(GAIN[rows])
@@ -130,11 +139,11 @@ def test_a_channel_or_sensor_that_is_missing_is_as_if_it_were_not_in_the_graph(o
         PrecisionNode("noise_z", mean=0.0, sd=1.0, kernel=White(), estimator=Newton(covariance_reset=True)), other["z"]
     )
     silent = other.start(schedule).run({"y": y[:, rows]})
-    for name in ("x", "theta", *(each for each in small.nodes if each.startswith(("noise_x", "drift")))):
-        for live in (found, silent):
-            torch.testing.assert_close(live.mean(name), expected.mean(name), rtol=1e-9, atol=1e-10)
-            torch.testing.assert_close(live.sd(name), expected.sd(name), rtol=1e-9, atol=1e-10)
-    seen = rows if options["by_channel"] == "each" else [0]
+    for name in ("x", "theta", *(each for each in small.nodes if each.startswith(("noise_x", "model_error")))):
+        for session in (found, silent):
+            torch.testing.assert_close(session.mean(name), expected.mean(name), rtol=1e-9, atol=1e-10)
+            torch.testing.assert_close(session.sd(name), expected.sd(name), rtol=1e-9, atol=1e-10)
+    seen = rows if options["noise_per_channel"] else [0]
     torch.testing.assert_close(found.mean("noise_y")[seen], expected.mean("noise_y"), rtol=1e-9, atol=1e-10)
     torch.testing.assert_close(found.free_action, expected.free_action, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(silent.mean("noise_z"), torch.zeros(1, dtype=torch.float64))
@@ -142,18 +151,18 @@ def test_a_channel_or_sensor_that_is_missing_is_as_if_it_were_not_in_the_graph(o
 
 def test_before_anything_is_seen_it_is_as_unsure_as_at_first():
     """A gap at the very beginning is one like others: the Kalman filter's."""
-    live, reference = linear_graph().start(STILL), kalman()
+    session, reference = linear_graph().start(STILL), kalman()
     for k in range(8):
         y = OBSERVATIONS[k] if k > 3 else np.full(3, np.nan)
-        live.step(y)
+        session.step(y)
         reference.step(y)
-        np.testing.assert_allclose(live.mean("x")[0], reference.mean, rtol=1e-12)
-        np.testing.assert_allclose(live.read("x", "covariance"), reference.covariance, rtol=1e-11)
+        np.testing.assert_allclose(session.mean("x")[0], reference.mean, rtol=1e-12)
+        np.testing.assert_allclose(session.read("x", "covariance"), reference.covariance, rtol=1e-11)
     free = dataclasses.replace(linear_graph()["x"], initial_mean=None)
-    live = linear_graph().with_nodes(dict(linear_graph().nodes) | {"x": free}).start(STILL).step(None)
+    session = linear_graph().with_nodes(dict(linear_graph().nodes) | {"x": free}).start(STILL).step(None)
     step = np.eye(2) + DT * FLOW
     expected = 0.81 * step @ step.T + STATE_VARIANCE * DT**2 * np.eye(2)
-    np.testing.assert_allclose(live.read("x", "covariance"), expected, rtol=1e-12)
+    np.testing.assert_allclose(session.read("x", "covariance"), expected, rtol=1e-12)
 
 
 def test_clocks_run_on_in_single_precision():
@@ -161,10 +170,10 @@ def test_clocks_run_on_in_single_precision():
     y = np.random.default_rng(1).standard_normal(300)
     graph, schedule = adaptive_filter(lambda x, theta: -0.1 * x, 1, 0.003, every=8)
     single, double = (graph.start(schedule, dtype=dtype) for dtype in (torch.float32, torch.float64))
-    for live in (single, double):
-        live.step([0.1], t=0.0).step([0.2], t=1e5)
+    for session in (single, double):
+        session.step([0.1], t=0.0).step([0.2], t=1e5)
         for value in y:
-            live.step([value])
+            session.step([value])
     np.testing.assert_allclose(single.mean("x"), double.mean("x"), rtol=1e-3, atol=1e-3)
     np.testing.assert_allclose(single.sd("x"), double.sd("x"), rtol=1e-3)
 
@@ -219,13 +228,13 @@ def test_many_small_steps_are_the_exact_discrete_filter():
 def test_times_between_observations_may_differ():
     times = np.cumsum([0.1, 0.1, 0.3, 0.05, 0.2])
     oracle = kalman()
-    live = linear_graph().start(STILL, record=())
+    session = linear_graph().start(STILL, record=())
     for t, (time, y) in enumerate(zip(times, OBSERVATIONS, strict=False)):
         gap = DT if t == 0 else time - times[t - 1]
         oracle.f, oracle.q = np.eye(2) + gap * FLOW, STATE_VARIANCE * gap**2 * np.eye(2)
         oracle.step(y)
-        live.step(y, t=time)
-        np.testing.assert_allclose(live.mean("x")[0], oracle.mean, rtol=1e-10)
+        session.step(y, t=time)
+        np.testing.assert_allclose(session.mean("x")[0], oracle.mean, rtol=1e-10)
 
 
 def test_two_sensors_are_as_one():
@@ -270,7 +279,7 @@ def bent_graph(theta, gain, log_x, log_y, initial_sd=0.5) -> pc.Graph:
 
 
 GATHER = Schedule(
-    on_start=STILL.opening,
+    on_start=STILL.on_start,
     acts=(*STILL.acts, act("accumulate", "parameter", "precision")),
     name="tracking without learning",
 )
@@ -307,8 +316,8 @@ def test_what_parameters_hear_is_the_slope_of_the_log_evidence(node):
     ).observations
     still = {**POINT, "log_x": [2 * math.log(1e3)] * 2, "log_y": [2 * math.log(1e4)] * 3}
     still[node] = [value + 1e-4 for value in POINT[node]]
-    live = bent_graph(**still, initial_sd=1e-4).start(GATHER, record=()).run(truth)
-    found = -live.local(node).memory.gradient[0].numpy()
+    session = bent_graph(**still, initial_sd=1e-4).start(GATHER, record=()).run(truth)
+    found = -session.local(node).memory.gradient[0].numpy()
 
     def evidence(value):
         run = bent_graph(**{**still, node: value}, initial_sd=1e-4).run(truth, GATHER, record=["energy"])
@@ -333,19 +342,19 @@ def test_what_a_smooth_noise_hears_is_the_slope_of_the_log_evidence():
         return made
 
     point = np.array([0.3, -0.2])
-    live = graph(point).start(GATHER, record=()).run(OBSERVATIONS)
-    assert live.local("x").belief.mean.shape[1] == 2 + 2 * 5
+    session = graph(point).start(GATHER, record=()).run(OBSERVATIONS)
+    assert session.local("x").belief.mean.shape[1] == 2 + 2 * 5
     expected = central_differences(
         lambda log: graph(log).run(OBSERVATIONS, GATHER, record=["energy"]).accuracy.sum(), point, 1e-5
     )
-    np.testing.assert_allclose(-live.local("noise_x").memory.gradient[0].numpy(), expected, rtol=1e-6)
+    np.testing.assert_allclose(-session.local("noise_x").memory.gradient[0].numpy(), expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("node", ["noise_x", "noise_y"])
 def test_for_a_linear_model_the_slope_is_exact(node):
     """Then there is nothing to leave out: the gradient in log-precisions is that of the log-evidence."""
-    live = linear_graph("learned").start(GATHER, record=()).run(OBSERVATIONS)
-    found = -live.local(node).memory.gradient[0].numpy()
+    session = linear_graph(learn_noise=True).start(GATHER, record=()).run(OBSERVATIONS)
+    found = -session.local(node).memory.gradient[0].numpy()
 
     def evidence(log_x: float, log_y: np.ndarray) -> float:
         oracle = kalman()
@@ -373,7 +382,7 @@ def test_what_may_be_wrong_with_parameters_is_not_taken_for_noise(unsure):
     graph.parametrises(ParameterNode("theta", mean=drift, sd=unsure, estimator=Newton()), x)
     for name, log, child in (("noise_x", log_x, x), ("noise_y", log_y, y)):
         graph.weighs(PrecisionNode(name, mean=log, sd=1.0, kernel=White(), estimator=Newton()), child)
-    live = graph.start(GATHER, record=()).run([[seen]])
+    session = graph.start(GATHER, record=()).run([[seen]])
 
     def evidence(logs: np.ndarray) -> float:
         variance = sd**2 + DT**2 * (unsure**2 + math.exp(-logs[0])) + math.exp(-logs[1])
@@ -381,7 +390,7 @@ def test_what_may_be_wrong_with_parameters_is_not_taken_for_noise(unsure):
         return -0.5 * (math.log(2 * math.pi * variance) + error**2 / variance)
 
     expected = central_differences(evidence, np.array([log_x, log_y]), 1e-5)
-    found = [-live.local(name).memory.gradient.item() for name in ("noise_x", "noise_y")]
+    found = [-session.local(name).memory.gradient.item() for name in ("noise_x", "noise_y")]
     np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
@@ -481,11 +490,11 @@ def test_forgetting_is_a_random_walk_of_the_parameters():
 
 # --- flows that bend ------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("flow", [pc.systems.lorenz, pc.TracedFunction(pc.systems.lorenz.__call__, parameters=1)])
-@pytest.mark.parametrize("bend", ["keep", "drop"])
-def test_the_mean_of_a_gaussian_belief_moves_by_the_mean_of_a_quadratic_flow(flow, bend):
+@pytest.mark.parametrize("second_order", [True, False])
+def test_the_mean_of_a_gaussian_belief_moves_by_the_mean_of_a_quadratic_flow(flow, second_order):
     """E f(x) of x ~ N(m, P), exactly by points at m ± √3 times the columns of a root of P; without the bend f(m)."""
     x = KalmanStateNode(
-        "x", dim=3, flow=flow, initial_mean=[[1.0, 2.0, 20.0]], initial_sd=[1.0, 2.0, 3.0], second_order=bend
+        "x", dim=3, flow=flow, initial_mean=[[1.0, 2.0, 20.0]], initial_sd=[1.0, 2.0, 3.0], second_order=second_order
     )
     y = SensoryNode("y", dim=3, orders=1, dt=DT)
     graph = pc.Graph()
@@ -493,17 +502,17 @@ def test_the_mean_of_a_gaussian_belief_moves_by_the_mean_of_a_quadratic_flow(flo
     graph.parametrises(ParameterNode("theta", mean=[28.0], sd=1.0, estimator=Newton()), x)
     graph.weighs(PrecisionNode("noise_x", mean=0.0, sd=1.0, kernel=White()), x)
     graph.weighs(PrecisionNode("noise_y", mean=1.0, sd=1.0, kernel=White()), y)
-    live = graph.start(STILL)
-    live.run(np.array([[1.0, 2.5, 19.0], [1.3, 2.0, 19.5]]))
-    mean, covariance = live.mean("x")[0], live.local("x").belief.carried.covariance[0, :3, :3]
-    live.step(np.full(3, np.nan))
+    session = graph.start(STILL)
+    session.run(np.array([[1.0, 2.5, 19.0], [1.3, 2.0, 19.5]]))
+    mean, covariance = session.mean("x")[0], session.local("x").belief.carried.covariance[0, :3, :3]
+    session.step(np.full(3, np.nan))
     theta, f = torch.tensor([28.0], dtype=torch.float64), pc.systems.lorenz
     points = math.sqrt(3) * torch.linalg.cholesky(covariance).mT
     ends = torch.cat([mean + points, mean - points])
     second = (f(ends, theta.expand(6, 1)) - f(mean, theta)).sum(0) / 6
     assert second.abs().max() > 1e-3
-    drift = f(mean, theta) + (second if bend == "keep" else 0.0)
-    np.testing.assert_allclose(live.mean("x")[0], mean + DT * drift, rtol=1e-12)
+    drift = f(mean, theta) + (second if second_order else 0.0)
+    np.testing.assert_allclose(session.mean("x")[0], mean + DT * drift, rtol=1e-12)
 
 
 # --- smooth noise ----------------------------------------------------------------------------------------------------
@@ -645,8 +654,8 @@ def test_a_saved_run_goes_on_to_the_same_digits(tmp_path):
 
 def test_forecasts_grow_less_sure_as_the_kalman_filter_does():
     """A forecast is what the filter would believe if it saw nothing more."""
-    live = linear_graph().start(STILL, record=()).run(OBSERVATIONS)
-    forecast = live.forecast(40 * DT)
+    session = linear_graph().start(STILL, record=()).run(OBSERVATIONS)
+    forecast = session.forecast(40 * DT)
     oracle = kalman()
     for y in OBSERVATIONS:
         oracle.step(y)
@@ -695,7 +704,9 @@ def test_what_makes_no_sense_is_refused_in_words():
 
 def test_a_schedule_that_never_carries_it_on_is_refused():
     """The schedule of a run without one, above all: the belief would stand still in time."""
-    with pytest.raises(ScheduleError, match=r"FilterNode 'x' is never asked to carry; .*pcnet.adaptive_filtering\(\)"):
+    with pytest.raises(
+        ScheduleError, match=r"KalmanStateNode 'x' never takes the action 'predict'; .*pcnet.adaptive_filtering\(\)"
+    ):
         linear_graph().run(OBSERVATIONS)
 
 
@@ -766,7 +777,7 @@ def test_one_that_diverges_at_its_first_observation_does_not_disturb_the_others(
     assert (result.diverged.at == ([0, -1] if policy == "stop" else [-1, -1])).all()
 
 
-@pytest.mark.parametrize("options", [{}, {"smoothness": 0.3}, {"drift": 2.0}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"correlation_time": 0.3}, {"model_error_time": 2.0}], ids=str)
 def test_one_that_begins_anew_within_a_gap_is_as_one_that_begins_there(options):
     def graph():
         return adaptive_filter(
@@ -792,12 +803,12 @@ def test_no_observation_makes_it_unsound_in_silence(size, policy):
     graph, schedule = adaptive_filter(
         pc.systems.lotka_volterra, 3, 0.01, parameter_mean=[0.3, -0.2, 0.3], parameter_sd=0.25, every=4
     )
-    live = graph.start(schedule, on_divergence=policy)
+    session = graph.start(schedule, on_divergence=policy)
     for k in range(20):
-        live.step(np.full(3, size) if k == 9 else 1 + 0.1 * OBSERVATIONS[k])
+        session.step(np.full(3, size) if k == 9 else 1 + 0.1 * OBSERVATIONS[k])
         for name in ("x", "theta", "noise_x", "noise_y"):
-            assert torch.isfinite(live.mean(name)).all(), (k, name)
-            assert torch.isfinite(live.sd(name)).all(), (k, name)
+            assert torch.isfinite(session.mean(name)).all(), (k, name)
+            assert torch.isfinite(session.sd(name)).all(), (k, name)
 
 
 # --- beginning to learn ----------------------------------------------------------------------------------------------
@@ -808,6 +819,6 @@ def test_noise_is_taken_for_stronger_than_guessed_by_those_who_learn_it():
     given = graph.start(STILL, record=()).step([1.0, 0.5])
     assert given.mean("noise_x").item() == pytest.approx(math.log(4.0))
     assert given.mean("noise_y").item() == pytest.approx(math.log(9.0))
-    live = graph.start(adaptive_filtering(), record=()).step([1.0, 0.5])
-    assert live.mean("noise_x").item() == pytest.approx(math.log(4.0) - 0.5 * 1.5)
-    assert live.mean("noise_y").item() == pytest.approx(math.log(9.0) - 2.0 * 1.5)
+    session = graph.start(adaptive_filtering(), record=()).step([1.0, 0.5])
+    assert session.mean("noise_x").item() == pytest.approx(math.log(4.0) - 0.5 * 1.5)
+    assert session.mean("noise_y").item() == pytest.approx(math.log(9.0) - 2.0 * 1.5)

@@ -19,7 +19,7 @@ def parts():
 
 
 def precision(name, **others):
-    return PrecisionNode(name, **{"expected": 500, "sd": 0.1, "smoothness": 0.005} | others)
+    return PrecisionNode(name, **{"prior_precision": 500, "sd": 0.1, "correlation_time": 0.005} | others)
 
 
 def graph(*, without=()):
@@ -39,7 +39,7 @@ def small(flow, dim=2, seen=2):
     made = pc.Graph()
     made.predicts(x, y)
     for node in (x, y):
-        made.weighs(precision(f"noise_{node.name}", smoothness=0.5), node)
+        made.weighs(precision(f"noise_{node.name}", correlation_time=0.5), node)
     return made.run(np.ones((3, seen)))
 
 
@@ -55,16 +55,16 @@ def assign():
 MISTAKES = {
     "a class instead of a node": (
         lambda: predicts(GeneralisedStateNode, parts()[1]),
-        ["StateNode is a kind", 'StateNode("x", ...)'],
+        ["GeneralisedStateNode is a kind", 'GeneralisedStateNode("x", ...)'],
     ),
     "a name instead of a node": (lambda: predicts("x", "y"), ["'x' is not a node", "give the node itself"]),
     "no name": (
         lambda: GeneralisedStateNode(dim=3, orders=3, flow=pc.systems.lorenz),
-        ["'name' is required", 'StateNode("x", ...)'],
+        ["'name' is required", 'GeneralisedStateNode("x", ...)'],
     ),
     "a setting left out": (
         lambda: GeneralisedStateNode("x", orders=3, flow=pc.systems.lorenz),
-        ["StateNode 'x'", "dim=..."],
+        ["GeneralisedStateNode 'x'", "dim=..."],
     ),
     "a setting misspelt": (
         lambda: GeneralisedStateNode("x", dim=3, order=3, flow=pc.systems.lorenz),
@@ -74,17 +74,20 @@ MISTAKES = {
         lambda: SensoryNode("y", dim=3, orders=2),
         ["SensoryNode 'y'", "give dt", "time between two observations"],
     ),
-    "text for a number": (lambda: precision("n", expected="500"), ["'n'", "'expected'", "must be a number", "not str"]),
+    "text for a number": (
+        lambda: precision("n", prior_precision="500"),
+        ["'n'", "'prior_precision'", "must be a number", "not str"],
+    ),
     "a negative precision": (
-        lambda: precision("n", expected=-1),
-        ["PrecisionNode 'n'", "'expected'", "must be positive"],
+        lambda: precision("n", prior_precision=-1),
+        ["PrecisionNode 'n'", "'prior_precision'", "must be positive"],
     ),
-    "a precision and its logarithm": (lambda: precision("n", mean=6), ["'n'", "either expected", "or mean"]),
-    "no smoothness": (
+    "a precision and its logarithm": (lambda: precision("n", mean=6), ["'n'", "either prior_precision", "or mean"]),
+    "no correlation time": (
         lambda: PrecisionNode("n", prior_precision=1, sd=1),
-        ["'n'", "give either smoothness", "or a kernel"],
+        ["'n'", "give either correlation_time", "or a kernel"],
     ),
-    "changing a setting": (assign, ["'orders' of a StateNode", "dataclasses.replace(old, orders=...)"]),
+    "changing a setting": (assign, ["'orders' of a GeneralisedStateNode", "dataclasses.replace(old, orders=...)"]),
     "a link the wrong way round": (lambda: predicts(*parts()[1::-1]), ["'x'", "did you mean graph.predicts(x, y)?"]),
     "a weight the wrong way round": (
         lambda: pc.Graph().weighs(parts()[0], precision("n")),
@@ -104,17 +107,20 @@ MISTAKES = {
     ),
     "no parameters": (
         lambda: graph(without=("a",)).run(Y),
-        ["StateNode 'x' takes 3", "graph.parametrises(ParameterNode"],
+        ["GeneralisedStateNode 'x' takes 3", "graph.parametrises(ParameterNode"],
     ),
     "an empty graph": (lambda: pc.Graph().run(Y), ["empty", "graph.predicts(state, sensory)"]),
     "other dimensions without a mapping": (
         lambda: small(lambda x, theta: -x, seen=1),
         ["the mapping from 'x' to 'y'", "2 dimensions into 1", "via=lambda x, theta: ..."],
     ),
-    "a flow of one argument": (lambda: small(lambda x: -x), ["the flow of StateNode 'x'", "called as f(x, theta)"]),
+    "a flow of one argument": (
+        lambda: small(lambda x: -x),
+        ["the flow of GeneralisedStateNode 'x'", "called as f(x, theta)"],
+    ),
     "a flow that is not batched": (
         lambda: small(lambda x, theta: x[0] * theta.sum()),
-        ["the flow of StateNode 'x'", "returned (2,)", "torch.stack([...], -1)"],
+        ["the flow of GeneralisedStateNode 'x'", "returned (2,)", "torch.stack([...], -1)"],
     ),
     "a flow of numpy": (lambda: small(lambda x, theta: np.sin(x)), ["torch.sin, not numpy.sin"]),
     "a flow with an if": (lambda: small(lambda x, theta: x if x.sum() > 0 else -x), ["torch.where instead of if"]),
@@ -135,7 +141,7 @@ MISTAKES = {
         lambda: graph().run(Y, pc.Schedule((pc.act("observe", "sensory"), pc.act("update", "states")))),
         ["'states'", "roles: parameter, precision, sensory, state"],
     ),
-    "an unknown verb": (lambda: pc.act("update", "state"), ["'verb'", "'move'"]),
+    "an unknown action": (lambda: pc.act("move", "state"), ["'action'", "'update'"]),
     "a period of none": (lambda: pc.odem(every=0), ["'every'", "1 or more"]),
     "an unknown record": (lambda: graph().run(Y, record=["means"]), ["'means'", "mean"]),
     "a record of True": (lambda: graph().run(Y, record=True), ["not True", "['mean', 'sd']"]),
@@ -153,7 +159,7 @@ def small_observed(observations):
     made = pc.Graph()
     made.predicts(x, y)
     for node in (x, y):
-        made.weighs(precision(f"noise_{node.name}", smoothness=0.5), node)
+        made.weighs(precision(f"noise_{node.name}", correlation_time=0.5), node)
     return made.run(observations)
 
 

@@ -23,24 +23,24 @@ def linear(width=0.2, kernel=None, precision=(4.0, 9.0), dt=DT):
     y = SensoryNode("y", dim=1, orders=1, dt=dt)
     graph = pc.Graph()
     graph.predicts(x, y, via=pc.systems.linear([[1.0, 2.0]]))
-    noise = {"smoothness": width} if kernel is None else {"kernel": kernel}
+    noise = {"correlation_time": width} if kernel is None else {"kernel": kernel}
     graph.weighs(PrecisionNode("nx", prior_precision=list(precision), sd=1e-6, **noise), x)
     graph.weighs(PrecisionNode("ny", prior_precision=25.0, sd=1e-6, correlation_time=0.3), y)
     return graph
 
 
-def believed(live, name="x"):
-    mean = live.mean(name).numpy()
-    covariance = live.read(name, "covariance").numpy()
+def believed(session, name="x"):
+    mean = session.mean(name).numpy()
+    covariance = session.read(name, "covariance").numpy()
     return (mean[0], covariance[:2, :2]) if mean.ndim == 2 else (mean, covariance)
 
 
 @pytest.mark.parametrize("width", [0.02, 0.2, 1.0])
 def test_a_linear_system_in_closed_form(width):
     """Mean e^{At}m; covariance e^{At}P e^{Aᵀt} + ∫∫ e^{A(t−s)} Q e^{Aᵀ(t−r)} κ(s − r) ds dr, by quadrature."""
-    live = linear(width).start(pc.states_only()).step([0.3]).step([0.2])
-    mean, covariance = believed(live)
-    found = live.forecast(1.0)
+    session = linear(width).start(pc.states_only()).step([0.3]).step([0.2])
+    mean, covariance = believed(session)
+    found = session.forecast(1.0)
     np.testing.assert_allclose(found.times, DT * np.arange(2, 22))
     t = 1.0
     move = scipy.linalg.expm(A * t)
@@ -67,9 +67,9 @@ def test_an_unstable_direction_of_rough_noise():
         "x", dim=2, orders=2, flow=pc.systems.linear([[0.5, 0.0], [0.0, -2.0]]), initial_mean=np.zeros((2, 2))
     )
     graph = graph.with_nodes(dict(graph.nodes) | {"x": x})
-    live = graph.start(pc.states_only()).step([0.1])
-    _, covariance = believed(live)
-    found = live.forecast(2.0).sd("x")[-1]
+    session = graph.start(pc.states_only()).step([0.1])
+    _, covariance = believed(session)
+    found = session.forecast(2.0).sd("x")[-1]
 
     def correlation(s, r):
         z = math.sqrt(3) * abs(s - r) / 0.3
@@ -92,10 +92,10 @@ def test_what_is_not_known_of_parameters_widens_the_forecast():
     graph.parametrises(ParameterNode("theta", mean=[2.0], sd=0.5), x)
     graph.weighs(PrecisionNode("nx", prior_precision=1e12, sd=1e-6, correlation_time=0.1), x)
     graph.weighs(PrecisionNode("ny", prior_precision=4.0, sd=1e-6, correlation_time=0.1), y)
-    live = graph.start(pc.states_only()).step([0.0])
-    base = float(live.sd("x"))
-    start = float(live.mean("x"))
-    wide, narrow = live.forecast(3.0), live.forecast(3.0, parameters=False)
+    session = graph.start(pc.states_only()).step([0.0])
+    base = float(session.sd("x"))
+    start = float(session.mean("x"))
+    wide, narrow = session.forecast(3.0), session.forecast(3.0, parameters=False)
     np.testing.assert_allclose(wide.mean("x")[:, 0], start + 2.0 * 0.1 * np.arange(1, 31), rtol=1e-9)
     np.testing.assert_allclose(wide.sd("x")[-1, 0], math.sqrt(base**2 + 9 * 0.25), rtol=1e-6)
     np.testing.assert_allclose(narrow.sd("x")[-1, 0], base, rtol=1e-4)
@@ -105,32 +105,32 @@ def test_what_is_not_known_of_parameters_widens_the_forecast():
 
 
 def test_draws_have_the_moments_of_the_forecast():
-    live = linear(0.2).start(pc.states_only()).step([0.3])
-    expected = live.forecast(1.5, 0.1)
-    draws = live.sample(1.5, 4000, every=0.1, seed=3)
+    session = linear(0.2).start(pc.states_only()).step([0.3])
+    expected = session.forecast(1.5, 0.1)
+    draws = session.sample(1.5, 4000, every=0.1, seed=3)
     assert draws.values["x"].shape == (4000, 15, 2)
     np.testing.assert_array_equal(draws.times, expected.times)
     for name in ("x", "y"):
         sd = expected.sd(name)
         np.testing.assert_allclose(draws.values[name].mean(0), expected.mean(name), atol=float(4 * sd.max() / 63))
         np.testing.assert_allclose(draws.values[name].std(0), sd, rtol=0.06)
-    again = live.sample(1.5, 4000, every=0.1, seed=3)
+    again = session.sample(1.5, 4000, every=0.1, seed=3)
     np.testing.assert_array_equal(draws.values["y"], again.values["y"])
-    assert (live.sample(1.5, 2, every=0.1, seed=4).values["y"] != draws.values["y"][:2]).all()
+    assert (session.sample(1.5, 2, every=0.1, seed=4).values["y"] != draws.values["y"][:2]).all()
 
 
 def test_a_forecast_leaves_the_run_as_it_is():
     graph, schedule = odem()
     y = 1 + 0.1 * np.random.default_rng(0).normal(size=(10, 3))
-    live, reference = graph.start(schedule), graph.start(schedule)
+    session, reference = graph.start(schedule), graph.start(schedule)
     for k in range(10):
-        live.step(y[k])
-        live.forecast(0.05)
-        live.sample(0.05, 2, seed=k)
-        live.innovation(y[k])
+        session.step(y[k])
+        session.forecast(0.05)
+        session.sample(0.05, 2, seed=k)
+        session.innovation(y[k])
         reference.step(y[k])
-    assert torch.equal(live.mean("x"), reference.mean("x"))
-    assert torch.equal(live.free_action, reference.free_action)
+    assert torch.equal(session.mean("x"), reference.mean("x"))
+    assert torch.equal(session.free_action, reference.free_action)
 
 
 def test_batches_are_forecast_one_by_one():
@@ -161,9 +161,9 @@ def test_causes_follow_what_is_expected_of_them():
     graph.predicts(InputNode("u", dim=1, orders=1), v)
     for name, expected in (("x", 1e12), ("y", 4.0), ("v", 16.0)):
         graph.weighs(PrecisionNode(f"n{name}", prior_precision=expected, sd=1e-6, correlation_time=0.5), graph[name])
-    live = graph.start(pc.states_only()).step({"y": [1.0], "u": [3.0]})
-    start, base = float(live.mean("x")[0, 0]), float(live.sd("x")[0, 0])
-    found = live.forecast(1.0)
+    session = graph.start(pc.states_only()).step({"y": [1.0], "u": [3.0]})
+    start, base = float(session.mean("x")[0, 0]), float(session.sd("x")[0, 0])
+    found = session.forecast(1.0)
     np.testing.assert_allclose(found.mean("x")[-1, 0], 3 + (start - 3) * math.exp(-1), rtol=1e-6)
     grid, h = np.linspace(0, 1, 2001, retstep=True)
     weight = np.exp(grid - 1) * h
@@ -173,13 +173,13 @@ def test_causes_follow_what_is_expected_of_them():
 
 
 def test_errors_one_step_ahead():
-    live = linear().start(pc.states_only()).step([0.3])
-    mean, _ = believed(live)
-    found = live.innovation({"y": [5.0]}, t=0.25)["y"]
+    session = linear().start(pc.states_only()).step([0.3])
+    mean, _ = believed(session)
+    found = session.innovation({"y": [5.0]}, t=0.25)["y"]
     expected = np.array([1.0, 2.0]) @ scipy.linalg.expm(A * 0.25) @ mean
     np.testing.assert_allclose(found.error, [5.0 - expected], rtol=1e-6)
-    np.testing.assert_allclose(found.sd, live.forecast(0.25, 0.25).sd("y")[0], rtol=1e-9)
-    missing = live.innovation(None)["y"]
+    np.testing.assert_allclose(found.sd, session.forecast(0.25, 0.25).sd("y")[0], rtol=1e-9)
+    missing = session.innovation(None)["y"]
     assert np.isnan(missing.error).all()
     assert np.isnan(missing.sd).all()
 
@@ -188,10 +188,10 @@ def test_errors_one_step_ahead_are_as_large_as_they_say():
     """On data that the model itself has drawn, from a belief that is its own."""
     graph = linear(0.1)
     scores = []
-    live = graph.start(pc.states_only()).step([0.3])
-    draws = live.sample(DT, 200, seed=1)
+    session = graph.start(pc.states_only()).step([0.3])
+    draws = session.sample(DT, 200, seed=1)
     for y in draws.values["y"][:, 0]:
-        error, sd = live.innovation(y)["y"]
+        error, sd = session.innovation(y)["y"]
         scores.append(float(error[0] / sd[0]))
     assert abs(np.mean(scores)) < 4 / math.sqrt(200)
     assert abs(np.std(scores) - 1) < 4 / math.sqrt(400)
@@ -199,25 +199,25 @@ def test_errors_one_step_ahead_are_as_large_as_they_say():
 
 @pytest.mark.parametrize("horizon", [0, -1, math.nan, math.inf, "soon", True, 1e-9, 1e300])
 def test_horizons_that_make_no_sense(horizon):
-    live = linear().start(pc.states_only()).step([0.3])
+    session = linear().start(pc.states_only()).step([0.3])
     with pytest.raises(SettingError, match="horizon"):
-        live.forecast(horizon)
+        session.forecast(horizon)
 
 
 def test_what_else_is_refused():
     graph = linear()
-    live = graph.start(pc.states_only())
+    session = graph.start(pc.states_only())
     with pytest.raises(ObservationError, match="before the first observation"):
-        live.forecast(1.0)
-    live.step([0.3])
+        session.forecast(1.0)
+    session.step([0.3])
     with pytest.raises(SettingError, match="draws"):
-        live.sample(1.0, 0, seed=1)
+        session.sample(1.0, 0, seed=1)
     with pytest.raises(SettingError, match="too many"):
-        live.sample(1e3, 1, seed=1)
+        session.sample(1e3, 1, seed=1)
     with pytest.raises(ResultError, match="no forecast of 'z'"):
-        live.forecast(1.0).mean("z")
+        session.forecast(1.0).mean("z")
     with pytest.raises(ObservationError, match="not after"):
-        live.innovation([1.0], t=0.0)
+        session.innovation([1.0], t=0.0)
 
 
 def test_a_flow_that_runs_away_is_named():
@@ -226,9 +226,9 @@ def test_a_flow_that_runs_away_is_named():
     graph.predicts(x, SensoryNode("y", dim=1, orders=1, dt=0.1))
     graph.weighs(PrecisionNode("nx", prior_precision=1.0, sd=0.1, correlation_time=0.1), x)
     graph.weighs(PrecisionNode("ny", prior_precision=1.0, sd=0.1, correlation_time=0.1), graph["y"])
-    live = graph.start(pc.states_only()).step([3.0])
+    session = graph.start(pc.states_only()).step([3.0])
     with pytest.raises(DivergenceError, match="forecast of x is not finite"):
-        live.forecast(10.0)
+        session.forecast(10.0)
 
 
 def test_parameters_go_on_with_the_state_that_predicts_them():
@@ -245,12 +245,12 @@ def test_parameters_go_on_with_the_state_that_predicts_them():
     graph.predicts(above, theta)
     for name in ("x", "above", "y"):
         graph.weighs(PrecisionNode(f"n {name}", prior_precision=1e12, sd=1e-6, correlation_time=0.1), graph[name])
-    live = graph.start(pc.states_only()).step([0.0])
-    start, base = float(live.mean("x")), float(live.sd("x"))
-    found, t = live.forecast(2.0), 0.1 * np.arange(1, 21)
+    session = graph.start(pc.states_only()).step([0.0])
+    start, base = float(session.mean("x")), float(session.sd("x"))
+    found, t = session.forecast(2.0), 0.1 * np.arange(1, 21)
     np.testing.assert_allclose(found.mean("x")[:, 0], start + 2.0 * t + 0.7 * t**2 / 2, rtol=1e-8)
     np.testing.assert_allclose(found.sd("x")[-1, 0], math.sqrt(base**2 + 4 * 0.25), rtol=1e-5)
-    draws = live.sample(2.0, 2000, seed=0).values["x"][:, -1, 0]
+    draws = session.sample(2.0, 2000, seed=0).values["x"][:, -1, 0]
     np.testing.assert_allclose(draws.std(), found.sd("x")[-1, 0], rtol=0.06)
 
 
@@ -260,20 +260,20 @@ def test_white_noise_of_a_tier_stays_until_its_own_clock_ticks():
     above = Level(lambda x, theta: 0.0 * x, 1, expected_precision=precision, initial_mean=[1.0], initial_sd=0.1)
     below = Level(lambda x, k: -k * x, 1, parameter_mean=[1.0], parameter_sd=0.01, initial_mean=[1.0])
     graph, schedule = hierarchy(below, above, dt=dt, every=every, learn_noise_y=False)
-    live = graph.start(schedule).run(np.ones((2 * every, 1)))
-    base = float(live.sd("x2"))
-    found = live.forecast(4.0).sd("x2")[-1, 0]
+    session = graph.start(schedule).run(np.ones((2 * every, 1)))
+    base = float(session.sd("x2"))
+    found = session.forecast(4.0).sd("x2")[-1, 0]
     np.testing.assert_allclose(found, math.sqrt(base**2 + 4.0 * every * dt / precision), rtol=1e-8)
 
 
 def test_batches_with_intervals_of_their_own():
     graph, schedule = odem(dt=[0.01, 0.02])
     y = 1 + 0.1 * np.random.default_rng(0).normal(size=(5, 3))
-    live = graph.start(schedule).run(y)
-    for ask in (lambda: live.forecast(1.0), lambda: live.innovation(y[0]), lambda: live.sample(1.0, seed=0)):
+    session = graph.start(schedule).run(y)
+    for ask in (lambda: session.forecast(1.0), lambda: session.innovation(y[0]), lambda: session.sample(1.0, seed=0)):
         with pytest.raises(SettingError, match="intervals of their own"):
             ask()
-    both = live.forecast(0.1, 0.05)
+    both = session.forecast(0.1, 0.05)
     for i, dt in enumerate((0.01, 0.02)):
         graph, schedule = odem(dt=dt)
         alone = graph.start(schedule).run(y).forecast(0.1, 0.05)
@@ -299,6 +299,7 @@ def test_a_forecast_after_a_pause_is_not_of_the_pause():
     )
     regular, late = (graph.start(pc.adaptive_filtering()).step([0.0], t=0.0).step([0.0], t=t) for t in (0.1, 0.9))
     noise = [
-        float(live.forecast(0.1).sd("y")[0, 0] ** 2 - live.forecast(0.1).sd("x")[0, 0] ** 2) for live in (regular, late)
+        float(session.forecast(0.1).sd("y")[0, 0] ** 2 - session.forecast(0.1).sd("x")[0, 0] ** 2)
+        for session in (regular, late)
     ]
     np.testing.assert_allclose(noise[0], noise[1], rtol=1e-9)

@@ -47,12 +47,12 @@ row = (
 time = st.none() | st.floats() | st.sampled_from([0, 1, "1", [1.0], 10**400])
 
 
-def sound(live):
+def sound(session):
     """All that can be read is finite, but for what is said to be missing."""
-    for name in (name for name, node in live.graph.nodes.items() if "sd" in node.quantities):
-        assert torch.isfinite(live.mean(name)).all(), name
-        assert not torch.isnan(live.sd(name)).any(), name
-    assert torch.isfinite(live.free_action).all()
+    for name in (name for name, node in session.graph.nodes.items() if "sd" in node.quantities):
+        assert torch.isfinite(session.mean(name)).all(), name
+        assert not torch.isnan(session.sd(name)).any(), name
+    assert torch.isfinite(session.free_action).all()
 
 
 @settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow])
@@ -70,31 +70,38 @@ def test_any_stream(stream, policy, derivatives, channels):
 @given(
     st.lists(st.tuples(row, time), max_size=6),
     st.sampled_from(["raise", "hold", "reset"]),
-    st.sampled_from([{}, {"smoothness": 0.3}, {"smoothness": 0.3, "smoothness_sd": 0.5}, {"drift": 1.0}]),
+    st.sampled_from(
+        [
+            {},
+            {"correlation_time": 0.3},
+            {"correlation_time": 0.3, "correlation_time_sd": 0.5},
+            {"model_error_time": 1.0},
+        ]
+    ),
 )
 def test_any_stream_through_a_filter(stream, policy, options):
     made, schedule = filtered(**options)
     take_in(made.start(schedule, on_divergence=policy), stream)
 
 
-def take_in(live, stream):
+def take_in(session, stream):
     """Every observation is taken in or refused in words, and what can be read is sound at any time."""
-    policy = live.on_divergence
+    policy = session.on_divergence
     for observation, t in stream:
-        tick = live.tick
+        tick = session.tick
         try:
-            live.step(observation, t)
+            session.step(observation, t)
         except pc.errors.DivergenceError:
             assert policy == "raise"
             return
         except PcnetError:
-            assert live.tick == tick
-    if live.tick:
-        sound(live)
-        result = live.result()
+            assert session.tick == tick
+    if session.tick:
+        sound(session)
+        result = session.result()
         assert np.isfinite(result.mean("x")).all()
         held = np.isnan(result.free_energy).sum()
-        assert held == sum(int(live.fallbacks[key].sum()) for key in ("hold", "reset") if key in live.fallbacks)
+        assert held == sum(int(session.fallbacks[key].sum()) for key in ("hold", "reset") if key in session.fallbacks)
 
 
 @settings(deadline=None, max_examples=100)
@@ -111,7 +118,9 @@ def test_held_streams_never_end(rows):
 @settings(deadline=None, max_examples=150)
 @given(
     st.dictionaries(
-        st.sampled_from(["dim", "orders", "dt", "gap", "window", "ahead", "start", "derivatives", "nonsense"]),
+        st.sampled_from(
+            ["dim", "orders", "dt", "max_gap", "window", "extrapolate", "derivative_init", "derivatives", "nonsense"]
+        ),
         st.none() | st.integers(-2, 4) | st.sampled_from(EXTREMES) | st.text(max_size=4) | st.lists(value, max_size=2),
     )
 )

@@ -13,7 +13,7 @@ def state(name="x", dim=3, orders=3, **options):
 
 
 def noise(name, **options):
-    return PrecisionNode(name, **{"expected": 10.0, "sd": 0.1, "smoothness": 0.1, **options})
+    return PrecisionNode(name, **{"prior_precision": 10.0, "sd": 0.1, "correlation_time": 0.1, **options})
 
 
 def whole(x=None, y=None, **options):
@@ -47,7 +47,7 @@ def test_a_whole_graph_is_accepted_and_prints_as_a_summary():
         "a",
         "noise_x",
         "noise_y",
-        "StateNode",
+        "GeneralisedStateNode",
         "predicts y",
         "parametrises x",
         "weighs y",
@@ -73,7 +73,7 @@ def test_missing_precision_of_a_state():
     x, y = state(), SensoryNode("y", dim=3, orders=2, dt=0.1)
     graph.predicts(x, y)
     graph.weighs(noise("noise_y"), y)
-    with refusal("StateNode 'x' has no precision", "graph.weighs"):
+    with refusal("GeneralisedStateNode 'x' has no precision", "graph.weighs"):
         graph.check()
 
 
@@ -139,7 +139,7 @@ def test_a_node_connected_to_nothing_below():
     alone = pc.Graph()
     alone.weighs(noise("noise_x"), x)
     alone.parametrises(ParameterNode("a", mean=[0.3, -0.2, 0.3], sd=0.25), x)
-    with refusal("StateNode 'x' predicts nothing", "graph.predicts"):
+    with refusal("GeneralisedStateNode 'x' predicts nothing", "graph.predicts"):
         alone.check()
 
 
@@ -151,12 +151,12 @@ def test_an_empty_graph():
 @pytest.mark.parametrize(
     ("flow", "words"),
     [
-        (lambda x, p: x[..., :2], [r"flow of StateNode 'x'", r"\(3, 3\)", r"returned \(3, 2\)"]),
-        (lambda x, p: x.sum(), [r"flow of StateNode 'x'", r"returned \(\)"]),
-        (lambda x, p: "x", [r"flow of StateNode 'x'", "returned str"]),
-        (lambda x: x, [r"flow of StateNode 'x' failed", "TypeError"]),
-        (lambda x, p: x + x.mean(0), [r"flow of StateNode 'x'", "mixes batch elements"]),
-        (lambda x, p: x[0] * x, [r"flow of StateNode 'x'", "mixes batch elements"]),
+        (lambda x, p: x[..., :2], [r"flow of GeneralisedStateNode 'x'", r"\(3, 3\)", r"returned \(3, 2\)"]),
+        (lambda x, p: x.sum(), [r"flow of GeneralisedStateNode 'x'", r"returned \(\)"]),
+        (lambda x, p: "x", [r"flow of GeneralisedStateNode 'x'", "returned str"]),
+        (lambda x: x, [r"flow of GeneralisedStateNode 'x' failed", "TypeError"]),
+        (lambda x, p: x + x.mean(0), [r"flow of GeneralisedStateNode 'x'", "mixes batch elements"]),
+        (lambda x, p: x[0] * x, [r"flow of GeneralisedStateNode 'x'", "mixes batch elements"]),
     ],
 )
 def test_a_flow_that_returns_the_wrong_thing(flow, words):
@@ -175,7 +175,7 @@ def test_wrong_number_of_parameters():
     graph.predicts(x, y)
     graph.weighs(noise("noise_x"), x)
     graph.weighs(noise("noise_y"), y)
-    with refusal("flow of StateNode 'x' takes 3 parameters and is given 0"):
+    with refusal("flow of GeneralisedStateNode 'x' takes 3 parameters and is given 0"):
         graph.check()
 
 
@@ -191,7 +191,7 @@ def test_links_that_make_no_sense():
         graph.predicts("x", graph["y"])
     with refusal("'y' is not a node"):
         graph.parametrises(graph["a"], graph["x"], of="y")
-    with refusal("StateNode 'x' cannot be the one that 'y' predicts"):
+    with refusal("GeneralisedStateNode 'x' cannot be the one that 'y' predicts"):
         graph.predicts(graph["y"], graph["x"])
     with refusal("ParameterNode 'b' cannot be the one that 'n' weighs"):
         graph.weighs(noise("n"), ParameterNode("b", mean=0.0, sd=1.0))
@@ -204,8 +204,8 @@ def test_channels_of_a_precision():
     x, y = state(), SensoryNode("y", dim=3, orders=2, dt=0.1)
     graph.predicts(x, y)
     with refusal("'n' is given 5 channels", "'y' has 3", r"\[:, None\]"):
-        graph.weighs(noise("n", expected=torch.full((5,), 10.0)), y)
-    graph.weighs(noise("m", expected=[1.0, 2.0, 3.0]), y)
+        graph.weighs(noise("n", prior_precision=torch.full((5,), 10.0)), y)
+    graph.weighs(noise("m", prior_precision=[1.0, 2.0, 3.0]), y)
 
 
 def test_batches_that_do_not_fit():
@@ -217,25 +217,28 @@ def test_batches_that_do_not_fit():
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: state(flwo=1), ["StateNode 'x'", "unknown setting 'flwo'", "did you mean 'flow'"]),
-        (lambda: GeneralisedStateNode("x", dim=3, flow=pc.systems.lorenz), ["StateNode 'x'", "'orders' is required"]),
+        (lambda: state(flwo=1), ["GeneralisedStateNode 'x'", "unknown setting 'flwo'", "did you mean 'flow'"]),
+        (
+            lambda: GeneralisedStateNode("x", dim=3, flow=pc.systems.lorenz),
+            ["GeneralisedStateNode 'x'", "'orders' is required"],
+        ),
         (lambda: state(dim=0), ["'dim'", "greater than or equal to 1"]),
         (lambda: state(dim="three"), ["'dim'", "integer"]),
         (lambda: state(initial_mean=torch.zeros(2, 3)), ["initial_mean", r"\(2, 3\)", r"\(3, 3\)"]),
         (lambda: state(initial_mean=[[float("nan")] * 3] * 3), ["initial_mean", "finite"]),
         (lambda: state(curvature="hessian"), ["curvature", "gauss-newton"]),
         (lambda: state(orders=1, last_error="drop"), ["last_error", "orders=2"]),
-        (lambda: noise("n", expected=-1.0), ["PrecisionNode 'n'", "'expected", "positive"]),
+        (lambda: noise("n", prior_precision=-1.0), ["PrecisionNode 'n'", "'prior_precision", "positive"]),
         (lambda: noise("n", sd=0.0), ["'sd'", "positive"]),
-        (lambda: noise("n", mean=1.0), ["either expected", "or mean"]),
-        (lambda: noise("n", smoothness=None), ["either smoothness", "kernel"]),
+        (lambda: noise("n", mean=1.0), ["either prior_precision", "or mean"]),
+        (lambda: noise("n", correlation_time=None), ["either correlation_time", "kernel"]),
         (lambda: SensoryNode("y", dim=3, orders=2), ["SensoryNode 'y'", "give dt"]),
-        (lambda: state(flow=None), ["StateNode 'x'", "give a flow"]),
+        (lambda: state(flow=None), ["GeneralisedStateNode 'x'", "give a flow"]),
         (lambda: state(name="a/b"), ["printable", "a/b"]),
-        (lambda: noise("n", expected=[1.0, 2.0], sd=[1.0, 2.0, 3.0]), ["'n'", "do not fit"]),
+        (lambda: noise("n", prior_precision=[1.0, 2.0], sd=[1.0, 2.0, 3.0]), ["'n'", "do not fit"]),
         (lambda: ParameterNode("a", mean=[[1.0]] * 4, sd=[[1.0]] * 5), ["'a'", "do not fit"]),
         (lambda: Forgetful("f", dim=1, orders=1, memory=3), ["decorate Forgetful"]),
-        (lambda: pc.act("mvoe", "state"), ["^Act: setting 'verb'"]),
+        (lambda: pc.act("mvoe", "state"), ["^Act: setting 'action'"]),
         (lambda: SensoryNode("y", dim=3, orders=2, dt=0.0), ["SensoryNode 'y'", "'dt'", "positive"]),
         (lambda: SensoryNode("y", dim=3, orders=2, dt="fast"), ["'dt'", "number"]),
         (lambda: ParameterNode("a", mean=[1.0, 2.0], sd=[1.0, 2.0, 3.0]), ["'a'", "sd has 3", "mean has 2"]),

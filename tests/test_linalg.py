@@ -313,7 +313,7 @@ def test_log_det_of_a_precision_is_that_of_the_kronecker_product(rows, dim):
     local = NodeContext()
     local.below = (link,)
     node.begin(local, BatchSpec(2, torch.float64, torch.device("cpu"), torch.Size([2])))
-    precision = node.predict(local, link).value
+    precision = node.prediction(local, link).value
     np.testing.assert_allclose(precision.channel.numpy(), np.exp(mean), rtol=1e-14)
     parts = (precision.temporal, precision.channel, precision.log_det)
     for temporal, channel, ours in zip(*(v.numpy() for v in parts), strict=True):

@@ -8,55 +8,55 @@ import pcnet as pc
 
 def started(**options):
     model = build(dims=(2, 2), orders=(3, 3), channels=(2, 2), **options)
-    live = model.graph.start(pc.odem(every=100), record=())
+    session = model.graph.start(pc.odem(every=100), record=())
     for t in range(3):
-        live.step({name: y[t] for name, y in model.observations.items()})
-    return live
+        session.step({name: y[t] for name, y in model.observations.items()})
+    return session
 
 
-def after(live, name, verb, disturbed):
+def after(session, name, verb, disturbed):
     """The belief and memory of `name` after `verb`, once as it is and once with other nodes' beliefs disturbed."""
-    local = live.local(name)
-    node = live.graph[name]
+    local = session.local(name)
+    node = session.graph[name]
     outcomes = []
     with torch.inference_mode():
         for disturb in (False, True):
-            kept = {other: live.local(other).belief for other in live.graph.nodes}
+            kept = {other: session.local(other).belief for other in session.graph.nodes}
             memory = local.memory
             if disturb:
                 for other in disturbed:
-                    belief = live.local(other).belief
+                    belief = session.local(other).belief
                     parts = {field: part * 1.7 + 0.3 for field, part in belief._asdict().items() if field != "seen"}
-                    live.local(other).belief = belief._replace(**parts)  # how many orders are seen is a count
+                    session.local(other).belief = belief._replace(**parts)  # how many orders are seen is a count
             getattr(node, verb)(local)
             outcomes.append([*local.belief, *(local.memory or ())])
             for other, belief in kept.items():
-                live.local(other).belief = belief
+                session.local(other).belief = belief
             local.memory = memory
     return all(torch.equal(a, b) for a, b in zip(*outcomes, strict=True))
 
 
 def test_a_state_is_not_moved_by_another_branch():
-    live = started()
-    other_branch = [name for name in live.graph.nodes if name.endswith("1") and name != "theta01"]
+    session = started()
+    other_branch = [name for name in session.graph.nodes if name.endswith("1") and name != "theta01"]
     assert "x1" in other_branch
-    assert after(live, "x0", "update", other_branch)
+    assert after(session, "x0", "update", other_branch)
 
 
 def test_parameters_of_a_flow_do_not_hear_of_the_senses_within_a_tick():
-    live = started()
-    assert after(live, "theta00", "accumulate", ["y0", "noise_y0", "x1"])
+    session = started()
+    assert after(session, "theta00", "accumulate", ["y0", "noise_y0", "x1"])
 
 
 def test_a_precision_hears_of_its_own_error_only():
-    live = started()
-    assert after(live, "noise_x0", "accumulate", ["y0", "noise_y0", "x1", "noise_x1"])
-    assert after(live, "noise_y0", "accumulate", ["noise_x0", "x1", "y1"])
+    session = started()
+    assert after(session, "noise_x0", "accumulate", ["y0", "noise_y0", "x1", "noise_x1"])
+    assert after(session, "noise_y0", "accumulate", ["noise_x0", "x1", "y1"])
 
 
 def test_neighbours_do_matter():
     """The same disturbance of a neighbour is felt: the tests above can fail."""
-    live = started()
+    session = started()
     for name, verb, neighbour in (
         ("x0", "update", "y0"),
         ("x0", "update", "noise_x0"),
@@ -64,15 +64,15 @@ def test_neighbours_do_matter():
         ("theta00", "accumulate", "x0"),
         ("noise_y0", "accumulate", "y0"),
     ):
-        assert not after(live, name, verb, [neighbour]), (name, neighbour)
+        assert not after(session, name, verb, [neighbour]), (name, neighbour)
 
 
 def test_messages_reach_a_node_on_its_own_links_only():
-    live = started()
-    for name in live.graph.nodes:
-        local = live.local(name)
-        own = {link for link in live.graph.links if name in (link.parent.name, link.child.name)}
+    session = started()
+    for name in session.graph.nodes:
+        local = session.local(name)
+        own = {link for link in session.graph.links if name in (link.parent.name, link.child.name)}
         assert set(local.above) | set(local.below) == own
-        strange = [link for link in live.graph.links if link not in own]
+        strange = [link for link in session.graph.links if link not in own]
         for link in strange:
             assert link not in local._inbox

@@ -191,13 +191,13 @@ def test_batch_elements_have_gaps_of_their_own():
 @pytest.mark.parametrize("nothing", [None, {}, {"y": None}, np.full(4, math.nan)])
 def test_an_absent_observation(nothing):
     y = scattered(orders=6)
-    live = graph_of([0, 1, 2, 3]).start(pc.odem(every=2))
+    session = graph_of([0, 1, 2, 3]).start(pc.odem(every=2))
     reference = graph_of([0, 1, 2, 3]).start(pc.odem(every=2))
     for t in range(6):
-        live.step(nothing if t in (0, 3) else y[t])
+        session.step(nothing if t in (0, 3) else y[t])
         reference.step(np.full(4, math.nan) if t in (0, 3) else y[t].numpy())
-    torch.testing.assert_close(live.mean("x"), reference.mean("x"), rtol=0, atol=0)
-    torch.testing.assert_close(live.free_action, reference.free_action, rtol=0, atol=0)
+    torch.testing.assert_close(session.mean("x"), reference.mean("x"), rtol=0, atol=0)
+    torch.testing.assert_close(session.free_action, reference.free_action, rtol=0, atol=0)
 
 
 def test_states_are_oriented_by_the_first_observation_that_there_is():
@@ -232,22 +232,22 @@ def test_differences_bridge_a_short_gap_and_begin_anew_after_a_long_one():
     expected = [[1, 0], [2, 2], [NAN, NAN], [5, 3], [NAN, NAN], [NAN, NAN], [4, NAN], [6, 4], [7, 2]]
     np.testing.assert_allclose(sensed(y), expected)
     expected[6] = [4, -2 / 3]
-    np.testing.assert_allclose(sensed(y, gap=3.0), expected)
+    np.testing.assert_allclose(sensed(y, max_gap=3.0), expected)
 
 
 def test_a_start_that_counts_only_what_is_seen():
     y = [1.0, 2.0, 5.0, 5.0, NAN, NAN, NAN, 3.0, 4.0]
     nothing = [NAN, NAN, NAN]
     expected = [[1, NAN, NAN], [2, 2, NAN], [5, 6, 8], [5, 0, -12], *[nothing] * 3, [3, NAN, NAN], [4, 2, NAN]]
-    np.testing.assert_allclose(sensed(y, orders=3, start="seen"), expected)
+    np.testing.assert_allclose(sensed(y, orders=3, derivative_init="seen"), expected)
 
 
 def test_a_channel_that_comes_later_begins_as_the_setting_says():
     y = [NAN, NAN, NAN, 3.0, 4.0]
     nothing = [NAN, NAN]
     np.testing.assert_allclose(sensed(y), [*[nothing] * 3, [3, 0], [4, 2]])
-    np.testing.assert_allclose(sensed(y, start="zeros"), [*[nothing] * 3, [3, 6], [4, 2]])
-    np.testing.assert_allclose(sensed(y, start="seen"), [*[nothing] * 3, [3, NAN], [4, 2]])
+    np.testing.assert_allclose(sensed(y, derivative_init="zeros"), [*[nothing] * 3, [3, 6], [4, 2]])
+    np.testing.assert_allclose(sensed(y, derivative_init="seen"), [*[nothing] * 3, [3, NAN], [4, 2]])
 
 
 @settings(deadline=None, max_examples=20)
@@ -257,7 +257,7 @@ def test_differences_over_true_times(intervals, holes):
     times = np.cumsum(intervals)
     y = 3 * times**2 - times
     there = np.array([k not in holes for k in range(len(times))])
-    found = sensed(np.where(there, y, NAN), times, gap=100.0, start="seen")
+    found = sensed(np.where(there, y, NAN), times, max_gap=100.0, derivative_init="seen")
     kept, at = y[there], times[there]
     np.testing.assert_allclose(found[there, 0], kept)
     np.testing.assert_allclose(found[there, 1][1:], np.diff(kept) / np.diff(at), rtol=1e-7, atol=1e-7)
@@ -270,7 +270,9 @@ def test_a_fit_to_a_parabola_gives_its_derivatives(intervals, holes):
     times = np.cumsum(intervals)
     y = 3 * times**2 - times + 1
     there = np.array([k not in holes for k in range(len(times))])
-    found = sensed(np.where(there, y, NAN), times, orders=3, derivatives="fit", window=5, gap=100.0, start="seen")
+    found = sensed(
+        np.where(there, y, NAN), times, orders=3, derivatives="fit", window=5, max_gap=100.0, derivative_init="seen"
+    )
     enough = there & (np.cumsum(there) >= 3)
     window = np.array([there[max(0, k - 4) : k + 1].sum() for k in range(len(times))])
     enough &= window >= 3
@@ -318,7 +320,7 @@ def test_settings_of_derivatives_that_make_no_sense():
         SensoryNode("y", dim=1, orders=2, dt=0.1, window=4)
     with pytest.raises(SettingError, match="must be 3 or more"):
         SensoryNode("y", dim=1, orders=3, dt=0.1, derivatives="fit", window=2)
-    with pytest.raises(SettingError, match="gap must be 1"):
+    with pytest.raises(SettingError, match="max_gap must be 1"):
         SensoryNode("y", dim=1, orders=3, dt=0.1, max_gap=0.5)
     with pytest.raises(SettingError, match="give dt"):
         SensoryNode("y", dim=1, orders=3, derivatives="fit")
@@ -337,11 +339,11 @@ def test_an_input_that_is_missing_holds_at_rest():
             made.weighs(PrecisionNode(f"n{name}", prior_precision=10.0, sd=0.1, correlation_time=0.5), made[name])
         return made
 
-    live = graph().start(pc.states_only(), record=())
+    session = graph().start(pc.states_only(), record=())
     for value in (1.0, 2.0, None):
-        live.step({"y": [0.0], "u": None if value is None else [value]})
-    (link,) = live.local("v").links_above("predicts")
-    assert live.local("v").prediction(link)[0, :, 0].tolist() == [2.0, 0.0]
+        session.step({"y": [0.0], "u": None if value is None else [value]})
+    (link,) = session.local("v").links_above("predicts")
+    assert session.local("v").prediction(link)[0, :, 0].tolist() == [2.0, 0.0]
     with pytest.raises(ObservationError, match="InputNode 'u' has no value yet"):
         graph().start(pc.states_only()).step({"y": [0.0]})
 

@@ -173,7 +173,7 @@ def graph_of(module: nn.Module, weights: int) -> pc.Graph:
 @pytest.mark.parametrize(
     ("module", "weights", "message"),
     [
-        (nn.Linear(3, 2), 8, r"flow of StateNode 'x' failed when called with a state of shape \(3, 2\)"),
+        (nn.Linear(3, 2), 8, r"flow of GeneralisedStateNode 'x' failed when called with a state of shape \(3, 2\)"),
         (nn.Linear(2, 3), 9, r"must turn a batch of states \(3, 2\) into \(3, 2\), but it returned \(3, 3\)"),
         (nn.Linear(2, 2), 5, "takes 6 parameters and is given 5"),
     ],

@@ -141,10 +141,10 @@ class TestFullPrecisionNode(Small):
         graph.weighs(PrecisionNode("nx", prior_precision=1.0, sd=0.1, correlation_time=1.0), x)
         graph.weighs(noise, y)
         acts = (pc.act("observe", "y"), pc.act("accumulate", "n"), pc.act("update", "n", every=12))
-        live = graph.start(pc.Schedule(acts=acts), record=())
-        live.run(errors.repeat(600, 1))
+        session = graph.start(pc.Schedule(acts=acts), record=())
+        session.run(errors.repeat(600, 1))
         expected = torch.linalg.inv(errors.T @ errors / 12)
-        torch.testing.assert_close(live.read("n", "matrix"), expected, rtol=2e-3, atol=2e-3)
+        torch.testing.assert_close(session.read("n", "matrix"), expected, rtol=2e-3, atol=2e-3)
 
 
 class TestFullPrecisionNodeWithGaussNewton(TestFullPrecisionNode):
@@ -164,9 +164,9 @@ class TestStudentT(Small):
             self.test_gradient_is_the_slope_of_the_free_energy()
 
     def test_exact_curvature_is_the_slope_of_the_gradient(self):
-        live = self.live(scale=torch.tensor(1.0, dtype=torch.float64))
+        session = self.session(scale=torch.tensor(1.0, dtype=torch.float64))
         for name in ("x", "noise_y", "gain"):
-            node, local = live.graph[name], live.local(name)
+            node, local = session.graph[name], session.local(name)
             with torch.inference_mode():
                 belief, hessian = local.belief, node.hessian(local)[0]
                 for i in range(len(hessian)):
@@ -182,7 +182,7 @@ class TestStudentT(Small):
     def test_it_is_heavy_tailed_in_each_channel_by_itself(self):
         self.channels = "full"
         with pytest.raises(pc.errors.GraphError, match="'noise_y' couples them"):
-            self.live()
+            self.session()
 
     def test_many_degrees_of_freedom_are_gaussian(self):
         class Nearly(StudentTSensoryNode):

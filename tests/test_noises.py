@@ -70,25 +70,25 @@ def lasting_kalman(logs) -> Kalman:
 
 
 def test_noises_that_last_are_filtered_with_the_state():
-    live, oracle = lasting_graph(LOGS).start(STILL, record=()), lasting_kalman(LOGS)
+    session, oracle = lasting_graph(LOGS).start(STILL, record=()), lasting_kalman(LOGS)
     for y in DATA:
-        live.step(y)
+        session.step(y)
         oracle.step(y)
-        np.testing.assert_allclose(live.mean("x")[0].numpy(), oracle.mean[:2], rtol=1e-9, atol=1e-11)
-        belief = live.local("x").belief
+        np.testing.assert_allclose(session.mean("x")[0].numpy(), oracle.mean[:2], rtol=1e-9, atol=1e-11)
+        belief = session.local("x").belief
         np.testing.assert_allclose(belief.mean[0].numpy(), oracle.mean, rtol=1e-9, atol=1e-11)
         np.testing.assert_allclose(belief.carried.covariance[0].numpy(), oracle.covariance, rtol=1e-8, atol=1e-11)
-    assert float(live.total_accuracy) == pytest.approx(oracle.log_evidence, rel=1e-9)
+    assert float(session.total_accuracy) == pytest.approx(oracle.log_evidence, rel=1e-9)
 
 
 def test_what_is_to_come_is_forecast_with_the_noise_that_lasts():
     """As by the textbook's filter, if it sees nothing more."""
-    live, oracle = lasting_graph(LOGS).start(STILL, record=()), lasting_kalman(LOGS)
+    session, oracle = lasting_graph(LOGS).start(STILL, record=()), lasting_kalman(LOGS)
     for y in DATA:
-        live.step(y)
+        session.step(y)
         oracle.step(y)
-    before = live.mean("x")
-    coming = live.forecast(1.0, 2 * DT, parameters=False)
+    before = session.mean("x")
+    coming = session.forecast(1.0, 2 * DT, parameters=False)
     for k in range(5):
         for _ in range(2):
             oracle.step(np.full(3, np.nan))
@@ -97,7 +97,7 @@ def test_what_is_to_come_is_forecast_with_the_noise_that_lasts():
         np.testing.assert_allclose(coming.mean("y")[k], oracle.g @ oracle.mean, rtol=1e-9)
         spread = oracle.g @ oracle.covariance @ oracle.g.T
         np.testing.assert_allclose(coming.sd("y")[k], np.sqrt(np.diag(spread)), rtol=1e-9)
-    assert torch.equal(live.mean("x"), before)
+    assert torch.equal(session.mean("x"), before)
 
 
 def test_a_forecast_counts_what_is_not_known_of_parameters():
@@ -112,10 +112,10 @@ def test_a_forecast_counts_what_is_not_known_of_parameters():
     graph.parametrises(ParameterNode("gain", mean=[1.5], sd=0.2, estimator=Newton()), x, of=y)
     graph.weighs(noise("noise_x", 60.0, White()), x)
     graph.weighs(noise("noise_y", math.log(4.0), White()), y)
-    live = graph.start(STILL, record=()).step([np.nan])
+    session = graph.start(STILL, record=()).step([np.nan])
     for parameters in (True, False):
-        coming = live.forecast(3 * DT, DT, parameters=parameters)
-        reached = float(live.mean("x")) + 0.5 * DT * np.arange(1, 4)
+        coming = session.forecast(3 * DT, DT, parameters=parameters)
+        reached = float(session.mean("x")) + 0.5 * DT * np.arange(1, 4)
         moved = 0.3 * DT * np.arange(2, 5) * parameters
         np.testing.assert_allclose(coming.mean("x")[:, 0], reached, rtol=1e-9)
         np.testing.assert_allclose(coming.sd("x")[:, 0], moved, rtol=1e-6, atol=1e-8)
@@ -126,18 +126,18 @@ def test_a_forecast_counts_what_is_not_known_of_parameters():
 @pytest.mark.parametrize("smoothness", [0.3, Matern(0.3, 0.5)])
 def test_noise_that_lasts_is_no_obstacle_to_finding_the_first_state(smoothness):
     model = pc.graphs.adaptive_filter(lambda x, _: -x, 2, DT, correlation_time=smoothness)
-    live = model.graph.start(model.schedule).step([3.0, -1.0])
-    np.testing.assert_allclose(live.mean("x")[0].numpy(), [3.0, -1.0], rtol=0.2)
+    session = model.graph.start(model.schedule).step([3.0, -1.0])
+    np.testing.assert_allclose(session.mean("x")[0].numpy(), [3.0, -1.0], rtol=0.2)
 
 
 def test_a_run_that_is_reset_after_a_long_pause_goes_on():
     model = pc.graphs.adaptive_filter(lambda x, _: -x, 1, 0.01, correlation_time=0.1, every=16)
-    live = model.graph.start(model.schedule, on_divergence="reset")
+    session = model.graph.start(model.schedule, on_divergence="reset")
     for i in range(20):
-        live.step([1.0], t=0.01 * i)
-    live.step([1e200], t=1.0).step([1.0], t=1.01).step([1.0], t=1.02)
-    assert float(live.fallbacks["reset"]) == 1
-    assert float(live.mean("x")) == pytest.approx(1.0, abs=0.1)
+        session.step([1.0], t=0.01 * i)
+    session.step([1e200], t=1.0).step([1.0], t=1.01).step([1.0], t=1.02)
+    assert float(session.fallbacks["reset"]) == 1
+    assert float(session.mean("x")) == pytest.approx(1.0, abs=0.1)
 
 
 def test_levels_of_noise_that_are_given_stay_as_they_are():
@@ -147,14 +147,17 @@ def test_levels_of_noise_that_are_given_stay_as_they_are():
     graph.predicts(x, y, via=Linear(GAIN))
     graph.weighs(noise("noise_x", [0.5, 0.2], White()), x)
     graph.weighs(noise("noise_y", [0.1, 0.2, 0.3], White()), y)
-    live = graph.start(pc.adaptive_filtering(every=5), record=()).run(OBSERVATIONS)
-    assert live.mean("noise_x").tolist() == pytest.approx([0.5, 0.2])
-    assert live.mean("noise_y").tolist() == pytest.approx([0.1, 0.2, 0.3])
+    session = graph.start(pc.adaptive_filtering(every=5), record=()).run(OBSERVATIONS)
+    assert session.mean("noise_x").tolist() == pytest.approx([0.5, 0.2])
+    assert session.mean("noise_y").tolist() == pytest.approx([0.1, 0.2, 0.3])
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"drift": 0.0}, "triple: drift must be positive"), ({"smoothness_sd": 1.0}, "triple: smoothness_sd needs")],
+    [
+        ({"model_error_time": 0.0}, "adaptive_filter: model_error_time must be positive"),
+        ({"correlation_time_sd": 1.0}, "adaptive_filter: correlation_time_sd needs"),
+    ],
 )
 def test_first_mistakes_with_noises_are_named(options, message):
     with pytest.raises(SettingError, match=message):
@@ -163,7 +166,7 @@ def test_first_mistakes_with_noises_are_named(options, message):
 
 @pytest.mark.parametrize("node", LOGS)
 def test_each_noise_hears_its_own_slope_of_the_log_evidence(node):
-    live = lasting_graph(LOGS).start(GATHER, record=()).run(DATA)
+    session = lasting_graph(LOGS).start(GATHER, record=()).run(DATA)
 
     def evidence(log) -> float:
         oracle = lasting_kalman({**LOGS, node: log})
@@ -172,7 +175,7 @@ def test_each_noise_hears_its_own_slope_of_the_log_evidence(node):
         return oracle.log_evidence
 
     expected = central_differences(evidence, LOGS[node], 1e-5)
-    np.testing.assert_allclose(-live.local(node).memory.gradient[0].numpy(), expected, rtol=1e-6, atol=1e-8)
+    np.testing.assert_allclose(-session.local(node).memory.gradient[0].numpy(), expected, rtol=1e-6, atol=1e-8)
 
 
 def test_only_states_that_carry_their_belief_may_have_several_noises():
@@ -221,28 +224,28 @@ def test_what_observations_say_of_a_width_is_what_their_motion_is_like():
     y[5, 1] = np.nan
     first, second = math.log(WIDTH), 0.3
     own = noise("noise_x", 0.0, White())
-    live = graph_of([own], noise("noise_y", second, SquaredExponential(WIDTH), correlation_time_sd=1.0)).start(
+    session = graph_of([own], noise("noise_y", second, SquaredExponential(WIDTH), correlation_time_sd=1.0)).start(
         GATHER, record=()
     )
-    live.run(y)
+    session.run(y)
     bends, jerks = np.diff(y, 2, axis=0)[1:] / DT**2, np.diff(y, 3, axis=0) / DT**3
     z = np.log(np.sqrt(5) * np.abs(bends / jerks))
     weight = 4 / math.pi**2 * DT / (math.sqrt(math.pi) * WIDTH)
-    gathered = live.local("noise_y").memory
+    gathered = session.local("noise_y").memory
     assert -gathered.gradient[0, -1].item() == pytest.approx(weight * np.nansum(z - first), rel=1e-9)
     assert gathered.curvature[0, -1, -1].item() == pytest.approx(weight * np.isfinite(z).sum(), rel=1e-9)
 
 
 def test_a_filter_follows_a_width_that_was_learned():
     """Once it has settled, it runs with bells of the width that its precision node believes in."""
-    live = graph_of(
+    session = graph_of(
         [noise("noise_x", 0.0, White())],
         PrecisionNode("noise_y", mean=0.0, sd=1.0, correlation_time=WIDTH, correlation_time_sd=1.0, estimator=Newton()),
     ).start(pc.adaptive_filtering(every=8), record=())
-    live.run(np.random.default_rng(0).standard_normal((24, 3)).cumsum(0))
-    learned = live.read("noise_y", "smoothness").item()
+    session.run(np.random.default_rng(0).standard_normal((24, 3)).cumsum(0))
+    learned = session.read("noise_y", "smoothness").item()
     assert learned != WIDTH
-    assert live.local("x").memory.width[0, 1].item() == pytest.approx(learned)
+    assert session.local("x").memory.width[0, 1].item() == pytest.approx(learned)
 
 
 def test_a_width_is_not_learned_in_passes():
@@ -337,7 +340,7 @@ def test_a_generalised_precision_node_learns_its_width():
         acts=(
             pc.act("observe", "sensory"),
             pc.act("accumulate", "noise_y"),
-            *(pc.act(verb, "noise_y", every=100) for verb in ("update", "update_covariance", "carry")),
+            *(pc.act(verb, "noise_y", every=100) for verb in ("update", "update_covariance", "renew_prior")),
         ),
     )
     result = graph.run(world.observations, schedule, record=["smoothness", "log_smoothness_sd", "mean"])

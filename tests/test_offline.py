@@ -281,22 +281,22 @@ def test_observations_are_read_more_than_once():
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
-        ({"passes": 0}, SettingError, "passes must be a whole number, 1 or more, not 0"),
-        ({"passes": 2.5}, SettingError, "passes must be a whole number"),
+        ({"max_iterations": 0}, SettingError, "max_iterations must be a whole number, 1 or more, not 0"),
+        ({"max_iterations": 2.5}, SettingError, "max_iterations must be a whole number"),
         ({"tolerance": -1.0}, SettingError, "tolerance must be 0 or more"),
         ({"tolerance": math.nan}, SettingError, "tolerance must be 0 or more"),
         ({"slopes": "steep"}, SettingError, "'exact' or 'messages'"),
         ({"on_divergence": "hold"}, SettingError, "'raise' or 'stop'"),
-        ({"mover": "Newton"}, SettingError, r"pcnet.estimators.Newton\(\)"),
+        ({"estimator": "Newton"}, SettingError, r"pcnet.estimators.Newton\(\)"),
         (
-            {"mover": pc.estimators.RobbinsMonro()},
+            {"estimator": pc.estimators.RobbinsMonro()},
             SettingError,
-            "'theta' steps by RobbinsMonro.*mover=pcnet.estimators.Newton",
+            "'theta' steps by RobbinsMonro.*estimator=pcnet.estimators.Newton",
         ),
         ({"schedule": pc.adaptive_filtering()}, ScheduleError, r"nothing steps after a pass.*pcnet.batch\(\)"),
-        ({"schedule": "offline"}, ScheduleError, r"pcnet.batch\(\)"),
+        ({"schedule": "batch"}, ScheduleError, r"pcnet.batch\(\)"),
         ({"schedule": pc.batch("thetta")}, ScheduleError, "no node or role 'thetta'; nodes: x, y, theta"),
-        ({"schedule": pc.batch("state")}, ScheduleError, "'x' is to move within a pass and to step after it"),
+        ({"schedule": pc.batch("state")}, ScheduleError, "'x' is to update within a pass and to step after it"),
     ],
 )
 def test_what_makes_no_sense_is_refused_by_name(options, error, words):
@@ -304,17 +304,17 @@ def test_what_makes_no_sense_is_refused_by_name(options, error, words):
         model("pushed").fit(record(1), **options)
 
 
-def changed(acts=None, closing=None) -> pc.Schedule:
+def changed(acts=None, on_end=None) -> pc.Schedule:
     usual = pc.batch("theta")
-    return pc.Schedule(acts=acts or usual.acts, on_start=usual.opening, on_end=closing or usual.closing)
+    return pc.Schedule(acts=acts or usual.acts, on_start=usual.on_start, on_end=on_end or usual.on_end)
 
 
 @pytest.mark.parametrize(
     ("schedule", "words"),
     [
-        (changed(closing=(pc.act("update", "theta"),)), "let it settle there too"),
-        (changed(closing=(*pc.batch("theta").closing, pc.act("carry", "theta"))), "must not count as news again"),
-        (changed(acts=pc.batch("noise_y").acts), "'theta' steps after a pass but never gathers"),
+        (changed(on_end=(pc.act("update", "theta"),)), "add act\\('update_covariance'\\) there too"),
+        (changed(on_end=(*pc.batch("theta").on_end, pc.act("renew_prior", "theta"))), "must not count as news again"),
+        (changed(acts=pc.batch("noise_y").acts), "'theta' steps after a pass but never accumulates"),
     ],
 )
 def test_schedules_of_ones_own_are_looked_at(schedule, words):
@@ -327,16 +327,16 @@ def test_schedules_of_passes_are_not_for_streams():
     for use in (lambda: graph.run(record(1), pc.batch()), lambda: graph.start(pc.batch())):
         with pytest.raises(ScheduleError, match=r"use graph.fit\(observations, schedule\)"):
             use()
-    with pytest.raises(SettingError, match="the closing is done once, so that it has no period"):
+    with pytest.raises(SettingError, match="actions in on_end are taken once; remove their `every`"):
         pc.Schedule(acts=(pc.act("observe", "sensory"),), on_end=(pc.act("update", "parameter", every=3),))
-    assert "after the last: precision, parameter: move" in str(pc.batch())
+    assert "on end: precision, parameter: update" in str(pc.batch())
 
 
 def test_movers_that_are_made_for_streams_are_refused_or_replaced():
     graph, _ = odem("glv", 2)
     data = pc.simulate.glv_process(samples=30, noise="white", seed=1).observations
     with pytest.raises(
-        SettingError, match=r"lambda_x|theta.*RobbinsMonro.*graph.fit\(…, mover=pcnet.estimators.Newton\(\)\)"
+        SettingError, match=r"lambda_x|theta.*RobbinsMonro.*graph.fit\(…, estimator=pcnet.estimators.Newton\(\)\)"
     ):
         graph.fit(data)
     assert graph.fit(data, estimator=Newton(), max_iterations=3).free_actions.shape == (3,)
@@ -385,7 +385,7 @@ def test_it_is_written_to_files_and_read_again(tmp_path):
     pc.save_model(tmp_path / "model.yaml", odem("glv", 2).graph, pc.batch(["theta"]))
     again = pc.load_model(tmp_path / "model.yaml").schedule
     assert str(again) == str(pc.batch(["theta"]))
-    called = odem("glv", 2).graph.to_spec() | {"schedule": {"offline": {"who": ["theta"]}}}
+    called = odem("glv", 2).graph.to_spec() | {"schedule": {"batch": {"nodes": ["theta"]}}}
     assert str(pc.load_model(called).schedule) == str(pc.batch(["theta"]))
 
 

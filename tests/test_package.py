@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 SCRIPT = """
 import sys, pcnet, numpy as np
-from pcnet.graphs import paper
+from pcnet.graphs import odem
 assert pcnet.__file__.startswith(sys.argv[1]), pcnet.__file__
 graph, schedule = odem(orders=2, every=2)
 print(graph.run(np.ones((4, 3)), schedule=schedule).mean("x").shape)
@@ -32,7 +32,7 @@ def test_contents(built):
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.split("/")[0] for name in names} == {"pcnet", "pcnet-0.1.0.dist-info"}
     assert "pcnet/py.typed" in names
-    assert "pcnet/nodes/state.py" in names
+    assert "pcnet/nodes/generalised_state.py" in names
     page = {
         "page.html",
         "page.css",
@@ -43,11 +43,11 @@ def test_contents(built):
         "cytoscape.min.js",
         "cytoscape.LICENSE",
     }
-    assert {f"pcnet/page/{name}" for name in page} <= set(names)
-    assert "pcnet-0.1.0.dist-info/licenses/pcnet/page/cytoscape.LICENSE" in names
+    assert {f"pcnet/results/page/{name}" for name in page} <= set(names)
+    assert "pcnet-0.1.0.dist-info/licenses/pcnet/results/page/cytoscape.LICENSE" in names
     with tarfile.open(sdist) as archive:
         members = {name.partition("/")[2] for name in archive.getnames()}
-    assert {"LICENSE", "README.md", "pyproject.toml", "pcnet/graph.py", "tests/test_package.py"} <= members
+    assert {"LICENSE", "README.md", "pyproject.toml", "pcnet/model/graph.py", "tests/test_package.py"} <= members
     assert {"mkdocs.yml", "docs/index.md", "docs/pictures/loop.png", "examples/notebooks/fusion.ipynb"} <= members
 
 

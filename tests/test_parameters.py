@@ -51,7 +51,7 @@ def expect(seen: int) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize(
     "verbs",
     [
-        ("update", "update_covariance", "carry"),
+        ("update", "update_covariance", "renew_prior"),
         ("update", "update_covariance"),
         ("update_covariance", "update", "update_covariance"),
     ],
@@ -67,7 +67,7 @@ def test_the_belief_is_the_exact_posterior(every, verbs, curvature):
 
 
 def test_every_batch_element_has_its_own_clock():
-    schedule = learning("update", "update_covariance", "carry", every=[2, 3])
+    schedule = learning("update", "update_covariance", "renew_prior", every=[2, 3])
     result = graph_of(Newton()).run(OBSERVATIONS, schedule=schedule)
     for t in range(12):
         for i, every in enumerate((2, 3)):
@@ -78,7 +78,7 @@ def test_every_batch_element_has_its_own_clock():
 
 def test_every_batch_element_forgets_in_its_own_way():
     """After long forgetting by a half at every observation, the last ones count 1, ½, ¼, …, and the prior always."""
-    schedule = learning("update", "update_covariance", "carry", every=1)
+    schedule = learning("update", "update_covariance", "renew_prior", every=1)
     result = graph_of(Newton(forgetting_factor=[0.0, 0.5])).run(OBSERVATIONS, schedule=schedule)
     np.testing.assert_allclose(result.mean("gain")[0, -1], expect(12)[0], rtol=1e-10)
     kept = 0.5 ** np.arange(1, 13)  # of each observation, newest first
@@ -90,10 +90,10 @@ def test_every_batch_element_forgets_in_its_own_way():
 def test_the_complexity_is_the_information_gained():
     """Without carrying: ½(θ − η)ᵀP(θ − η) + ½log|L|/|P|."""
     graph = graph_of(Newton())
-    live = graph.start(learning("update", "update_covariance", every=1)).run(OBSERVATIONS)
+    session = graph.start(learning("update", "update_covariance", every=1)).run(OBSERVATIONS)
     mean, sd = expect(12)
     expected = (0.5 * ((mean - MEAN) / SD) ** 2 + np.log(SD / sd)).sum()
-    found = graph["gain"].energy(live.local("gain"))
+    found = graph["gain"].energy(session.local("gain"))
     assert found.accuracy is None
     assert found.complexity.item() == pytest.approx(expected, rel=1e-10)
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-import pcnet as pc
 from pcnet.graphs import odem
+from pcnet.model.node import NodeContext, Recordable
 from pcnet.results import recorder as record
 from pcnet.results.recorder import TraceBuffer
 
@@ -86,13 +86,13 @@ def test_recorded_deviations_are_those_of_each_tick(monkeypatch):
     """√diag Π⁻¹ by another library, tick by tick, of states and of what changes on a slower clock."""
     monkeypatch.setattr(record, "BLOCK", 7)
     graph, schedule = odem(orders=2, every=3)
-    live = graph.start(schedule, record=("mean", "sd", "covariance"))
+    session = graph.start(schedule, record=("mean", "sd", "covariance"))
     draw, wanted = np.random.default_rng(0), {name: [] for name in ("x", "theta")}
     for y in 1.5 + 0.1 * draw.normal(size=(20, 3)):
-        live.step(y)
+        session.step(y)
         for name, values in wanted.items():
-            values.append(np.linalg.inv(live.local(name).belief.precision[0].numpy()))
-    result = live.result()
+            values.append(np.linalg.inv(session.local(name).belief.precision[0].numpy()))
+    result = session.result()
     for name, values in wanted.items():
         deviations = np.sqrt(np.diagonal(values, axis1=1, axis2=2))
         np.testing.assert_allclose(result.sd(name).reshape(20, -1), deviations, rtol=1e-9)
@@ -100,7 +100,7 @@ def test_recorded_deviations_are_those_of_each_tick(monkeypatch):
 
 
 def test_a_quantity_is_read_in_two_steps():
-    quantity = pc.node.Recordable(("n",), lambda local: local.belief, torch.sqrt)
-    local = pc.node.NodeContext()
+    quantity = Recordable(("n",), lambda local: local.belief, torch.sqrt)
+    local = NodeContext()
     local.belief = torch.tensor([4.0, 9.0])
     assert quantity.read(local).tolist() == [2.0, 3.0]

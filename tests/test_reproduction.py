@@ -8,8 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from pcnet.errors import SettingError
-from pcnet.io.command_line import app
 from studies.paper import conclude, reproduce
+from studies.paper.__main__ import app
 from studies.paper.conduct import THINNING
 from studies.paper.design import GRIDS, build, worlds
 from studies.paper.findings import RATIOS, Cell, ratio_name
@@ -39,11 +39,11 @@ def test_settings_reach_the_graph():
     graph, schedule = build(
         "glv", 3, 10.0, "paper", kappa=0.5, every=128, beta_lambda=0.1, beta_theta=0.2, sd_lambda_x=0.1, sd_lambda_y=0.5
     )
-    assert graph["x"].mover.kappa.item() == 0.5
+    assert graph["x"].integrator.kappa.item() == 0.5
     assert graph["lambda_x"].prior_mean.exp().item() == pytest.approx(500 * np.exp(-(0.1**2) / 2))
     assert graph["lambda_y"].prior_mean.exp().item() == pytest.approx(5000 * np.exp(-(0.5**2) / 2))
-    assert graph["lambda_y"].mover.accumulate.beta.item() == 0.1
-    assert graph["theta"].mover.accumulate.beta.item() == 0.2
+    assert graph["lambda_y"].estimator.averaging.beta.item() == 0.1
+    assert graph["theta"].estimator.averaging.beta.item() == 0.2
     assert {int(act.clock.every) for act in schedule.acts} == {1, 128}
 
 
@@ -100,7 +100,7 @@ def test_called_again_nothing_is_computed_twice(done, folder):
 
 
 def test_command_line(folder, done):
-    arguments = ["reproduce", str(folder), "--grid", "small", "--data", "white", "--seeds", "2", "--processes", "1"]
+    arguments = [str(folder), "--grid", "small", "--data", "white", "--seeds", "2", "--processes", "1"]
     printed = CliRunner().invoke(app, [*arguments, "--observations", "200"])
     assert printed.exit_code == 0, printed.output
     assert "times a loop of single runs" in printed.output
@@ -108,7 +108,7 @@ def test_command_line(folder, done):
     assert other.exit_code == 2
     assert "study of other observations" in other.output
     assert "Traceback" not in other.output
-    assert CliRunner().invoke(app, ["reproduce", "--data", "pink"]).exit_code == 2
+    assert CliRunner().invoke(app, ["--data", "pink"]).exit_code == 2
 
 
 def test_bad_settings(tmp_path):

@@ -34,14 +34,14 @@ def test_arrays_streams_and_steps_agree(model):
     whole = model.graph.run(model.observations, schedule=SCHEDULE)
     stream = ({name: y[t] for name, y in model.observations.items()} for t in range(10))
     same(whole, model.graph.run(stream, schedule=SCHEDULE))
-    live = model.graph.start(SCHEDULE)
+    session = model.graph.start(SCHEDULE)
     for t in range(10):
-        live.step({name: y[t].numpy() for name, y in model.observations.items()})
-        torch.testing.assert_close(live.mean("x0"), torch.as_tensor(whole.mean("x0")[t]), rtol=0, atol=0)
-        torch.testing.assert_close(live.sd("x0"), torch.as_tensor(whole.sd("x0")[t]), rtol=0, atol=0)
-        assert float(live.free_energy) == whole.free_energy[t]
-    same(whole, live.result())
-    assert float(live.free_action) == float(whole.free_action)
+        session.step({name: y[t].numpy() for name, y in model.observations.items()})
+        torch.testing.assert_close(session.mean("x0"), torch.as_tensor(whole.mean("x0")[t]), rtol=0, atol=0)
+        torch.testing.assert_close(session.sd("x0"), torch.as_tensor(whole.sd("x0")[t]), rtol=0, atol=0)
+        assert float(session.free_energy) == whole.free_energy[t]
+    same(whole, session.result())
+    assert float(session.free_action) == float(whole.free_action)
 
 
 def test_a_graph_can_be_run_again_and_is_not_changed_by_it(model):
@@ -126,7 +126,7 @@ def test_messages_can_be_recorded(model):
 
 def test_memory_does_not_grow_when_nothing_is_recorded():
     graph, schedule = odem(model="glv", orders=2)
-    live = graph.start(schedule, record=())
+    session = graph.start(schedule, record=())
     y = torch.tensor([2.0, 1.0, 1.5], dtype=torch.float64)
 
     def tensors() -> int:
@@ -136,12 +136,12 @@ def test_memory_does_not_grow_when_nothing_is_recorded():
     counts = []
     for _ in range(3):
         for _ in range(300):
-            live.step(y)
+            session.step(y)
         counts.append(tensors())
     assert counts[0] == counts[1] == counts[2]
-    assert not live._times
-    assert live.result().traces == {}
-    assert live.tick == 900
+    assert not session._times
+    assert session.result().traces == {}
+    assert session.tick == 900
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -175,7 +175,7 @@ def test_a_module_of_the_dtype_of_the_run():
 
     result = graph().run(np.ones((5, 2)), schedule=pc.states_only(), dtype=torch.float32)
     assert result.mean("x").dtype == np.float32
-    with pytest.raises(GraphError, match=r"flow of StateNode 'x' failed.*torch.float64"):
+    with pytest.raises(GraphError, match=r"flow of GeneralisedStateNode 'x' failed.*torch.float64"):
         graph().run(np.ones((5, 2)), schedule=pc.states_only())
 
 
@@ -211,14 +211,14 @@ def test_threads_are_limited_during_a_run_only(model):
 def test_start_from_the_first_observation():
     """With an identity mapping the first state is the first observation, and moves as the flow says."""
     graph, schedule = odem(model="glv", orders=3)
-    live = graph.start(pc.Schedule(acts=(pc.act("observe", "sensory"),), on_start=schedule.opening), record=())
+    session = graph.start(pc.Schedule(acts=(pc.act("observe", "sensory"),), on_start=schedule.on_start), record=())
     y = torch.tensor([2.0, 1.0, 1.5], dtype=torch.float64)
-    live.step(y)
-    mean = live.mean("x")
+    session.step(y)
+    mean = session.mean("x")
     interaction = torch.tensor([[0.0, 0.3, -0.2], [-0.3, 0.0, 0.3], [0.2, -0.3, 0.0]], dtype=torch.float64)
     velocity = y * (interaction @ y)
     torch.testing.assert_close(mean, torch.stack([y, velocity, torch.zeros_like(y)]), rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(live.read("y", "observation"), torch.stack([y, torch.zeros(3, dtype=torch.float64)]))
+    torch.testing.assert_close(session.read("y", "observation"), torch.stack([y, torch.zeros(3, dtype=torch.float64)]))
 
 
 @pytest.mark.parametrize(
@@ -316,12 +316,12 @@ def test_an_element_that_is_no_longer_finite_stops_alone():
     graph.weighs(PrecisionNode("nx", prior_precision=1.0, sd=0.1, correlation_time=1.0), x)
     graph.weighs(PrecisionNode("ny", prior_precision=[[1.0], [1e300]], sd=0.1, correlation_time=1.0), y)
     seen = np.stack([np.zeros((200, 1)), 1e9 * np.ones((200, 1))])
-    live = graph.start(pc.states_only(), on_divergence="stop").run(seen)
-    assert live.diverged.at[0] == -1
-    assert live.diverged.at[1] >= 0
-    assert live.diverged.node[1] in ("x", "y")
-    assert live.mean("x").isfinite().all()
-    assert live.free_action[0].isfinite()
+    session = graph.start(pc.states_only(), on_divergence="stop").run(seen)
+    assert session.diverged.at[0] == -1
+    assert session.diverged.at[1] >= 0
+    assert session.diverged.node[1] in ("x", "y")
+    assert session.mean("x").isfinite().all()
+    assert session.free_action[0].isfinite()
 
 
 def test_a_run_in_which_all_diverge_is_still_a_result(tmp_path):
@@ -357,7 +357,7 @@ def test_indefinite_curvature_is_clamped_and_counted_or_raised():
     result = graph("clamp").run(np.full((3, 1), 5.0), schedule=stay, record=("covariance",))
     assert result.fallbacks["x"] == 3
     np.testing.assert_allclose(result.covariance("x"), 1e9)  # the floor of the clamp, 1e-9
-    with pytest.raises(DivergenceError, match=r"StateNode 'x' at observation 0.*indefinite='clamp'"):
+    with pytest.raises(DivergenceError, match=r"GeneralisedStateNode 'x' at observation 0.*indefinite='clamp'"):
         graph("raise").run(np.full((3, 1), 5.0), schedule=stay)
 
 
@@ -383,18 +383,18 @@ def test_bad_options(options, error, words):
 
 def test_nothing_to_read_before_the_first_observation():
     graph, schedule = odem()
-    live = graph.start(schedule)
-    for look in (lambda: live.free_energy, lambda: live.free_action, lambda: live.mean("x"), live.result):
+    session = graph.start(schedule)
+    for look in (lambda: session.free_energy, lambda: session.free_action, lambda: session.mean("x"), session.result):
         with pytest.raises(ObservationError, match=r"call step\(y\) first"):
             look()
 
 
 def test_a_batch_that_changes_in_mid_stream():
     graph, schedule = odem()
-    live = graph.start(schedule)
-    live.step(np.ones(3))
+    session = graph.start(schedule)
+    session.step(np.ones(3))
     with pytest.raises(ObservationError, match=r"observation 1 of 'y' has batch dimensions \(2,\).*began with \(\)"):
-        live.step(np.ones((2, 3)))
+        session.step(np.ones((2, 3)))
 
 
 def test_grids_of_two_dimensions_with_smoothness():
@@ -440,8 +440,8 @@ def test_first_states_through_a_bent_mapping(mapping, y, first):
     graph.weighs(PrecisionNode("nx", prior_precision=1.0, sd=0.1, correlation_time=1.0), x)
     graph.weighs(PrecisionNode("ny", prior_precision=1.0, sd=0.1, correlation_time=1.0), sensor)
     schedule = pc.Schedule(acts=(pc.act("observe", "sensory"),), on_start=(pc.act("initialise", "state", repeats=12),))
-    live = graph.start(schedule).step([y])
-    assert live.mean("x").item() == pytest.approx(first, rel=1e-6)
+    session = graph.start(schedule).step([y])
+    assert session.mean("x").item() == pytest.approx(first, rel=1e-6)
 
 
 def test_a_flow_that_branches_on_values_is_refused_with_the_remedy():
@@ -473,7 +473,7 @@ def test_several_states_may_predict_one_sensory_node():
 
 # --- time ---
 def test_nodes_know_how_long_the_previous_observation_is_ago():
-    live = odem(dt=[0.25, 0.5])[0].start(pc.states_only(), record=())
-    live.step(np.ones(3)).step(np.ones(3))
-    for name in live.graph.nodes:
-        assert live.local(name).elapsed.tolist() == [0.25, 0.5]
+    session = odem(dt=[0.25, 0.5])[0].start(pc.states_only(), record=())
+    session.step(np.ones(3)).step(np.ones(3))
+    for name in session.graph.nodes:
+        assert session.local(name).elapsed.tolist() == [0.25, 0.5]

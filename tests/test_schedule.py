@@ -17,7 +17,7 @@ def counted(monkeypatch, schedule, ticks=12, **options):
     """How often each verb was asked of each node."""
     done = Counter()
     for kind in (GeneralisedStateNode, ParameterNode, PrecisionNode):
-        for verb in ("update", "accumulate", "update_covariance", "carry", "initialise"):
+        for verb in ("update", "accumulate", "update_covariance", "renew_prior", "initialise"):
 
             def spy(self, local, verb=verb, act=getattr(kind, verb)):
                 done[self.name, verb] += 1
@@ -34,7 +34,7 @@ def test_odem(monkeypatch):
     assert done["x0", "update"] == done["x0", "update_covariance"] == 12
     for name in ("theta00", "noise_x0", "noise_y0"):
         assert done[name, "accumulate"] == 12
-        assert done[name, "update"] == done[name, "update_covariance"] == done[name, "carry"] == 3
+        assert done[name, "update"] == done[name, "update_covariance"] == done[name, "renew_prior"] == 3
 
 
 def test_generalised_filtering(monkeypatch):
@@ -97,7 +97,7 @@ def test_a_clock_for_each_batch_element():
 
 def test_prints():
     text = str(pc.odem(every=torch.tensor([64, 512])))
-    assert "state: move" in text
+    assert "state: update" in text
     assert "every 64 to 512" in text
 
 
@@ -109,7 +109,7 @@ def test_unknown_names_are_refused(who):
 
 
 def test_a_deaf_schedule_is_refused():
-    with pytest.raises(ScheduleError, match="'y0' never senses"):
+    with pytest.raises(ScheduleError, match="'y0' never takes the action 'observe'"):
         build().graph.start(pc.Schedule(acts=(pc.act("update", "state"),)))
 
 
@@ -120,7 +120,7 @@ def test_periods_are_whole(every):
 
 
 def test_openings_have_no_period():
-    with pytest.raises(SettingError, match="no period"):
+    with pytest.raises(SettingError, match="remove their `every`"):
         pc.Schedule(acts=(pc.act("observe", "sensory"),), on_start=(pc.act("initialise", "state", every=3),))
 
 
@@ -136,12 +136,12 @@ def test_a_node_called_like_a_role_is_refused():
     graph.predicts(x, y)
     graph.weighs(PrecisionNode("state", prior_precision=1.0, sd=0.1, correlation_time=1.0), x)
     graph.weighs(PrecisionNode("noise", prior_precision=1.0, sd=0.1, correlation_time=1.0), y)
-    with pytest.raises(ScheduleError, match="called 'state'"):
+    with pytest.raises(ScheduleError, match="the node name 'state' is also a role"):
         graph.start()
 
 
 def test_verbs_are_known():
-    with pytest.raises(SettingError, match="verb"):
+    with pytest.raises(SettingError, match="action"):
         pc.act("jump", "state")
 
 
@@ -164,5 +164,5 @@ def test_windows_double_by_batch_element():
 
 
 def test_windows_of_a_stack_are_alike():
-    with pytest.raises(ScheduleError, match="windows that double at first are for one level"):
+    with pytest.raises(ScheduleError, match="warmup='doubling' needs a single level"):
         pc.adaptive_filtering(levels=(LevelNodes(), LevelNodes(("z",))), warmup="doubling")

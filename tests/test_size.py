@@ -73,12 +73,14 @@ def observations(channels: int, samples: int = 6) -> Tensor:
 def test_memory_is_linear_in_the_channels(kind):
     """At most rows · states numbers for each channel at once, and a few more: never one for each pair of channels."""
     channels = 3000
-    live = build(MAPPINGS[kind](weights(channels)), channels).start(pc.odem(every=2), record=("mean", "sd", "energy"))
+    session = build(MAPPINGS[kind](weights(channels)), channels).start(
+        pc.odem(every=2), record=("mean", "sd", "energy")
+    )
     seen = observations(channels)
-    live.step(seen[0])
+    session.step(seen[0])
     with Largest() as largest:
         for y in seen[1:]:
-            live.step(y)
+            session.step(y)
     assert channels < largest.numbers <= 2 * 3 * 2 * channels
 
 
@@ -90,7 +92,7 @@ def test_many_channels_are_as_few(kind, precisions, curvature, monkeypatch):
     mapping, seen = MAPPINGS[kind](weights(24)), observations(24)
     wanted = ("mean", "covariance", "energy", "prediction")
     large = build(mapping, 24, precisions, curvature).run(seen, schedule=pc.odem(every=2), record=wanted)
-    for module in ("linearisation", "linalg"):
+    for module in ("functions.linearisation", "numerics.precision"):
         monkeypatch.setattr(f"pcnet.{module}.SMALL", 10**6)
     small = build(mapping, 24, precisions, curvature).run(seen, schedule=pc.odem(every=2), record=wanted)
     for key, trace in small.traces.items():

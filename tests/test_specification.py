@@ -87,7 +87,7 @@ def swinging(mover=None):
 def stacked():
     graph, schedule, stream, _ = stack()
     x = graph["x"]
-    known = GeneralisedStateNode("x", dim=2, orders=3, flow=turn, integrator=x.mover)
+    known = GeneralisedStateNode("x", dim=2, orders=3, flow=turn, integrator=x.integrator)
     return graph.with_nodes(dict(graph.nodes) | {"x": known}), schedule, iter(stream)
 
 
@@ -118,15 +118,17 @@ def newer():
 SPRING = pc.register("test: spring", checkpoints.SPRING)
 
 
-def of_triple(**options):
-    graph, schedule, stream, _ = checkpoints.of_triple(**options)
+def of_adaptive_filter(**options):
+    graph, schedule, stream, _ = checkpoints.of_adaptive_filter(**options)
     return graph, schedule, stream
 
 
 CASES = {
     "newer": newer,
-    "triple": of_triple,
-    "triple, drift": lambda: of_triple(drift=0.5, smoothness=0.1, correlation_time_sd=0.2),
+    "adaptive filter": of_adaptive_filter,
+    "adaptive filter, model error": lambda: of_adaptive_filter(
+        model_error_time=0.5, correlation_time=0.1, correlation_time_sd=0.2
+    ),
     "paper": of_paper,
     "authors": lambda: of_paper(conventions="authors", model="lorenz"),
     "batch": lambda: of_paper(kappa=[1.0, 1 / 3], every=[3, 4]),
@@ -176,11 +178,11 @@ def test_a_description_by_hand(tmp_path):
     path.write_text(
         """
         nodes:
-          x: {kind: StateNode, dim: 2, orders: 3, flow: {linear: {matrix: [[0, 1], [-1, 0]]}},
-              mover: {kind: Ozaki, time: 1e-1}}
+          x: {kind: GeneralisedStateNode, dim: 2, orders: 3, flow: {linear: {matrix: [[0, 1], [-1, 0]]}},
+              integrator: {kind: LocalLinearisation, step_size: 1e-1}}
           y: {kind: SensoryNode, dim: 2, orders: 2, dt: 0.1}
-          noise_x: {kind: PrecisionNode, expected: 10, sd: 0.1, smoothness: 0.2}
-          noise_y: {kind: PrecisionNode, expected: 1e2, sd: 0.1, smoothness: 0.2}
+          noise_x: {kind: PrecisionNode, prior_precision: 10, sd: 0.1, correlation_time: 0.2}
+          noise_y: {kind: PrecisionNode, prior_precision: 1e2, sd: 0.1, correlation_time: 0.2}
         links:
           - {predicts: [x, y]}
           - {weighs: [noise_x, x]}
@@ -208,9 +210,9 @@ def test_a_description_by_hand(tmp_path):
 
 BASE = {
     "nodes": {
-        "x": {"kind": "StateNode", "dim": 1, "orders": 2, "flow": "test: first"},
+        "x": {"kind": "GeneralisedStateNode", "dim": 1, "orders": 2, "flow": "test: first"},
         "y": {"kind": "SensoryNode", "dim": 1, "orders": 1},
-        "nx": {"kind": "PrecisionNode", "expected": 1.0, "sd": 0.1, "smoothness": 1.0},
+        "nx": {"kind": "PrecisionNode", "prior_precision": 1.0, "sd": 0.1, "correlation_time": 1.0},
     },
     "links": [{"predicts": ["x", "y"]}, {"weighs": ["nx", "x"]}],
     "schedule": {"acts": [{"observe": ["sensory"]}]},
@@ -240,11 +242,14 @@ def changed(*path, to=None, drop=False):
         (changed("nodes", to=[]), "nodes must be a mapping"),
         (changed("nodes", "x", "ordres", to=2), r"node 'x': unknown key 'ordres'; did you mean 'orders'\?"),
         (
-            changed("nodes", "x", "kind", to="StateNod"),
-            r"no kind 'StateNod' that fits here; did you mean 'StateNode'\?",
+            changed("nodes", "x", "kind", to="GeneralisedStateNod"),
+            r"no kind 'GeneralisedStateNod' that fits here; did you mean 'GeneralisedStateNode'\?",
         ),
-        (changed("nodes", "x", "kind", to="Ozaki"), "no kind 'Ozaki' that fits here"),
-        (changed("nodes", "x", "kind", to="LatentNode"), "LatentNode is what its kinds have in common"),
+        (changed("nodes", "x", "kind", to="LocalLinearisation"), "no kind 'LocalLinearisation' that fits here"),
+        (
+            changed("nodes", "x", "kind", to="GeneralisedVariable"),
+            "GeneralisedVariable is what its kinds have in common",
+        ),
         (changed("nodes", "x", "kind", drop=True), "give a mapping with a kind"),
         (changed("nodes", "x", "flow", to="os.system"), "no function 'os.system' is registered"),
         (changed("nodes", "x", "flow", to="lorentz"), "did you mean 'lorenz'"),
@@ -257,8 +262,11 @@ def changed(*path, to=None, drop=False):
         (changed("nodes", "x", "flow", to={"quadratic": {"coefficients": [1.0]}}), "node 'x', flow: quadratic"),
         (changed("nodes", "x", "dim", to=0), "setting 'dim'"),
         (changed("nodes", "x", "name", to="z"), "unknown key 'name'"),
-        (changed("nodes", "x", "mover", to={"kind": "Newton"}), "node 'x', mover: there is no kind 'Newton' that fits"),
-        (changed("nodes", "nx", "sd", to={"kind": "Ozaki"}), "a mapping makes no sense here"),
+        (
+            changed("nodes", "x", "integrator", to={"kind": "Newton"}),
+            "node 'x', integrator: there is no kind 'Newton' that fits",
+        ),
+        (changed("nodes", "nx", "sd", to={"kind": "LocalLinearisation"}), "a mapping makes no sense here"),
         (changed("nodes", "nx", "sd", to="wide"), "setting 'sd'"),
         (changed("nodes", "nx", "sd", to=-1), "positive"),
         (changed("nodes", "nx", "sd", to=math.inf), "finite"),
@@ -273,8 +281,8 @@ def changed(*path, to=None, drop=False):
         (changed("schedule", to="oden"), "there is no schedule 'oden'; did you mean 'odem'"),
         (changed("schedule", to={"odem": {"evry": 3}}), r"unknown key 'evry'; did you mean 'every'\?"),
         (changed("schedule", to={"odem": {"every": 0}}), "whole numbers"),
-        (changed("schedule", "acts", to=[{"sens": ["y"]}]), r"act 0: unknown key 'sens'; did you mean 'sense'\?"),
-        (changed("schedule", "acts", to=[{"observe": "y"}]), "give one verb with a list"),
+        (changed("schedule", "acts", to=[{"observ": ["y"]}]), r"act 0: unknown key 'observ'; did you mean 'observe'\?"),
+        (changed("schedule", "acts", to=[{"observe": "y"}]), "give one action with a list"),
         (changed("schedule", "acts", to=[{"observe": ["y"], "every": -1}]), "whole numbers"),
     ],
 )
@@ -342,7 +350,7 @@ def test_a_kind_of_one_name_twice():
 
     make(), make()
     with pytest.raises(SpecificationError, match="2 kinds 'SpecTwin'"):
-        pc.load_model(changed("nodes", "x", "mover", to={"kind": "SpecTwin"}))
+        pc.load_model(changed("nodes", "x", "integrator", to={"kind": "SpecTwin"}))
 
 
 def test_all_flows_and_schedules_have_descriptions():
@@ -381,20 +389,20 @@ def test_every_kind_that_comes_along_has_been_there_and_back():
     assert shipped <= seen | ADDED
 
 
-ADDED = {"GradientFlow", "SquaredExponential"}
+ADDED = {"ExplicitEuler", "SquaredExponential"}
 """What `smoothness=` says more shortly, and a mover that has nothing which others have not."""
 
 
 @pytest.mark.parametrize(
     ("given", "made"),
     [
-        ("tracking", adaptive_filtering()),
-        ({"tracking": {"every": 4}}, adaptive_filtering(4)),
+        ("adaptive_filtering", adaptive_filtering()),
+        ({"adaptive_filtering": {"every": 4}}, adaptive_filtering(4)),
         (
-            {"tracking": {"every": 4, "levels": [{"states": ["x"], "parameters": []}, {"states": ["z"]}]}},
+            {"adaptive_filtering": {"every": 4, "levels": [{"states": ["x"], "parameters": []}, {"states": ["z"]}]}},
             adaptive_filtering(4, levels=(LevelNodes(("x",), parameters=()), LevelNodes(("z",)))),
         ),
-        ({"offline": {"who": ["precision"]}}, pc.batch(["precision"])),
+        ({"batch": {"nodes": ["precision"]}}, pc.batch(["precision"])),
     ],
     ids=str,
 )
@@ -411,22 +419,24 @@ def test_schedules_by_name(given, made):
         ({"levels": [{"state": ["x"]}]}, r"level 0: unknown key 'state'; did you mean 'states'\?"),
         ({"levels": [{"states": "x"}]}, "states must be a list"),
         ({"levels": [3]}, "level 0 must be a mapping"),
-        ({"every": "often"}, "schedule tracking"),
+        ({"every": "often"}, "schedule adaptive_filtering"),
         ({"every": 0}, "whole numbers"),
     ],
 )
 def test_levels_that_make_no_sense(options, words):
     with pytest.raises(SpecificationError, match=words):
-        pc.load_model(changed("schedule", to={"tracking": options}))
+        pc.load_model(changed("schedule", to={"adaptive_filtering": options}))
 
 
 def test_a_schema_knows_all_kinds():
     found = schema()
     assert json.loads(json.dumps(found)) == found
-    assert {"StateNode", "SensoryNode", "Ozaki", "Newton", "Matern", "SpecNudge"} <= set(found["$defs"])
-    state = found["$defs"]["StateNode"]
+    assert {"GeneralisedStateNode", "SensoryNode", "LocalLinearisation", "Newton", "Matern", "SpecNudge"} <= set(
+        found["$defs"]
+    )
+    state = found["$defs"]["GeneralisedStateNode"]
     assert state["required"] == ["kind", "dim", "orders", "flow"]
-    assert {"$ref": "#/$defs/SpecNudge"} in state["properties"]["mover"]["anyOf"]
+    assert {"$ref": "#/$defs/SpecNudge"} in state["properties"]["integrator"]["anyOf"]
     assert state["properties"]["last_error"] == {"enum": ["keep", "drop"]}
     assert found["$defs"]["SensoryNode"]["properties"]["dt"] == {
         "anyOf": [{"$ref": "#/$defs/numbers"}, {"type": "null"}]

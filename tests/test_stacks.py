@@ -49,11 +49,11 @@ def stack(dims=(2, 1), causes=(1, 2), cause_orders=(2, 3)):
     graph = model.graph
 
     def state(name, dim):
-        options = {"flow": FLOWS[dim], "mover": mover, "curvature": curvature, "initial_mean": draw(3, dim)}
+        options = {"flow": FLOWS[dim], "integrator": mover, "curvature": curvature, "initial_mean": draw(3, dim)}
         return GeneralisedStateNode(name, dim=dim, orders=3, **options)
 
     def cause(name, dim, orders):
-        options = {"mover": mover, "curvature": curvature, "initial_mean": draw(orders, dim), "prior": 0.3}
+        options = {"integrator": mover, "curvature": curvature, "initial_mean": draw(orders, dim), "prior": 0.3}
         return CauseNode(name, dim=dim, orders=orders, **options)
 
     x1, x2 = state("x1", dims[0]), state("x2", dims[1])
@@ -80,17 +80,17 @@ def stack(dims=(2, 1), causes=(1, 2), cause_orders=(2, 3)):
 
 def test_local_derivatives_of_a_stack_are_those_of_the_total_energy():
     model = stack()
-    live = model.graph.start(STILL, record=())
+    session = model.graph.start(STILL, record=())
     for t in range(2):
-        live.step(model.observations["y"][t])
-    means = {name: live.mean(name) for name, node in model.graph.nodes.items() if "mean" in node.quantities}
-    observed = {"y": live.read("y", "observation")}
+        session.step(model.observations["y"][t])
+    means = {name: session.mean(name) for name, node in model.graph.nodes.items() if "mean" in node.quantities}
+    observed = {"y": session.read("y", "observation")}
     for name, mean in means.items():
 
         def energy(value, name=name):
             return model.energy({**means, name: value}, observed)
 
-        node, local = model.graph[name], live.local(name)
+        node, local = model.graph[name], session.local(name)
         expected = grad(energy)(mean).reshape(-1)
         torch.testing.assert_close(node.gradient(local)[0], expected, rtol=1e-9, atol=1e-9)
         expected = hessian(energy)(mean).reshape(len(expected), len(expected))
@@ -142,14 +142,14 @@ def test_elimination_messages_are_the_dense_solve(branch, kappa):
     """(I/h − D + κH) Δ = Du − κ∇ of all states and causes at once, from autograd of the total energy."""
     h = 0.7
     model = linear_stack(ImplicitEuler(step_size=h, kappa=kappa), branch=branch)
-    live = model.graph.start(STILL, record=())
-    live.step({name: values[0] for name, values in model.observations.items()})
+    session = model.graph.start(STILL, record=())
+    session.step({name: values[0] for name, values in model.observations.items()})
     names = [name for name, node in model.graph.nodes.items() if node.role == "state"]
-    start = {name: live.mean(name) for name, node in model.graph.nodes.items() if "mean" in node.quantities}
+    start = {name: session.mean(name) for name, node in model.graph.nodes.items() if "mean" in node.quantities}
     moving = pc.Schedule(acts=(pc.act("observe", "sensory"), pc.act("update", "state")))
-    live = model.graph.start(moving, record=())
-    live.step({name: values[0] for name, values in model.observations.items()})
-    observed = {name: live.read(name, "observation") for name in model.observations}
+    session = model.graph.start(moving, record=())
+    session.step({name: values[0] for name, values in model.observations.items()})
+    observed = {name: session.read(name, "observation") for name in model.observations}
     shapes = [start[name].shape for name in names]
     sizes = [math.prod(shape) for shape in shapes]
 
@@ -161,7 +161,7 @@ def test_elimination_messages_are_the_dense_solve(branch, kappa):
     shift = torch.block_diag(*[shift_matrix(*shape) for shape in shapes])
     matrix = torch.eye(len(u), dtype=torch.float64) / h - shift + kappa * hessian(energy)(u)
     expected = u + torch.linalg.solve(matrix, shift @ u - kappa * grad(energy)(u))
-    found = torch.cat([live.mean(name).reshape(-1) for name in names])
+    found = torch.cat([session.mean(name).reshape(-1) for name in names])
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
 
 
@@ -446,12 +446,14 @@ def test_what_makes_no_sense_is_refused():
     x, plain, v, y, graph = parts()
     with pytest.raises(GraphError, match=r"SensoryNode 'y' cannot be the one that 'v' drives"):
         graph.drives(v, y)
-    with pytest.raises(GraphError, match="StateNode 'x' cannot be the one that drives 'plain'"):
+    with pytest.raises(GraphError, match="GeneralisedStateNode 'x' cannot be the one that drives 'plain'"):
         graph.drives(x, plain)
     graph.predicts(x, y)
     graph.weighs(noise("nx"), x)
     graph.weighs(noise("ny"), y)
-    with pytest.raises(GraphError, match=r"the flow of StateNode 'x' is one of causes: add graph.drives\(cause, x\)"):
+    with pytest.raises(
+        GraphError, match=r"the flow of GeneralisedStateNode 'x' is one of causes: add graph.drives\(cause, x\)"
+    ):
         graph.check()
     graph.drives(v, x)
     with pytest.raises(GraphError, match="'v' already drives 'x'"):

@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import json
 import os
 import random
 import signal
@@ -23,6 +24,7 @@ from pcnet.errors import DivergenceError, GraphError, ObservationError, Schedule
 from pcnet.functions import systems as flows
 from pcnet.graphs import odem
 from pcnet.nodes import GeneralisedStateNode, PrecisionNode, SensoryNode
+from pcnet.results.result import package_version
 from pcnet.sweeps import sweep as sweeps
 from pcnet.sweeps import workers
 from pcnet.sweeps.evaluate import given_data, rehearse
@@ -80,7 +82,7 @@ def against_a_loop(study, settings, observations, states=None, tolerance=1e-12):
             for name, value in expected.items():
                 np.testing.assert_allclose(row[name], value, rtol=tolerance, atol=1e-11, err_msg=name)
             assert row["status"] == "done"
-            assert row["version"] == pc.result.package_version()
+            assert row["version"] == package_version()
 
 
 def test_a_sweep_is_a_loop_over_settings_and_replicates():
@@ -349,8 +351,8 @@ def test_one_file_under_two_names_is_one_file(tmp_path):
 SCRIPT = """
 import sys
 import pcnet as pc
-from pcnet import sweeps
-from pcnet.graphs import paper
+from pcnet.sweeps import sweep as sweeps
+from pcnet.graphs import odem
 
 sweeps.LARGEST = 3
 seen = pc.simulate.glv_process(samples=200, noise="white", seed=1).observations
@@ -471,7 +473,7 @@ def test_models_of_other_shapes_are_other_batches_and_large_ones_are_cut(monkeyp
     study = sweep(grid, SEEN[:2])
     assert sizes(study) == [4] * 6
     batches = study._store._connection.execute("SELECT batch, settings FROM inversions")
-    orders = pd.DataFrame([(batch, pc.store.json.loads(text)["orders"]) for batch, text in batches])
+    orders = pd.DataFrame([(batch, json.loads(text)["orders"]) for batch, text in batches])
     assert (orders.groupby(0)[1].nunique() == 1).all()
 
 
@@ -479,8 +481,8 @@ MEASURE = """
 from pathlib import Path
 import numpy as np
 import pcnet as pc
-from pcnet import sweeps
-from pcnet.graphs import paper
+from pcnet.sweeps import sweep as sweeps
+from pcnet.graphs import odem
 
 def memory(what):
     (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(what)]

@@ -15,6 +15,7 @@ import pcnet as pc
 from pcnet.errors import GraphError, SettingError
 from pcnet.functions.closed_form import Linear
 from pcnet.graphs import Level, hierarchy
+from pcnet.io import strict_yaml
 from pcnet.io.schema import schema
 from pcnet.model.schedule import LevelNodes, adaptive_filtering
 from pcnet.nodes import CategoricalNode, KalmanStateNode, ParameterNode, PrecisionNode, SensoryNode
@@ -28,7 +29,7 @@ CRUISE = pc.TracedFunction(lambda x, theta: theta + 0.0 * x)
 OBSERVATIONS = np.cumsum(np.random.default_rng(11).standard_normal((40, 1)), 0) * 0.1
 
 
-def velocity_stack(*above: Level, every: int = 5) -> pc.graph.Model:
+def velocity_stack(*above: Level, every: int = 5) -> pc.Model:
     """A position whose velocity the tiers above predict, with all noises known."""
     lowest = Level(
         CRUISE, 1, parameter_mean=[0.0], parameter_sd=1e-7, expected_precision=4.0, initial_mean=[0.0], initial_sd=0.5
@@ -166,11 +167,11 @@ def test_a_stack_with_categories_is_drawn():
 
 
 def test_a_stack_without_parameters_below_is_refused():
-    with pytest.raises(SettingError, match="'which' has no parameters to be predicted; let it be the last"):
+    with pytest.raises(SettingError, match="'which' has no parameters to predict; make it the last level"):
         velocity_stack(CategoricalNode("which", values=VALUES, stay=STAY), Level(CRUISE, 1))
-    with pytest.raises(SettingError, match="tier 1 has no parameters that tier 2 could predict"):
+    with pytest.raises(SettingError, match="level 1 has no parameters for level 2 to predict"):
         hierarchy(Level(Linear([[0.0]]), 1), Level(Linear([[0.0]]), 1), dt=0.1)
-    with pytest.raises(SettingError, match="at least one Tier"):
+    with pytest.raises(SettingError, match="at least one Level"):
         hierarchy(dt=0.1)
     with pytest.raises(SettingError, match="both mean and sd"):
         Level(CRUISE, 1, parameter_mean=[0.0])
@@ -186,7 +187,7 @@ def test_parameters_below_a_filter_learn_from_curvatures():
     graph.predicts(above, a)
     for node in (x, y, above):
         graph.weighs(PrecisionNode(f"noise of {node.name}", prior_precision=1.0, sd=1.0, kernel=White()), node)
-    with pytest.raises(GraphError, match=r"use the mover Newton\(\)"):
+    with pytest.raises(GraphError, match=r"use the estimator Newton\(\)"):
         graph.run(OBSERVATIONS)
 
 
@@ -315,7 +316,7 @@ def test_categories_are_written_and_read(how, tmp_path):
     before = graph.run(data, schedule, record=["stage"]).get("which", "stage")
     for ending in ("yaml", "json"):
         path = pc.save_model(tmp_path / f"model.{ending}", graph, schedule)
-        jsonschema.validate(pc.specification.read(path), schema())
+        jsonschema.validate(strict_yaml.read(path), schema())
         again = pc.load_model(path)
         np.testing.assert_array_equal(
             again.graph.run(data, again.schedule, record=["stage"]).get("which", "stage"), before

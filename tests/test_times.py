@@ -21,8 +21,8 @@ def swing(x, theta):
     return torch.stack([x[..., 1], -torch.sin(x[..., 0])], -1)
 
 
-def swinging(mover, dt):
-    x = GeneralisedStateNode("x", dim=2, orders=2, flow=swing, integrator=mover)
+def swinging(integrator, dt):
+    x = GeneralisedStateNode("x", dim=2, orders=2, flow=swing, integrator=integrator)
     y = SensoryNode("y", dim=2, orders=1, dt=dt)
     graph = pc.Graph()
     graph.predicts(x, y)
@@ -32,29 +32,29 @@ def swinging(mover, dt):
 
 
 @pytest.mark.parametrize(
-    "mover",
+    "integrator",
     [
         lambda time: LocalLinearisation(0.5, step_size=time),
         lambda time: ExplicitEuler(0.1 * time, kappa=0.5),
         lambda time: ImplicitEuler(time, kappa=0.5),
     ],
 )
-def test_a_mover_takes_the_time_that_has_passed(mover):
+def test_a_mover_takes_the_time_that_has_passed(integrator):
     """Every third interval is the same as a graph made for intervals three times as long."""
     y = np.random.default_rng(0).normal(size=(6, 2))
-    short = swinging(mover(0.1), 0.1).run(y, schedule=pc.states_only(), times=0.3 * np.arange(6))
-    long = swinging(mover(torch.tensor(0.1 * 3, dtype=torch.float64)), 0.3).run(y, schedule=pc.states_only())
+    short = swinging(integrator(0.1), 0.1).run(y, schedule=pc.states_only(), times=0.3 * np.arange(6))
+    long = swinging(integrator(torch.tensor(0.1 * 3, dtype=torch.float64)), 0.3).run(y, schedule=pc.states_only())
     later = slice(1, None)  # the first one comes after one interval
     first = long.mean("x")[0] - short.mean("x")[0]
     assert np.abs(first).max() > 0
-    from_first = swinging(mover(0.3), 0.3)
-    live = from_first.start(pc.states_only()).step(y[0])
+    from_first = swinging(integrator(0.3), 0.3)
+    session = from_first.start(pc.states_only()).step(y[0])
     with torch.inference_mode():
-        local = live.local("x")
+        local = session.local("x")
         local.belief = local.belief._replace(mean=torch.as_tensor(short.mean("x")[0])[None])
     for t in range(1, 6):
-        live.step(y[t])
-    np.testing.assert_allclose(live.result().mean("x")[later][-1], short.mean("x")[-1], rtol=1e-9)
+        session.step(y[t])
+    np.testing.assert_allclose(session.result().mean("x")[later][-1], short.mean("x")[-1], rtol=1e-9)
 
 
 def test_times_at_the_sampling_interval_change_nothing():
@@ -69,25 +69,25 @@ def test_times_at_the_sampling_interval_change_nothing():
 
 
 def test_all_nodes_hear_of_the_time_that_has_passed():
-    live = odem(dt=[0.25, 0.5])[0].start(pc.states_only(), record=())
-    live.step(np.ones(3), t=3.0)
-    assert live.local("x").elapsed.tolist() == [0.25, 0.5]
-    live.step(np.ones(3), t=4.0)
-    for name in live.graph.nodes:
-        assert live.local(name).elapsed.tolist() == [1.0, 1.0]
-        assert live.local(name).pace.tolist() == [4.0, 2.0]
-    live.step(np.ones(3))
-    assert live.local("x").elapsed.tolist() == [0.25, 0.5]
-    assert live.local("x").pace is None
+    session = odem(dt=[0.25, 0.5])[0].start(pc.states_only(), record=())
+    session.step(np.ones(3), t=3.0)
+    assert session.local("x").elapsed.tolist() == [0.25, 0.5]
+    session.step(np.ones(3), t=4.0)
+    for name in session.graph.nodes:
+        assert session.local(name).elapsed.tolist() == [1.0, 1.0]
+        assert session.local(name).pace.tolist() == [4.0, 2.0]
+    session.step(np.ones(3))
+    assert session.local("x").elapsed.tolist() == [0.25, 0.5]
+    assert session.local("x").pace is None
 
 
 def test_a_step_without_a_time_comes_an_interval_later():
     graph, schedule = odem(dt=0.25)
-    live = graph.start(schedule)
+    session = graph.start(schedule)
     for t in (10.0, None, 11.0, None):
-        live.step(np.ones(3), t=t)
-    np.testing.assert_array_equal(live.result().times, [10, 10.25, 11, 11.25])
-    assert live.time == 11.25
+        session.step(np.ones(3), t=t)
+    np.testing.assert_array_equal(session.result().times, [10, 10.25, 11, 11.25])
+    assert session.time == 11.25
 
 
 @pytest.mark.parametrize(
@@ -105,12 +105,12 @@ def test_a_step_without_a_time_comes_an_interval_later():
 )
 def test_times_that_are_refused(t, words):
     graph, schedule = odem()
-    live = graph.start(schedule).step(np.ones(3), t=1.0)
+    session = graph.start(schedule).step(np.ones(3), t=1.0)
     with pytest.raises(ObservationError, match=words):
-        live.step(np.ones(3), t=t)
-    assert (live.tick, live.time) == (1, 1.0)  # and goes on as if nothing had happened
+        session.step(np.ones(3), t=t)
+    assert (session.tick, session.time) == (1, 1.0)  # and goes on as if nothing had happened
     reference = graph.start(schedule).step(np.ones(3), t=1.0).step(np.ones(3), t=2.0)
-    assert torch.equal(live.step(np.ones(3), t=2.0).mean("x"), reference.mean("x"))
+    assert torch.equal(session.step(np.ones(3), t=2.0).mean("x"), reference.mean("x"))
 
 
 @pytest.mark.parametrize("times", [[0.0, 1.0], [0.0, 1.0, 2.0, 3.0]])
@@ -145,9 +145,9 @@ def test_all_streams_give_the_same_numbers():
             await asyncio.sleep(0)
             yield pc.Sample(row, t)
 
-    live = model.graph.start(schedule)
-    asyncio.run(live.arun(sensor()))
-    same(whole, live.result())
+    session = model.graph.start(schedule)
+    asyncio.run(session.arun(sensor()))
+    same(whole, session.result())
 
 
 def test_streams_that_are_refused():
@@ -179,10 +179,10 @@ def two_clocks(fast=True, slow=True):
 
 def test_sensors_with_rates_of_their_own():
     """The tick is that of the fastest; the slow one's differences are over its own intervals."""
-    live = two_clocks().start(pc.states_only(), record=("observation", "mean"))
+    session = two_clocks().start(pc.states_only(), record=("observation", "mean"))
     for k in range(16):
-        live.step({"fast": [0.1 * k], **({"slow": [0.2 * k]} if k % 5 == 0 else {})})
-    result = live.result()
+        session.step({"fast": [0.1 * k], **({"slow": [0.2 * k]} if k % 5 == 0 else {})})
+    result = session.result()
     np.testing.assert_allclose(result.times, 0.1 * np.arange(16))
     slow = result.observation("slow")[..., 0]
     np.testing.assert_allclose(slow[::5], [[0, 0], [1, 2], [2, 2], [3, 2]], atol=1e-12)

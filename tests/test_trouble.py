@@ -34,7 +34,7 @@ def test_hold_is_as_if_the_observation_had_been_missing():
     wild, holey = y.copy(), y.copy()
     wild[[7, 20, 21]] = 1e300
     holey[[7, 20, 21]] = math.nan
-    live = small().start(pc.odem(every=1000), on_divergence="hold").run(wild)
+    session = small().start(pc.odem(every=1000), on_divergence="hold").run(wild)
     reference = small().start(pc.odem(every=1000))
     for k in range(40):
         if k in (7, 20, 21):  # in a missing tick states still follow the flow; when held they do not
@@ -44,13 +44,13 @@ def test_hold_is_as_if_the_observation_had_been_missing():
                 reference.local(name).belief = belief
         else:
             reference.step(holey[k])
-    assert torch.equal(live.read("y", "observation"), reference.read("y", "observation"))
-    torch.testing.assert_close(live.mean("x"), reference.mean("x"), rtol=1e-12, atol=1e-12)
-    result = live.result()
+    assert torch.equal(session.read("y", "observation"), reference.read("y", "observation"))
+    torch.testing.assert_close(session.mean("x"), reference.mean("x"), rtol=1e-12, atol=1e-12)
+    result = session.result()
     assert result.fallbacks["hold"] == 3
-    assert [(i.observation, i.element) for i in live.divergence_events] == [(7, 0), (20, 0), (21, 0)]
-    assert {i.node for i in live.divergence_events} <= {"x", "y"}
-    assert all(i.why.endswith("is no longer finite") for i in live.divergence_events)
+    assert [(i.observation, i.element) for i in session.divergence_events] == [(7, 0), (20, 0), (21, 0)]
+    assert {i.node for i in session.divergence_events} <= {"x", "y"}
+    assert all(i.why.endswith("is no longer finite") for i in session.divergence_events)
     assert np.isfinite(result.free_action)
     assert np.isnan(result.free_energy[[7, 20, 21]]).all()
     np.testing.assert_allclose(np.nansum(result.free_energy), result.free_action)
@@ -61,11 +61,11 @@ def test_hold_is_as_if_the_observation_had_been_missing():
 def test_reset_is_as_if_a_run_began_there():
     y = walk()
     y[9] = 1e300
-    live = small().start(pc.odem(every=4), on_divergence="reset").run(y)
+    session = small().start(pc.odem(every=4), on_divergence="reset").run(y)
     fresh = small().start(pc.odem(every=4), record=("mean",))
     fresh.tick = 10  # so that its slow clocks tick with the other's
     fresh.run(y[10:])
-    result = live.result()
+    result = session.result()
     np.testing.assert_array_equal(result.mean("x")[10:], fresh.result().mean("x"))
     np.testing.assert_array_equal(result.mean("theta")[10:], fresh.result().mean("theta"))
     assert result.fallbacks["reset"] == 1
@@ -118,7 +118,7 @@ def test_a_matrix_that_cannot_be_inverted_is_named():
             made.weighs(PrecisionNode(f"n{name}", prior_precision=1.0, sd=0.1, correlation_time=1.0), made[name])
         return made
 
-    with pytest.raises(DivergenceError, match=r"StateNode 'x' at observation 2: .*singular"):
+    with pytest.raises(DivergenceError, match=r"GeneralisedStateNode 'x' at observation 2: .*singular"):
         graph().run(np.ones((5, 1)), schedule=pc.states_only())
     result = graph().run(np.ones((5, 1)), schedule=pc.states_only(), on_divergence="hold")
     assert result.fallbacks["hold"] == 3

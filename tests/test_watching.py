@@ -33,10 +33,10 @@ def get(watched, path="/flow.json", host=None):
 
 
 def test_the_last_observations_are_those_of_a_recorded_run():
-    live = start(record=["mean"])
-    with watch(live, window=15) as watched:
+    session = start(record=["mean"])
+    with watch(session, window=15) as watched:
         assert json.loads(get(watched)[1]) is None
-        live.run(DATA)
+        session.run(DATA)
         data = json.loads(get(watched)[1])
     graph, schedule = odem(every=10)
     expected = graph.run(DATA, schedule, record=pc.Record.flow()).error_flow()
@@ -49,41 +49,41 @@ def test_the_last_observations_are_those_of_a_recorded_run():
     for link in data["links"]:
         told = expected.passed(link["child"], link["parent"])[-15:]
         np.testing.assert_allclose(block[link["up"]], told, rtol=1e-5, atol=1e-12)
-    assert set(live.result().traces) == {"x.mean", "theta.mean", "lambda_x.mean", "lambda_y.mean"}
+    assert set(session.result().traces) == {"x.mean", "theta.mean", "lambda_x.mean", "lambda_y.mean"}
 
 
 def test_watching_changes_nothing():
     alone = start().run(DATA).result()
-    live = start()
-    with watch(live):
-        seen = live.run(DATA).result()
+    session = start()
+    with watch(session):
+        seen = session.run(DATA).result()
     for key, trace in alone.traces.items():
         np.testing.assert_array_equal(seen.traces[key].values, trace.values)
 
 
 def test_memory_does_not_grow_with_the_stream():
-    live = start(record=())
-    with watch(live, window=20) as watched:
+    session = start(record=())
+    with watch(session, window=20) as watched:
         for _ in range(20):
-            live.run(DATA)
+            session.run(DATA)
         held = {len(tape.tensor()) for tape in watched._tapes.values()}
         assert max(held) <= 20 + 256  # a window and a block
         assert json.loads(get(watched)[1])["ticks"] == 20
 
 
 def test_wide_observations_are_kept_for_a_shorter_time(monkeypatch):
-    monkeypatch.setattr("pcnet.watching.MEMORY", 1000)
-    live = start(record=())
-    with watch(live) as watched:
+    monkeypatch.setattr("pcnet.results.live_page.MEMORY", 1000)
+    session = start(record=())
+    with watch(session) as watched:
         for _ in range(4):
-            live.run(DATA)
+            session.run(DATA)
         assert json.loads(get(watched)[1])["ticks"] == 100
 
 
 def test_only_this_machine_is_listened_to_and_answered():
-    live = start()
-    with watch(live) as watched:
-        live.step(DATA[0])
+    session = start()
+    with watch(session) as watched:
+        session.step(DATA[0])
         port = watched._server.server_address[1]
         assert watched._server.server_address[0] == "127.0.0.1"
         assert watched.address == f"http://127.0.0.1:{port}/"
@@ -96,10 +96,10 @@ def test_only_this_machine_is_listened_to_and_answered():
 
 
 def test_a_page_can_be_read_while_the_stream_runs():
-    live = start(record=())
-    with watch(live, window=30) as watched:
-        live.step(DATA[0])
-        runner = threading.Thread(target=lambda: [live.run(DATA) for _ in range(5)])
+    session = start(record=())
+    with watch(session, window=30) as watched:
+        session.step(DATA[0])
+        runner = threading.Thread(target=lambda: [session.run(DATA) for _ in range(5)])
         runner.start()
         while runner.is_alive():
             data = json.loads(get(watched)[1])
@@ -110,14 +110,14 @@ def test_a_page_can_be_read_while_the_stream_runs():
 
 
 def test_it_ends_and_the_port_is_free_again():
-    live = start()
-    watched = watch(live)
+    session = start()
+    watched = watch(session)
     port = watched._server.server_address[1]
     with pytest.raises(SettingError, match=f"port {port} cannot be used"):
-        watch(live, port)
+        watch(session, port)
     watched.close()
     watched.close()
-    assert live.watchers == []
+    assert session.watchers == []
     with socket.socket() as probe, pytest.raises(ConnectionRefusedError):
         probe.connect(("127.0.0.1", port))
 

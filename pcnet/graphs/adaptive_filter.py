@@ -6,30 +6,17 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
 
 from pcnet.errors import SettingError
 from pcnet.functions.base import Function, Plain
-from pcnet.model.graph import Graph, Model
+from pcnet.model.graph import Graph
+from pcnet.model.model import Model
 from pcnet.model.schedule import LevelNodes, adaptive_filtering
 from pcnet.nodes import KalmanStateNode, ParameterNode, PrecisionNode, SensoryNode
-from pcnet.numerics.estimators import Newton, NoiseScoring
+from pcnet.nodes.kalman_state import noise_estimator, parameter_estimator
+from pcnet.numerics.estimators import NoiseScoring
 from pcnet.numerics.kernels import Kernel, Matern, SquaredExponential, White
 from pcnet.settings import listed, number, to_tensor
-
-
-def parameter_estimator() -> Newton:
-    """Estimator of parameters: recursive least squares with decaying forgetting and covariance resets."""
-    return Newton(decaying_forgetting=number(0.5), covariance_reset=True)
-
-
-def noise_estimator(process: bool = False) -> NoiseScoring:
-    """Estimator of noise levels; process: those of process noise, which take smaller steps."""
-    if process:
-        return NoiseScoring(
-            step_limit_sd=number(1.5), decaying_forgetting=number(1.0), initial_noise_inflation=number(0.5)
-        )
-    return NoiseScoring(initial_noise_inflation=number(2.0))
 
 
 def adaptive_filter(
@@ -98,9 +85,7 @@ def adaptive_filter(
     if correlation_time_sd is not None and not isinstance(kernel_y, SquaredExponential):
         raise SettingError("adaptive_filter: correlation_time_sd needs a correlation_time to start from")
     per_channel = _per_channel(noise_per_channel)
-    x = KalmanStateNode(
-        "x", dim=dim, flow=flow, initial_mean=row(initial_mean), initial_sd=initial_sd, substeps=substeps
-    )
+    x = KalmanStateNode("x", dim=dim, flow=flow, initial_mean=initial_mean, initial_sd=initial_sd, substeps=substeps)
     y = SensoryNode("y", dim=seen, orders=1, dt=dt)
 
     def precision(
@@ -146,8 +131,3 @@ def kernel_of(correlation_time: Any) -> Kernel:
     if correlation_time is None:
         return White()
     return correlation_time if isinstance(correlation_time, Kernel) else SquaredExponential(correlation_time)
-
-
-def row(value: Any) -> Tensor | None:
-    """A vector (..., dim) as a generalised variable of one order, (..., 1, dim)."""
-    return None if value is None else torch.as_tensor(to_tensor(value))[..., None, :]

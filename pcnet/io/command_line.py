@@ -17,8 +17,8 @@ import typer
 from pcnet.errors import DivergenceError, ObservationError, PcnetError, ResultError
 
 if TYPE_CHECKING:
-    from pcnet.engine.divergence import OnDivergence
     from pcnet.engine.session import Session
+    from pcnet.model.model import OnDivergence
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 

@@ -43,8 +43,8 @@ def dot(graph: Graph) -> str:
     for link in graph.links:
         of = f" of {link.of.name}" if link.of is not None else ""
         ends = f"{_quoted(link.parent.name)} -> {_quoted(link.child.name)}"
-        style = STYLES[link.kind].replace("dashdot", "dashed")
-        lines.append(f"  {ends} [label={_quoted(link.kind + of)}, style={style}];")
+        style = STYLES[link.key].replace("dashdot", "dashed")
+        lines.append(f"  {ends} [label={_quoted(link.key + of)}, style={style}];")
     return "\n".join([*lines, "}"]) + "\n"
 
 

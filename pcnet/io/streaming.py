@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from pcnet.engine.checkpoint import resume
-from pcnet.engine.divergence import OnDivergence
 from pcnet.engine.inputs import Sample
 from pcnet.engine.session import Session
 from pcnet.errors import CheckpointError, ObservationError, PcnetError, SettingError
 from pcnet.io.readers import read_table
-from pcnet.model.graph import Model
+from pcnet.model.model import Model, OnDivergence
 from pcnet.model.specification import load_model
 
 
@@ -44,8 +43,8 @@ def start(
     """A run of a graph, from its beginning or from a checkpoint."""
     model = model_of(graph, functions)
     if checkpoint is not None:
-        return resume(checkpoint, model.graph, model.schedule, on_divergence=policy)
-    return model.graph.start(model.schedule, record=None if recording else (), on_divergence=policy or "raise")
+        return resume(checkpoint, model, on_divergence=policy)
+    return model.start(record=None if recording else (), on_divergence=policy or "raise")
 
 
 def begin_from(checkpoint: Path, functions: Sequence[Path]) -> Session:
@@ -74,7 +73,7 @@ def take_in(live: Session, path: str, time: str | None, checkpoint: Path | None,
 
 
 def widths_of(live: Session) -> dict[str, int]:
-    return {name: node.observed_width for name, node in live.graph.nodes.items() if node.observes}
+    return {name: node.observation_size for name, node in live.graph.nodes.items() if node.observes}
 
 
 def summary(live: Session) -> str:

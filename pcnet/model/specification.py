@@ -1,10 +1,10 @@
 """Graphs and schedules as plain data: written to and read from YAML or JSON, strictly and without loss.
 
     nodes:
-      x: {kind: StateNode, dim: 2, orders: 3, flow: {linear: {matrix: [[0, 1], [-1, 0]]}}}
+      x: {kind: GeneralisedStateNode, dim: 2, orders: 3, flow: {linear: {matrix: [[0, 1], [-1, 0]]}}}
       y: {kind: SensoryNode, dim: 2, orders: 2, dt: 0.1}
-      noise_x: {kind: PrecisionNode, expected: 10, sd: 0.1, smoothness: 0.2}
-      noise_y: {kind: PrecisionNode, expected: 100, sd: 0.1, smoothness: 0.2}
+      noise_x: {kind: PrecisionNode, prior_precision: 10, sd: 0.1, correlation_time: 0.2}
+      noise_y: {kind: PrecisionNode, prior_precision: 100, sd: 0.1, correlation_time: 0.2}
     links:
       - {predicts: [x, y]}
       - {weighs: [noise_x, x]}
@@ -36,8 +36,9 @@ from pcnet.functions import registry
 from pcnet.functions.closed_form import Identity
 from pcnet.functions.registry import near
 from pcnet.io.strict_yaml import read
-from pcnet.model.graph import Graph, Model
-from pcnet.model.node import Node
+from pcnet.model.graph import Graph
+from pcnet.model.model import Model
+from pcnet.model.node import AnyNode, Node
 from pcnet.model.schedule import (
     Act,
     Every,
@@ -57,7 +58,7 @@ LINKS = ("predicts", "drives", "parametrises", "weighs")
 
 
 def _adaptive_filtering(every: Any = 64, levels: Any = ({},), warmup: Literal["none", "doubling"] = "none") -> Schedule:
-    """`tracking` with levels as a file has them: [{states: [x], precisions: [noise], parameters: []}, …]."""
+    """`adaptive_filtering` with levels as a file has them: [{states: [x], precisions: [noise], parameters: []}, …]."""
     if not isinstance(levels, (list, tuple)) or not levels:
         raise SpecificationError(
             "levels must be a list, such as [{states: [x], precisions: [noise_x], parameters: []}]"
@@ -77,7 +78,7 @@ SCHEDULES: dict[str, Callable[..., Schedule]] = {
     "generalised_filtering": generalised_filtering,
     "states_only": states_only,
     "batch": batch,
-    "tracking": _adaptive_filtering,
+    "adaptive_filtering": _adaptive_filtering,
 }
 """Schedules that a file may call by name, with their arguments."""
 DEEPEST = 40
@@ -91,10 +92,10 @@ def describe(graph: Graph, schedule: Schedule | None = None) -> dict[str, Any]:
     for name, node in graph.nodes.items():
         spec["nodes"][name] = {key: value for key, value in _part(node, repr(name)).items() if key != "name"}
     for link in graph.links:
-        item: dict[str, Any] = {link.kind: [link.parent.name, link.child.name]}
+        item: dict[str, Any] = {link.key: [link.parent.name, link.child.name]}
         if link.of is not None:
             item["of"] = link.of.name
-        if link.kind == "predicts" and link.function is not None and not isinstance(link.function, Identity):
+        if link.key == "predicts" and link.function is not None and not isinstance(link.function, Identity):
             item["via"] = _named(link.function, f"{link.parent.name!r} to {link.child.name!r}")
         spec["links"].append(item)
     if schedule is not None:
@@ -226,7 +227,7 @@ def save_model(path: str | Path, graph: Graph, schedule: Schedule | None = None)
     return path
 
 
-def _node(name: Any, settings: Any) -> Node:
+def _node(name: Any, settings: Any) -> AnyNode:
     if not isinstance(name, str):
         raise SpecificationError(f"the name of a node must be text, not {name!r}")
     made = _make(settings, Node, f"node {name!r}", {"name": name})
@@ -284,7 +285,7 @@ def _kind(name: str, base: type, where: str) -> Any:
     return kinds[0]
 
 
-def _link(graph: Graph, nodes: Mapping[str, Node], link: Any, where: str) -> None:
+def _link(graph: Graph, nodes: Mapping[str, AnyNode], link: Any, where: str) -> None:
     _check(link, where, (*LINKS, "of", "via"), ())
     kinds = [kind for kind in LINKS if kind in link]
     if len(kinds) != 1:
@@ -335,9 +336,9 @@ def _schedule(given: Any) -> Schedule:
             raise SpecificationError(f"schedule, {part}: give a list, such as [{{observe: [sensory]}}]")
     return Schedule(
         tuple(_read_act(act, f"schedule, act {i}") for i, act in enumerate(given["acts"])),
-        tuple(_read_act(act, f"schedule, opening {i}") for i, act in enumerate(given.get("on_start", []))),
+        tuple(_read_act(act, f"schedule, on_start {i}") for i, act in enumerate(given.get("on_start", []))),
         given.get("name", "schedule"),
-        tuple(_read_act(act, f"schedule, closing {i}") for i, act in enumerate(given.get("on_end", []))),
+        tuple(_read_act(act, f"schedule, on_end {i}") for i, act in enumerate(given.get("on_end", []))),
     )
 
 
@@ -346,7 +347,7 @@ def _read_act(given: Any, where: str) -> Act:
     _check(given, where, (*verbs, "every", "warmup", "repeats", "exclude"), ())
     chosen = [verb for verb in verbs if verb in given]
     if len(chosen) != 1 or not isinstance(given[chosen[0]], list):
-        raise SpecificationError(f"{where}: give one verb with a list of nodes or roles, such as {{update: [state]}}")
+        raise SpecificationError(f"{where}: give one action with a list of nodes or roles, such as {{update: [state]}}")
     clock = Every(given.get("every", 1), given.get("warmup", "none"))
     return Act(chosen[0], tuple(given[chosen[0]]), clock, given.get("repeats", 1), tuple(given.get("exclude", ())))
 

@@ -41,7 +41,7 @@ class GradientAccumulator(NamedTuple):
     @classmethod
     def nothing(cls, like: Tensor) -> GradientAccumulator:
         zero = like.new_zeros(like.shape[0])
-        return cls(torch.zeros_like(like), zero, zero, zero)
+        return cls(torch.zeros_like(like), zero, zero, zero, *([like.new_zeros(len(like), 0, 0)] * 6))
 
 
 class Averaging(ABC):

@@ -48,6 +48,10 @@ class StateIntegrator(ABC):
     def step(self, evidence: LocalQuadratic) -> Tensor:
         """The change of the mean, (B, n)."""
 
+    def answer(self, evidence: LocalQuadratic, cross: Tensor) -> Following:
+        """The step with its response to a neighbour; only implicit integrators have it."""
+        raise NotImplementedError(f"{type(self).__name__} is not implicit")
+
 
 @settings
 class LocalLinearisation(StateIntegrator):

@@ -34,10 +34,10 @@ class Kernel(ABC):
         u = torch.linspace(-16, 16, 8001, dtype=torch.float64)
         return 2 * (self.correlation(u.exp()) * u.exp()).sum(-1) * (u[1] - u[0])
 
-    def with_lengthscale(self, width: Tensor) -> Kernel:
-        """The same with another width."""
+    def with_lengthscale(self, lengthscale: Tensor) -> Kernel:
+        """The same with another lengthscale."""
         other = copy.copy(self)
-        object.__setattr__(other, "width", width)
+        object.__setattr__(other, "lengthscale", lengthscale)
         return other
 
     def __repr__(self) -> str:
@@ -62,48 +62,48 @@ class White(Kernel):
 
 @settings
 class SquaredExponential(Kernel):
-    """κ(h) = exp(−h²/2w²), with the width w in time units."""
+    """κ(h) = exp(−h²/2w²), with the lengthscale w in time units."""
 
-    width: Positive
+    lengthscale: Positive
 
     def derivative_at_zero(self, n: int) -> Tensor:
         if n % 2:
-            return self.width * 0.0
+            return self.lengthscale * 0.0
         half = n // 2
         factor: float = (-1.0) ** half * math.factorial(n) / (math.factorial(half) * 2**half)
-        return torch.pow(self.width, -n) * float(factor)
+        return torch.pow(self.lengthscale, -n) * float(factor)
 
     def correlation(self, h: Tensor) -> Tensor:
-        return (-(h**2) / (2 * self.width**2)).exp()
+        return (-(h**2) / (2 * self.lengthscale**2)).exp()
 
     @property
     def duration(self) -> Tensor:
-        return self.width * math.sqrt(2 * math.pi)
+        return self.lengthscale * math.sqrt(2 * math.pi)
 
 
 @settings
 class Matern(Kernel):
-    """κ(h) = 2^(1−ν)/Γ(ν) z^ν K_ν(z) with z = √(2ν)|h|/w: noise of the smoothness ν, with the width w in time units.
+    """κ(h) = 2^(1−ν)/Γ(ν) z^ν K_ν(z) with z = √(2ν)|h|/w: noise of smoothness ν and lengthscale w.
 
     It has as many orders of motion as ν, rounded up: two for 3/2, three for 5/2. ν → ∞ is `SquaredExponential`.
     """
 
-    width: Positive
+    lengthscale: Positive
     smoothness: Positive
 
     def derivative_at_zero(self, n: int) -> Tensor:
         """κ^(2k)(0) = (−ν/w²)^k Π_i (2i − 1)/(ν − i), i = 1 … k, for k < ν: moments of the spectrum, a Student t."""
         nu, half = self.smoothness, n // 2
         if n % 2:
-            return torch.where(n < 2 * nu, self.width * 0.0, math.nan)
-        value = (-nu / self.width**2) ** half
+            return torch.where(n < 2 * nu, self.lengthscale * 0.0, math.nan)
+        value = (-nu / self.lengthscale**2) ** half
         for i in range(1, half + 1):
             value = value * (2 * i - 1) / (nu - i)
         return torch.where(half < nu, value, math.nan)
 
     def correlation(self, h: Tensor) -> Tensor:
         """E exp(−h²/2w²u) over u ~ Gamma(ν, ν), by the trapezoidal rule in log u, whose error is that of rounding."""
-        squared, nu = (h / self.width)[..., None] ** 2, self.smoothness[..., None]
+        squared, nu = (h / self.lengthscale)[..., None] ** 2, self.smoothness[..., None]
         low, high = -(40 / nu + 9 / nu.sqrt()), 9 / nu.sqrt() + (1 + 40 / nu).log()  # beyond, the density is below e⁻⁴⁰
         log_u = low + (high - low) * torch.linspace(0, 1, 1001, dtype=nu.dtype, device=nu.device)
         log_density = nu * (nu.log() + log_u - log_u.exp()) - torch.lgamma(nu)
@@ -116,7 +116,7 @@ class Matern(Kernel):
         """w √(2π/ν) Γ(ν + ½)/Γ(ν)."""
         nu = self.smoothness
         ratio = (torch.lgamma(nu + 0.5) - torch.lgamma(nu)).exp()
-        return self.width * (2 * math.pi / nu).sqrt() * ratio
+        return self.lengthscale * (2 * math.pi / nu).sqrt() * ratio
 
 
 @settings
@@ -128,7 +128,7 @@ class Autocorrelation(Kernel):
     """
 
     function: SkipValidation[Callable[[Tensor], Tensor]]
-    width: Positive = number(1.0)
+    lengthscale: Positive = number(1.0)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_known", torch.empty(0, 3, dtype=torch.float64))
@@ -163,23 +163,23 @@ class Autocorrelation(Kernel):
         else:
             exists = ((known[n] - known[n, 0]).abs() <= 1e-3 * size[n]).all()
         value = known[n, 0] * (1 - n % 2)
-        return torch.where(exists, value, math.nan) * self.width**-n
+        return torch.where(exists, value, math.nan) * self.lengthscale**-n
 
     def correlation(self, h: Tensor) -> Tensor:
-        return self._call(h / self.width)
+        return self._call(h / self.lengthscale)
 
     def _derive(self, n: int) -> Tensor:
-        """The derivatives 0 … n of the function at zero and a millionth of its width to either side; (n + 1, 3)."""
+        """The derivatives 0 … n of the function at zero and a millionth of it to either side; (n + 1, 3)."""
         curvature = float(derivatives(self._call, torch.zeros(1, dtype=torch.float64), 2)[2, 0])
         beside = 1e-6 / math.sqrt(-curvature) if -math.inf < curvature < 0 else 1e-6
         return derivatives(self._call, torch.tensor([0.0, beside, -beside], dtype=torch.float64), n)
 
 
 def lengthscale_of(kernel: Kernel) -> Tensor:
-    """The width of a kernel that has one."""
+    """The lengthscale of a kernel that has one."""
     if not isinstance(kernel, (SquaredExponential, Matern, Autocorrelation)):
-        raise SettingError(f"{kernel!r} has no width")
-    return kernel.width
+        raise SettingError(f"{kernel!r} has no lengthscale")
+    return kernel.lengthscale
 
 
 def derivatives(function: Callable[[Tensor], Tensor], at: Tensor, n: int) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pcnet.model.node import merge
+from pcnet.numerics.trees import select
 
 HALVINGS = 16
 """A step that does not lower the free action is halved so many times before it is given up."""
@@ -35,7 +35,7 @@ class Stand(NamedTuple):
 
     def where(self, chosen: Tensor, other: Stand) -> Stand:
         """This one for the chosen batch elements (B,), and the other for the rest."""
-        beliefs = {name: merge(chosen, belief, other.beliefs[name]) for name, belief in self.beliefs.items()}
+        beliefs = {name: select(chosen, belief, other.beliefs[name]) for name, belief in self.beliefs.items()}
         return Stand(
             torch.where(chosen, self.action, other.action),
             torch.where(chosen[:, None], self.mean, other.mean),

@@ -343,6 +343,10 @@ class Dense:
     def __init__(self, matrix: Tensor) -> None:
         self.matrix = matrix
 
+    def dense(self) -> Tensor:
+        """The matrix itself, (B, n, n)."""
+        return self.matrix
+
     def sandwich(self, slope: Tensor) -> Tensor:
         """JᵀMJ; (B, n, m) → (B, m, m)."""
         return self.between(slope, slope)

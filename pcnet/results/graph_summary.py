@@ -4,26 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import networkx as nx
 
 from pcnet.errors import ResultError
 from pcnet.model.graph import Graph
-from pcnet.model.node import Link, Node
+from pcnet.model.links import AnyLink
 from pcnet.model.schedule import Schedule, span
-from pcnet.nodes import CauseNode, GeneralisedStateNode, InputNode, ParameterNode, PrecisionNode, SensoryNode
-
-KINDS: Mapping[type[Node], str] = {
-    InputNode: "input",
-    SensoryNode: "sensory",
-    CauseNode: "cause",
-    GeneralisedStateNode: "state",
-    ParameterNode: "parameter",
-    PrecisionNode: "precision",
-}
-"""Kinds by class, the more special first; a kind of one's own is shown as the one it descends from."""
 
 
 class NodeView(NamedTuple):
@@ -70,11 +58,11 @@ class GraphSummary:
         """What a graph looks like; without a schedule its nodes have no clocks."""
         levels, clocks = _levels(graph), _clocks(graph, schedule)
         nodes = [
-            NodeView(name, kind_of(node), node.role, levels[name], clocks[name], node.describe())
+            NodeView(name, node.kind, node.role, levels[name], clocks[name], node.describe())
             for name, node in graph.nodes.items()
         ]
         links = [
-            LinkView(k.kind, k.parent.name, k.child.name, k.of.name if k.of is not None else None) for k in graph.links
+            LinkView(k.key, k.parent.name, k.child.name, k.of.name if k.of is not None else None) for k in graph.links
         ]
         return cls(tuple(nodes), tuple(links))
 
@@ -103,17 +91,12 @@ class GraphSummary:
         return cls(nodes, links)
 
 
-def kind_of(node: Node) -> str:
-    """The shipped kind that a node is or descends from, else its role."""
-    return next((kind for cls, kind in KINDS.items() if isinstance(node, cls)), node.role)
-
-
 def _levels(graph: Graph) -> dict[str, int]:
     """Levels from the sensory nodes up: who predicts is above; causes, parameters and precisions are beside."""
     levels: dict[str, int] = {}
 
-    def height(link: Link) -> int:
-        return levels[link.child.name] + (link.kind == "predicts")
+    def height(link: AnyLink) -> int:
+        return levels[link.child.name] + link.style.above
 
     for name in reversed(list(nx.topological_sort(graph.network))):
         levels[name] = max((height(link) for link in graph.below(graph.nodes[name])), default=0)

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import json
 import threading
-from collections import deque
-from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any
@@ -23,7 +21,7 @@ from pcnet.engine.session import Session
 from pcnet.errors import PcnetError, SettingError
 from pcnet.results.error_flow import ErrorFlow
 from pcnet.results.page import payload, render
-from pcnet.results.recorder import Record, TraceBuffer
+from pcnet.results.recorder import Record, Recorder
 
 WINDOW = 2000
 """So many of the last observations are shown."""
@@ -56,8 +54,7 @@ class Watch:
         self._window = window
         self._element = element
         self._lock = threading.Lock()
-        self._tapes: dict[str, TraceBuffer] | None = None
-        self._times: deque[float] = deque(maxlen=window)
+        self._recorder: Recorder | None = None
         try:
             self._server = _Server(("127.0.0.1", port), self)
         except OSError as error:
@@ -88,26 +85,23 @@ class Watch:
         self.close()
 
     # --- in the thread of the run --------------------------------------------------------------------------------
-    def _see(self, time: float, going: Tensor | None) -> None:
-        """Write down what is so after an observation."""
+    def _see(self, time: float, running: Tensor | None) -> None:
+        """Record the present state after an observation."""
         with self._lock:
-            if self._tapes is None:
-                self._tapes = self.live.tapes_for(Record.flow())
-            for tape in self._tapes.values():
-                tape.write(going)
-                tape.keep(self._window)
-            if not self._times:
-                self._window = min(self._window, max(MEMORY // _size(self._tapes), 100))
-                self._times = deque(maxlen=self._window)
-            self._times.append(time)
+            first = self._recorder is None
+            recorder = self._recorder = self._recorder or self.live.recorder_for(Record.flow())
+            recorder.append(recorder.read(time, running))
+            recorder.keep_last(self._window)
+            if first:
+                self._window = min(self._window, max(MEMORY // recorder.nbytes, 100))
 
     # --- in the threads of the server ----------------------------------------------------------------------------
     def flow(self) -> ErrorFlow | None:
         """The error flow of the last observations, or None before the first."""
         with self._lock:
-            if self._tapes is None:
+            if self._recorder is None:
                 return None
-            result = self.live.result_of(self._tapes, tuple(self._times))
+            result = self.live.result_of(self._recorder, self._window)
         return ErrorFlow(result, self._element)
 
     def page(self) -> str:
@@ -117,12 +111,6 @@ class Watch:
     def data(self) -> str:
         flow = self.flow()
         return json.dumps(None if flow is None else payload(flow, self.title, live=True))
-
-
-def _size(tapes: Mapping[str, TraceBuffer]) -> int:
-    """The bytes that tapes hold."""
-    held = [tape.tensor() for tape in tapes.values()]
-    return sum(each.numel() * each.element_size() for each in held if each is not None)
 
 
 class _Server(ThreadingHTTPServer):

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from pcnet.engine.session import Session
 from pcnet.errors import StudyError
-from pcnet.model.graph import Graph, Model
+from pcnet.model.graph import Graph
+from pcnet.model.model import Model
 from pcnet.model.schedule import Schedule, odem
 from pcnet.sweeps.batching import together
 from pcnet.sweeps.memory import Peak

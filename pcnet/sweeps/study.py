@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pcnet.errors import StudyError
-from pcnet.model.graph import Model
+from pcnet.model.digest import digest
+from pcnet.model.model import Model
 from pcnet.results.recorder import Record
 from pcnet.results.result import Result
 from pcnet.sweeps import comparison
-from pcnet.sweeps.batching import digest, form, together
+from pcnet.sweeps.batching import form, together
 from pcnet.sweeps.comparison import Average
 from pcnet.sweeps.evaluate import Build, Data, built, fingerprint, given_data
 from pcnet.sweeps.store import Row, Store

@@ -19,9 +19,10 @@ from torch import Tensor
 from tqdm import tqdm
 
 from pcnet.errors import StudyError
-from pcnet.model.graph import Model
+from pcnet.model.digest import digest
+from pcnet.model.model import Model
 from pcnet.results.result import package_version
-from pcnet.sweeps.batching import digest, form
+from pcnet.sweeps.batching import form
 from pcnet.sweeps.evaluate import Build, Data, Task, built, fingerprint, given_data, rehearse
 from pcnet.sweeps.store import Planned, Store, to_json
 from pcnet.sweeps.study import RESERVED, Source, Study

@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from pcnet.graphs import adaptive_filter, odem
-from pcnet.model.graph import Model
+from pcnet.model.model import Model
 from pcnet.results.recorder import Record
 from pcnet.results.result import Result
 from studies.calibration import rivals

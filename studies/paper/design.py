@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from pcnet.graphs import odem
-from pcnet.model.graph import Model
+from pcnet.model.model import Model
 from pcnet.simulate import Simulation, glv_process
 from studies.paper.findings import EXPECTED_STATE_PRECISION, MODELS, RATIOS
 

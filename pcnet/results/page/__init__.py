@@ -182,7 +182,7 @@ def _ordered(title: str, order: int) -> str:
 
 
 def _part(name: str) -> str:
-    return files("pcnet.page").joinpath(name).read_text(encoding="utf-8")
+    return files("pcnet.results.page").joinpath(name).read_text(encoding="utf-8")
 
 
 def _digest(script: str) -> str:
