@@ -25,7 +25,7 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 import pcnet as pc
-from pcnet.functions.base import Plain
+from pcnet.functions.base import PlainFunction
 from pcnet.nodes import GeneralisedStateNode, ParameterNode, PrecisionNode, SensoryNode
 from pcnet.numerics.estimators import Newton
 from pcnet.numerics.integrators import LocalLinearisation
@@ -167,7 +167,7 @@ def forecast(learned: Learned, frozen: int, first: int) -> Forecasts:
     return Forecasts(origins, paths, truth)
 
 
-def integrate(flow: Plain, x: Tensor, parameters: Tensor, steps: int) -> Tensor:
+def integrate(flow: PlainFunction, x: Tensor, parameters: Tensor, steps: int) -> Tensor:
     """Solution of ẋ = f(x) by fourth-order Runge–Kutta steps, (steps + 1, ...)."""
     path = [x]
     with torch.no_grad():

@@ -22,7 +22,7 @@ from pcnet.model.messages import Error
 from pcnet.model.node import Energy, Link, NodeContext
 from pcnet.nodes import PrecisionNode, SensoryNode
 from pcnet.numerics.integrators import LocalLinearisation
-from pcnet.numerics.precision import quadratic
+from pcnet.numerics.precision import weighted_squares
 from pcnet.settings import settings
 
 
@@ -50,7 +50,7 @@ class StudentTSensoryNode(SensoryNode):
 
     def error(self, local: NodeContext, link: Link) -> Error[Any]:
         work = self.work(local)
-        q = quadratic(work.weighted, work.error)
+        q = weighted_squares(work.weighted, work.error)
         nu, k = torch.as_tensor(self.degrees).to(q), local.belief.seen  # k: observed orders of each channel
         weight = (nu + k) / (nu + q)
         if link.kind == "weighs":
@@ -70,7 +70,7 @@ class StudentTSensoryNode(SensoryNode):
 
     def energy(self, local: NodeContext) -> Energy:
         work = self.work(local)
-        q = quadratic(work.weighted, work.error)
+        q = weighted_squares(work.weighted, work.error)
         nu, k = torch.as_tensor(self.degrees).to(q), local.belief.seen
         constant = torch.lgamma((nu + k) / 2) - torch.lgamma(nu / 2) - 0.5 * k * (nu * math.pi).log()
         tails = (constant - 0.5 * (nu + k) * (1 + q / nu).log()).sum(-1)

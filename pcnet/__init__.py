@@ -8,6 +8,7 @@ from pcnet.functions import systems
 from pcnet.functions.network import Network
 from pcnet.functions.registry import register
 from pcnet.functions.traced import TracedFunction
+from pcnet.io.model_files import load_model, save_model
 from pcnet.model.graph import Graph
 from pcnet.model.model import Model
 from pcnet.model.schedule import (
@@ -21,7 +22,6 @@ from pcnet.model.schedule import (
     odem,
     states_only,
 )
-from pcnet.model.specification import load_model, save_model
 from pcnet.nodes import (
     CategoricalNode,
     CauseNode,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pcnet.errors import DivergenceError, SettingError
-from pcnet.functions.base import Function, Plain
+from pcnet.functions.base import Function, PlainFunction
 from pcnet.functions.check import check_function
 from pcnet.functions.systems import lotka_volterra
 from pcnet.functions.traced import as_function
@@ -81,7 +81,7 @@ def _kernel(width: float) -> list[float]:
 
 # --- processes -------------------------------------------------------------------------------------------------------
 def euler(
-    flow: Function | Plain,
+    flow: Function | PlainFunction,
     *,
     parameters: Any = (),
     initial: Any,
@@ -122,7 +122,7 @@ def euler(
 
 
 def simulate(
-    flow: Function | Plain,
+    flow: Function | PlainFunction,
     *,
     parameters: Any = (),
     initial: Any,
@@ -131,7 +131,7 @@ def simulate(
     state_sd: Any,
     observation_sd: Any,
     width: float = 0.0,
-    mapping: Function | Plain | None = None,
+    mapping: Function | PlainFunction | None = None,
     mapping_parameters: Any = (),
     lower: Any = None,
     upper: Any = None,
@@ -263,7 +263,7 @@ def _observe(
     *,
     dt: float,
     floor: Any,
-    mapping: Function | Plain | None = None,
+    mapping: Function | PlainFunction | None = None,
     weights: Tensor | None = None,
 ) -> Simulation:
     """y = max(g(x, weights) + w, floor), at all times together."""

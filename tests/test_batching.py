@@ -17,12 +17,12 @@ from pcnet.functions import systems as flows
 from pcnet.functions.base import Function
 from pcnet.functions.closed_form import Quadratic
 from pcnet.graphs import odem
+from pcnet.model.digest import digest, form, together
 from pcnet.model.model import Model
 from pcnet.nodes import GeneralisedStateNode, ParameterNode, PrecisionNode, SensoryNode
 from pcnet.numerics.estimators import Exponential, RobbinsMonro, WindowMean
 from pcnet.numerics.integrators import ExplicitEuler, LocalLinearisation
 from pcnet.numerics.kernels import SquaredExponential
-from pcnet.model.digest import digest, form, together
 
 SEEN = torch.randn(7, 2, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
 

@@ -599,7 +599,7 @@ def test_without_shocks_smooth_noise_is_white_noise_of_its_strength():
     ],
 )
 def test_how_long_noise_lasts(kernel, expected):
-    assert kernel.duration.item() == pytest.approx(expected, rel=1e-6, abs=1e-12)
+    assert kernel.correlation_integral.item() == pytest.approx(expected, rel=1e-6, abs=1e-12)
 
 
 # --- the contract, batches, files ------------------------------------------------------------------------------------

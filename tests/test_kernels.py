@@ -10,11 +10,11 @@ from scipy import special
 
 import pcnet as pc
 from pcnet.errors import GraphError, SettingError
+from pcnet.model.digest import digest, form, together
 from pcnet.model.model import Model
 from pcnet.nodes import GeneralisedStateNode, PrecisionNode, SensoryNode
 from pcnet.numerics.generalised import temporal_covariance, temporal_precision
 from pcnet.numerics.kernels import Autocorrelation, Matern, SquaredExponential
-from pcnet.model.digest import digest, form, together
 
 HALVES = [0.5, 1.5, 2.5, 3.5, 4.5]
 OTHERS = [0.3, 1.0, 2.2, 3.0, 7.7, 40.0]

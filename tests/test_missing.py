@@ -145,7 +145,7 @@ def test_a_precision_of_what_is_seen_is_that_of_the_marginal(coupled):
         if coupled
         else Precision(temporal[None], log_channel.exp()[None], none)
     )
-    found = whole.of_seen(seen)
+    found = whole.observed(seen)
     expected = torch.zeros(rows * dim, rows * dim, dtype=torch.float64)
     expected[torch.outer(there, there)] = dense(theta).flatten()
     close = {"rtol": 1e-9, "atol": 1e-9}
@@ -153,14 +153,14 @@ def test_a_precision_of_what_is_seen_is_that_of_the_marginal(coupled):
     torch.testing.assert_close(found.log_det[0], torch.logdet(dense(theta)), **close)
     torch.testing.assert_close(found.weigh(error)[0].flatten(), expected @ error.flatten(), **close)
     left, right = (torch.randn(1, rows * dim, n, generator=generator, dtype=torch.float64) for n in (5, 40))
-    torch.testing.assert_close(found.between(left, right)[0], left[0].T @ expected @ right[0], **close)
-    torch.testing.assert_close(found.sandwich(left)[0], left[0].T @ expected @ left[0], **close)
+    torch.testing.assert_close(found.bilinear_form(left, right)[0], left[0].T @ expected @ right[0], **close)
+    torch.testing.assert_close(found.quadratic_form(left)[0], left[0].T @ expected @ left[0], **close)
 
     def differences(function, at, h=1e-4):
         units = torch.eye(len(at), dtype=torch.float64) * h
         return torch.stack([(function(at + u) - function(at - u)) / (2 * h) for u in units], -1)
 
-    slope = found.slope(error, found.weigh(error))[0]
+    slope = found.gradient(error, found.weigh(error))[0]
     torch.testing.assert_close(slope, differences(energy, theta), rtol=1e-5, atol=1e-5)
     curvature = found.curvature(error, found.weigh(error))[0]
     full = curvature if curvature.dim() == 2 else curvature.diag_embed()

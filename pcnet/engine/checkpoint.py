@@ -26,7 +26,7 @@ from pcnet.errors import CheckpointError, SpecificationError
 from pcnet.files import atomic_write
 from pcnet.model.digest import digest
 from pcnet.model.model import Model, OnDivergence, device_of
-from pcnet.model.specification import describe, load_model
+from pcnet.model.specification import from_spec, to_spec
 from pcnet.results.recorder import Record
 from pcnet.results.result import package_version
 
@@ -77,7 +77,7 @@ def save(session: Session, path: Path, recording: bool = True) -> Path:
 def _spec(model: Model) -> dict[str, Any] | None:
     """The model as plain data, if its functions have names."""
     try:
-        return describe(model.graph, model.schedule)
+        return to_spec(model)
     except SpecificationError:
         return None
 
@@ -108,7 +108,7 @@ def resume(
     if model is None:
         if about["spec"] is None:
             raise CheckpointError(f"{str(path)!r} is of a model whose functions have no names: give model=...")
-        model = load_model(about["spec"])
+        model = from_spec(about["spec"])
     if not isinstance(model, Model):
         raise CheckpointError(f"give the model of the session, a pcnet.Model, not {model!r}")
     if strict and digest(model) != about["model"]:

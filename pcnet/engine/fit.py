@@ -30,7 +30,7 @@ from pcnet.model.model import Model
 from pcnet.model.protocols import FitsRecordedData
 from pcnet.model.schedule import Act
 from pcnet.numerics.estimators import ParameterEstimator
-from pcnet.numerics.lbfgs import Descent, Stand
+from pcnet.numerics.lbfgs import LBFGS, Iterate
 from pcnet.numerics.trees import tree_map
 from pcnet.results.recorder import Record
 from pcnet.results.result import Array, Interval, Result
@@ -113,7 +113,7 @@ class Passes:
         self.bar.total = session.tick
         return session
 
-    def evaluate(self, mean: Tensor, scales: Tensor | None) -> tuple[Stand, Session]:
+    def evaluate(self, mean: Tensor, scales: Tensor | None) -> tuple[Iterate, Session]:
         """One pass at these values with the update after it.
 
         Args:
@@ -140,7 +140,7 @@ class Passes:
         precision = torch.zeros_like(step).diag_embed()
         for name, part in self.parts.items():
             precision[:, part, part] = after[name].precision
-        return Stand(actions[0], mean, step, able, slopes, precision, after), session
+        return Iterate(actions[0], mean, step, able, slopes, precision, after), session
 
     def _states(self, means: Tensor) -> dict[str, Any]:
         """Priors with other means (copies, B, n), by node."""
@@ -210,15 +210,15 @@ def fit(
         exact = slopes == "exact"
         bar.set_description("pass 1")
         first, session = passes.evaluate(passes.first, _scales(passes.prior.values()) if exact else None)
-        if on_divergence == "raise" and not bool(first.able.all()):
+        if on_divergence == "raise" and not bool(first.feasible.all()):
             _raise(session, first)
-        descent = Descent.begin(first)
-        actions = [descent.best.action]
-        while len(actions) < max_iterations and bool(descent.going.any()):
+        descent = LBFGS.init(first)
+        actions = [descent.best.free_action]
+        while len(actions) < max_iterations and bool(descent.active.any()):
             bar.set_description(f"pass {len(actions) + 1}, free action {float(actions[-1].nanmean()):.6g}")
             scales = _scales(descent.best.beliefs.values()) if exact else None
-            descent = descent.judge(passes.evaluate(descent.next, scales)[0], tolerance, remember=exact)
-            actions.append(descent.best.action)
+            descent = descent.update(passes.evaluate(descent.candidate, scales)[0], tolerance, remember=exact)
+            actions.append(descent.best.free_action)
         bar.set_description("last pass")
         found = {
             name: state._replace(mean=descent.best.mean[:, passes.parts[name]])
@@ -230,7 +230,7 @@ def fit(
         session.result(),
         torch.stack(actions, -1).reshape(*shape, -1).cpu().numpy(),
         descent.converged.reshape(shape).cpu().numpy(),
-        descent.passes.long().reshape(shape).cpu().numpy(),
+        descent.iterations.long().reshape(shape).cpu().numpy(),
         descent.backtracks.long().reshape(shape).cpu().numpy(),
         {name: session.mean(name).cpu().numpy() for name in passes.names},
         {name: session.read(name, "covariance").cpu().numpy() for name in passes.names},
@@ -292,9 +292,9 @@ def _with_estimator(model: Model, estimator: ParameterEstimator) -> Model:
     return Model(model.graph.with_nodes(nodes), model.schedule)
 
 
-def _raise(session: Session, first: Stand) -> None:
+def _raise(session: Session, first: Iterate) -> None:
     """Raise an error that says why the first pass diverged."""
-    batch = len(first.able)
+    batch = len(first.feasible)
     event = next(each for each in session.divergence_events if each.element < batch)
     of = f" (batch element {event.element})" if batch > 1 else ""
     raise DivergenceError(

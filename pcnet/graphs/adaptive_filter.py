@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 
 from pcnet.errors import SettingError
-from pcnet.functions.base import Function, Plain
+from pcnet.functions.base import Function, PlainFunction
 from pcnet.model.graph import Graph
 from pcnet.model.model import Model
 from pcnet.model.schedule import LevelNodes, adaptive_filtering
@@ -16,17 +16,17 @@ from pcnet.nodes import KalmanStateNode, ParameterNode, PrecisionNode, SensoryNo
 from pcnet.nodes.kalman_state import noise_estimator, parameter_estimator
 from pcnet.numerics.estimators import NoiseScoring
 from pcnet.numerics.kernels import Kernel, Matern, SquaredExponential, White
-from pcnet.settings import listed, number, to_tensor
+from pcnet.settings import at_least_1d, number, to_tensor
 
 
 def adaptive_filter(
-    flow: Function | Plain,
+    flow: Function | PlainFunction,
     dim: int,
     dt: Any,
     *,
     parameter_mean: Any = None,
     parameter_sd: Any = None,
-    mapping: Function | Plain | None = None,
+    mapping: Function | PlainFunction | None = None,
     channels: int | None = None,
     expected_precision_x: Any = 1.0,
     expected_precision_y: Any = 1.0,
@@ -41,7 +41,7 @@ def adaptive_filter(
     every: Any = 64,
     substeps: int = 1,
 ) -> Model:
-    """Online triple estimation for ẋ = f(x, θ) + ω_x, y = g(x) + ω_y: a Kalman state that learns θ and both noise levels.
+    """Online triple estimation for ẋ = f(x, θ) + ω_x, y = g(x) + ω_y: states, θ and both noise levels at once.
 
     The nodes are called x, y, theta, noise_x and noise_y (and model_error_x). Numbers may be tensors with leading batch
     dimensions; then every result has them too.
@@ -94,7 +94,7 @@ def adaptive_filter(
         shared: Literal["each", "shared"] = "each" if per_channel[name[-1]] else "shared"
         return PrecisionNode(
             name,
-            mean=listed(to_tensor(expected)).log(),
+            mean=at_least_1d(to_tensor(expected)).log(),
             sd=sd_factor * to_tensor(sd_lambda),
             kernel=kernel,
             correlation_time_sd=correlation_time_sd if name == "noise_y" else None,

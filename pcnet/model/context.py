@@ -28,8 +28,9 @@ R = TypeVar("R")
 class Neighbours(NamedTuple):
     """The links of a node, and what binding needs to know of the nodes at their other ends.
 
-    noise: the noise behind the error of each node that is predicted below, and of each precision node above.
-    default_estimators: by links below, the estimator that the child suggests for this node. online: whether the node learns during a run, and not after passes over recorded data.
+    noise: by links below, the noise behind the error of the child. default_estimators: by links below, the estimator
+    that the child suggests for this node. online: whether the node learns during a run, and not after passes over
+    recorded data.
     """
 
     above: tuple[AnyLink, ...]

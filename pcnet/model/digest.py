@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pcnet.functions.base import Function
 from pcnet.model.model import Model
-from pcnet.settings import own_dims
+from pcnet.settings import trailing_dims
 
 
 def digest(model: Model) -> str:
@@ -50,7 +50,7 @@ def _texts(value: Any) -> Iterable[bytes]:
         yield from _texts((value.co_code, value.co_names, value.co_consts))
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         yield type(value).__qualname__.encode()
-        for name in own_dims(type(value)):
+        for name in trailing_dims(type(value)):
             yield name.encode()
             yield from _texts(getattr(value, name))
     elif isinstance(value, tuple):

@@ -9,7 +9,7 @@ import networkx as nx
 import torch
 
 from pcnet.errors import GraphError
-from pcnet.functions.base import Function, Plain
+from pcnet.functions.base import Function, PlainFunction
 from pcnet.model.context import Neighbours
 from pcnet.model.links import AnyLink, Drives, Parametrises, Predicts, Weighs
 from pcnet.model.node import AnyNode, Node
@@ -40,7 +40,7 @@ class Graph:
         self._links: list[AnyLink] = []
 
     # --- composing -----------------------------------------------------------------------------------------------
-    def predicts(self, parent: AnyNode, child: AnyNode, via: Function | Plain | None = None) -> None:
+    def predicts(self, parent: AnyNode, child: AnyNode, via: Function | PlainFunction | None = None) -> None:
         """Let a state predict a node below it through a mapping g(x, θ); the identity unless given."""
         _check_nodes(parent, child)
         self.connect(Predicts(parent, child, via))

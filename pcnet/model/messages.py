@@ -12,9 +12,9 @@ from torch import Tensor
 from pcnet.numerics.coloured_noise import Noise
 from pcnet.numerics.kalman import PredictiveDistribution, ScoreAndInformation
 from pcnet.numerics.kernels import Kernel
-from pcnet.numerics.precision import Dense, DensePrecision, Precision
+from pcnet.numerics.precision import DenseCurvature, DensePrecision, Precision
 
-Curvature = Precision | Dense | DensePrecision
+Curvature = Precision | DenseCurvature | DensePrecision
 """The curvature of an energy with respect to a prediction, with its structure."""
 C_co = TypeVar("C_co", covariant=True)
 

@@ -170,14 +170,14 @@ class Model:
 
     def save(self, path: str | Path) -> Path:
         """Write the model to a YAML or JSON file, atomically; functions are written by name (`pcnet.register`)."""
-        from pcnet.model.specification import save_model
+        from pcnet.io.model_files import save_model
 
-        return save_model(path, *self)
+        return save_model(path, self)
 
     @classmethod
     def load(cls, path: str | Path) -> Model:
         """Read a model from a YAML or JSON file."""
-        from pcnet.model.specification import load_model
+        from pcnet.io.model_files import load_model
 
         return load_model(path)
 

@@ -17,7 +17,7 @@ from pcnet.numerics.coloured_noise import NoiseModel, NoiseSpec, noise_model
 
 
 class NoiseBlock(NamedTuple):
-    """One noise: its place among all noises, its channels and log-variances among all, and its latents in the augmented state.
+    """One noise: its place, channels and log-variances among all, and its latents in the augmented state.
 
     learned_lengthscale: whether its lengthscale changes during a run; else it is that of the model.
     """

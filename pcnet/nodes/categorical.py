@@ -19,7 +19,7 @@ from pcnet.model.node import BatchSpec, Energy, ErrorShape, Node, Recordable
 from pcnet.model.protocols import ForecastContext, Forecasts
 from pcnet.numerics.dwell_time import DwellTime
 from pcnet.numerics.kalman import PredictiveDistribution
-from pcnet.numerics.laplace import deviations
+from pcnet.numerics.laplace import standard_deviations
 from pcnet.settings import Fraction, Matrix, Vector, not_negative, settings
 
 ROUNDING = 1e-6
@@ -140,7 +140,7 @@ class CategoricalNode(Node[CategoricalState, CategoricalBound], Forecasts):
             raise GraphError(f"{self.title} predicts parameters: graph.predicts({self.name}, ParameterNode(...))")
         if shape != self.error_shape:
             raise GraphError(
-                f"{self.title} has values of {self.values.shape[-1]} parameters, but {link.child.name!r} has {shape.dim}"
+                f"{self.title} has values of {self.values.shape[-1]} parameters, {link.child.name!r} has {shape.dim}"
             )
         if not isinstance(link.function, Identity):
             raise GraphError(f"{self.title} predicts its values themselves; leave out via")
@@ -243,6 +243,8 @@ class CategoricalNode(Node[CategoricalState, CategoricalBound], Forecasts):
             "stage": Recordable(("category", "stage"), lambda ctx: ctx.state.probability),
             "mean": Recordable(shape, lambda ctx: ctx.state.predicted_mean[:, None]),
             "sd": Recordable(
-                shape, lambda ctx: ctx.state.predicted_covariance, lambda found: deviations(found)[..., None, :]
+                shape,
+                lambda ctx: ctx.state.predicted_covariance,
+                lambda found: standard_deviations(found)[..., None, :],
             ),
         }

@@ -23,7 +23,7 @@ from pcnet.nodes.generalised_variable import (
     LocalErrors,
 )
 from pcnet.nodes.precision import precision_score
-from pcnet.settings import Vector, listed, number, settings
+from pcnet.settings import Vector, at_least_1d, number, settings
 
 
 @settings
@@ -43,7 +43,7 @@ class CauseNode(GeneralisedVariable):
 
     def __post_init__(self) -> None:
         GeneralisedVariable.__post_init__(self)
-        given = listed(self.prior).shape[-1]
+        given = at_least_1d(self.prior).shape[-1]
         if given not in (1, self.dim):
             raise SettingError(
                 f"{self.title}: prior has {given} values in its last dimension, and the cause {self.dim} dimensions "
@@ -75,7 +75,7 @@ class CauseNode(GeneralisedVariable):
                 check_function(what, link.function, self.dim, 0, link.child.error_shape.dim, like)
 
     def bind(self, links: Neighbours, spec: BatchSpec) -> GeneralisedBound:
-        prior = listed(self.prior)
+        prior = at_least_1d(self.prior)
         value = spec.expand(prior.expand(*prior.shape[:-1], self.dim), 1)
         at_rest = torch.constant_pad_nd(value[:, None], (0, 0, 0, self.orders - 1))
         return GeneralisedVariable.bind(self, links, spec)._replace(prior=at_rest)

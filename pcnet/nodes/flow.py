@@ -40,12 +40,12 @@ def check_state(node: Node[Any, Any], dim: int, flow: Function, links: Neighbour
         what = f"the mapping from {node.name!r} to {link.child.name!r}"
         functions.append((what, link.function, link.child, link.child.error_shape.dim))
     for what, function, of, out in functions:
-        if function.caused and not causes:
+        if function.takes_causes and not causes:
             raise GraphError(f"{what} takes causes: add graph.drives(cause, {node.name})")
-        size = dim + width if function.caused else dim
+        size = dim + width if function.takes_causes else dim
         n_parameters = sum(link.parent.n_parameters for link in links.above_of(Parametrises, of))
         check_function(what, function, size, n_parameters, out, like)
-    if causes and not any(function.caused for _, function, _, _ in functions):
+    if causes and not any(function.takes_causes for _, function, _, _ in functions):
         raise GraphError(
             f"{node.title} is driven by {causes[0].name!r}, but neither its flow nor a mapping of it takes causes; "
             "give a function of (state, causes, parameters)"
@@ -79,8 +79,8 @@ def first_value(
     before = _squared(found)
     gradient, curvature = value.new_zeros(value.shape), value.new_zeros(*value.shape, dim)
     for link, mapping in mappings.items():
-        gradient = gradient - mapping.pull(found[link].weighted)[:, :dim]
-        curvature = curvature + mapping.sandwich(found[link].precision)[:, :dim, :dim]
+        gradient = gradient - mapping.vjp(found[link].weighted)[:, :dim]
+        curvature = curvature + mapping.quadratic_form(found[link].precision)[:, :dim, :dim]
     step = -torch.einsum("bij,bj->bi", torch.linalg.pinv(curvature, hermitian=True), gradient)
     worse = torch.ones_like(before, dtype=torch.bool)
     for _ in range(MAX_HALVINGS):
@@ -98,7 +98,7 @@ def _squared(errors: Mapping[Predicts, PredictionError]) -> Tensor:
 
 def future_value(ctx: Context, function: Function, of: Node[Any, Any] | None, now: ForecastContext) -> Tensor:
     """The flow, or the mapping to `of`, at a future state."""
-    causes = [now.messages[link] for link in ctx.above_of(Drives)] if function.caused else []
+    causes = [now.messages[link] for link in ctx.above_of(Drives)] if function.takes_causes else []
     parameters = [now.messages[link] for link in ctx.above_of(Parametrises, of)]
     none = now.own.new_zeros(*now.own.shape[:-1], 0)
     return function(torch.cat([now.own, *causes], -1), torch.cat(parameters, -1) if parameters else none)

@@ -21,7 +21,7 @@ from pcnet.model.protocols import ForecastContext, ForecastStart
 from pcnet.nodes.flow import check_state, first_value, future_value, parameters_of
 from pcnet.nodes.generalised_variable import Context, GeneralisedState, GeneralisedVariable, LocalErrors
 from pcnet.nodes.precision import precision_score
-from pcnet.numerics.precision import Dense
+from pcnet.numerics.precision import DenseCurvature
 from pcnet.settings import settings
 
 
@@ -136,7 +136,7 @@ class GeneralisedStateNode(GeneralisedVariable):
             return passed_on if own is None else own + passed_on
 
         pulled = torch.bmm(weighted.reshape(slope.shape[0], 1, -1), flat)[:, 0]
-        return ScoreError(pulled, lambda: error.precision.sandwich(flat), remainder)
+        return ScoreError(pulled, lambda: error.precision.quadratic_form(flat), remainder)
 
     def _cause_error(self, ctx: Context, link: Drives) -> PredictionError:
         """The own error and those of the nodes below, pulled back to a cause."""
@@ -148,9 +148,9 @@ class GeneralisedStateNode(GeneralisedVariable):
         for below, slope in through.items():
             weighted = weighted + torch.bmm(ctx.error(below).weighted.reshape(batch, 1, -1), slope)[:, 0]
 
-        def precision() -> Dense:
-            parts = [ctx.error(below).precision.sandwich(slope) for below, slope in through.items()]
-            return Dense(sum(parts, local.precision.sandwich(own)))
+        def precision() -> DenseCurvature:
+            parts = [ctx.error(below).precision.quadratic_form(slope) for below, slope in through.items()]
+            return DenseCurvature(sum(parts, local.precision.quadratic_form(own)))
 
         def remainder() -> Tensor:
             start, cause = self._place(ctx, link), link.parent.error_shape
@@ -216,15 +216,15 @@ class GeneralisedStateNode(GeneralisedVariable):
         found = function.linearise(self._argument(ctx, function), theta, rows)
         if self.jacobian_derivative == "drop":
             found = Linearisation(found.value, found.jacobian, None, self.orders)
-        if not function.caused:
+        if not function.takes_causes:
             return found, {}
         parts, first = {}, self.dim
         for link in ctx.above_of(Drives):
             shape = link.parent.error_shape
             assert shape is not None
-            parts[link] = found.of(slice(first, first + shape.dim), shape.rows).slope
+            parts[link] = found.restrict(slice(first, first + shape.dim), shape.rows).slope
             first += shape.dim
-        return found.of(slice(self.dim), self.orders), parts
+        return found.restrict(slice(self.dim), self.orders), parts
 
     def subtract_second_derivatives(self, ctx: Context, curvature: Tensor) -> Tensor:
         for hessian in self._contracted_hessians(ctx):
@@ -240,7 +240,7 @@ class GeneralisedStateNode(GeneralisedVariable):
         pairs = [(self.flow, None), *((function, of) for function, of, _ in functions)]
         found = []
         for (function, of), xi in zip(pairs, weighted, strict=True):
-            if function.caused or not with_causes_only:
+            if function.takes_causes or not with_causes_only:
                 theta = parameters_of(ctx, of, ctx.state.mean)
                 hessian = function.contracted_hessian(self._argument(ctx, function), theta, xi)
                 found += [] if hessian is None else [hessian]
@@ -249,7 +249,7 @@ class GeneralisedStateNode(GeneralisedVariable):
     def _argument(self, ctx: Context, function: Function) -> Tensor:
         """The argument of a function: the state and, if it takes them, the causes beside it; (B, orders, …)."""
         mean = ctx.state.mean
-        if not function.caused:
+        if not function.takes_causes:
             return mean
         causes = [ctx.message(link).value for link in ctx.above_of(Drives)]
 

@@ -22,13 +22,13 @@ from pcnet.model.node import INDEFINITE, BatchSpec, Energy, ErrorShape, Indefini
 from pcnet.model.protocols import Forecasts
 from pcnet.numerics.generalised import shift_matrix
 from pcnet.numerics.integrators import LocalLinearisation, LocalQuadratic, StateIntegrator
-from pcnet.numerics.laplace import covariance_of, deviations, posterior
-from pcnet.numerics.precision import Dense, Precision
+from pcnet.numerics.laplace import covariance_of, laplace_posterior, standard_deviations
+from pcnet.numerics.precision import DenseCurvature, Precision
 from pcnet.settings import Matrix, settings
 
 
 class GeneralisedState(NamedTuple):
-    """Mean x̃ (B, orders, dim), posterior precision (B, n, n) with log|Σ| (B,), and how often it was regularised (B,)."""
+    """Mean x̃ (B, orders, dim), posterior precision (B, n, n), log|Σ| (B,), and how often it was regularised (B,)."""
 
     mean: Tensor
     precision: Tensor
@@ -163,16 +163,18 @@ class GeneralisedVariable(Node[GeneralisedState, GeneralisedBound], Forecasts):
         """
         local, batch = self.local_errors(ctx), ctx.state.mean.shape[0]
         weighted = -torch.bmm(local.weighted.view(batch, 1, -1), own.expand(batch, -1, -1))[:, 0]
-        curvature = local.precision.between(own, own)
-        cross = local.precision.between(local.jacobian, own)
+        curvature = local.precision.bilinear_form(own, own)
+        cross = local.precision.bilinear_form(local.jacobian, own)
         for link, slope in through.items():
             error = ctx.error(link).eliminated
             weighted = weighted + torch.bmm(error.weighted.reshape(batch, 1, -1), slope)[:, 0]
-            curvature = curvature + error.precision.between(slope, slope)
-            cross = cross + error.precision.between(local.mappings[link].slope, slope)
-        answer = ctx.bound.integrator.answer(self._quadratic(ctx), cross)
-        left = curvature - torch.bmm(cross.mT, answer.following)
-        return PredictionError(weighted - torch.bmm(cross.mT, answer.step[..., None])[..., 0], lambda: Dense(left))
+            curvature = curvature + error.precision.bilinear_form(slope, slope)
+            cross = cross + error.precision.bilinear_form(local.mappings[link].slope, slope)
+        answer = ctx.bound.integrator.joint_step(self._quadratic(ctx), cross)
+        left = curvature - torch.bmm(cross.mT, answer.sensitivity)
+        return PredictionError(
+            weighted - torch.bmm(cross.mT, answer.step[..., None])[..., 0], lambda: DenseCurvature(left)
+        )
 
     # --- actions -------------------------------------------------------------------------------------------------
     def update(self, ctx: Context) -> GeneralisedState:
@@ -192,7 +194,7 @@ class GeneralisedVariable(Node[GeneralisedState, GeneralisedBound], Forecasts):
         return LocalQuadratic(flat, motion, shift, self.gradient(ctx), exact, ctx.relative_dt)
 
     def update_covariance(self, ctx: Context) -> GeneralisedState:
-        state, found = ctx.state, posterior(self.hessian(ctx))
+        state, found = ctx.state, laplace_posterior(self.hessian(ctx))
         regularised = state.regularised
         if found.regularised is not None:
             if self.indefinite == "raise":
@@ -227,7 +229,7 @@ class GeneralisedVariable(Node[GeneralisedState, GeneralisedBound], Forecasts):
         """The node's own error and its mappings; computed once for the same belief and messages."""
 
     def _sd(self, precision: Tensor) -> Tensor:
-        return deviations(covariance_of(precision)).view(-1, self.orders, self.dim)
+        return standard_deviations(covariance_of(precision)).view(-1, self.orders, self.dim)
 
     def gradient(self, ctx: Context) -> Tensor:
         return self._gradient(ctx, as_is)
@@ -238,7 +240,7 @@ class GeneralisedVariable(Node[GeneralisedState, GeneralisedBound], Forecasts):
         gradient = torch.bmm(local.weighted.flatten(1)[:, None], local.jacobian)[:, 0]
         for link, mapping in local.mappings.items():
             weighted = answer(ctx.error(link)).weighted.view(batch, *mapping.value.shape[1:])
-            gradient = gradient - mapping.pull(weighted)
+            gradient = gradient - mapping.vjp(weighted)
         for driven in ctx.below_of(Drives):
             gradient = gradient - answer(ctx.error(driven)).weighted
         return gradient
@@ -266,11 +268,11 @@ class GeneralisedVariable(Node[GeneralisedState, GeneralisedBound], Forecasts):
         for link, mapping in local.mappings.items():
             precision = answer(ctx.error(link)).precision
             # for a linear mapping this changes on the slow clock only
-            name, inputs = f"curvature of {link.child.name}", (mapping.jacobian, mapping.bend, precision)
-            parts.append(ctx.cached(name, partial(mapping.sandwich, precision), *inputs))
+            name, inputs = f"curvature of {link.child.name}", (mapping.jacobian, mapping.jacobian_derivative, precision)
+            parts.append(ctx.cached(name, partial(mapping.quadratic_form, precision), *inputs))
         for driven in ctx.below_of(Drives):
             curvature = answer(ctx.error(driven)).precision
-            assert isinstance(curvature, Dense)
+            assert isinstance(curvature, DenseCurvature)
             parts.append(curvature.matrix)
         own = local.precision
-        return ctx.cached("gauss-newton", lambda: sum(parts, own.sandwich(local.jacobian)), local, *parts)
+        return ctx.cached("gauss-newton", lambda: sum(parts, own.quadratic_form(local.jacobian)), local, *parts)

@@ -27,9 +27,9 @@ from pcnet.numerics.coloured_noise import Noise, NoiseModel, NoiseSpec
 from pcnet.numerics.estimators import Newton, NoiseScoring, ParameterEstimator
 from pcnet.numerics.kalman import GaussianWithSensitivities, PredictiveDistribution, ScoreAndInformation
 from pcnet.numerics.kernels import SquaredExponential
-from pcnet.numerics.laplace import deviations
+from pcnet.numerics.laplace import standard_deviations
 from pcnet.numerics.trees import select, tree_map
-from pcnet.settings import PositiveVector, Vector, listed, number, settings
+from pcnet.settings import PositiveVector, Vector, at_least_1d, number, settings
 
 OVERFLOW = "covariance overflowed; pass NaN for outliers, or use on_divergence='hold'"
 
@@ -147,11 +147,11 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], Forecasts, ForecastsAlone)
         if self.flow is None:
             raise SettingError(f"{self.title}: give a flow; for a random walk, lambda x, theta: 0 * x")
         object.__setattr__(self, "flow", as_function(self.flow, self.dim))
-        if self.initial_mean is not None and listed(self.initial_mean).shape[-1] != self.dim:
+        if self.initial_mean is not None and at_least_1d(self.initial_mean).shape[-1] != self.dim:
             raise SettingError(
                 f"{self.title}: initial_mean has shape {tuple(self.initial_mean.shape)}; it must end in {self.dim}"
             )
-        if listed(self.initial_sd).shape[-1] not in (1, self.dim):
+        if at_least_1d(self.initial_sd).shape[-1] not in (1, self.dim):
             raise SettingError(
                 f"{self.title}: initial_sd must be one number or end in {self.dim} (for a batch of single values add a "
                 "dimension: initial_sd[:, None])"
@@ -195,7 +195,7 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], Forecasts, ForecastsAlone)
 
     # --- beginning -----------------------------------------------------------------------------------------------
     def bind(self, links: Neighbours, spec: BatchSpec) -> KalmanBound:
-        sd = listed(self.initial_sd)
+        sd = at_least_1d(self.initial_sd)
         mean = spec.zeros(self.dim) if self.initial_mean is None else spec.expand(self.initial_mean, 1)
         variance = spec.expand(sd.expand(*sd.shape[:-1], self.dim), 1) ** 2
         return KalmanBound(self._layout(links, spec), mean, variance)
@@ -406,10 +406,10 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], Forecasts, ForecastsAlone)
         # derivatives of J along all unit vectors, passed as orders of motion, are all second derivatives
         units = torch.eye(d, dtype=x.dtype, device=x.device).expand(len(x), d, d)
         flow = self.flow.linearise(torch.cat([x, units], 1), theta, 1 + d)
-        if flow.bend is None:
+        if flow.jacobian_derivative is None:
             return flow.value[:, 0], flow.jacobian
         covariance = belief.covariance[:, :d, :d]
-        return flow.value[:, 0] + 0.5 * (flow.bend * covariance[:, :, None]).sum((1, 3)), flow.jacobian
+        return flow.value[:, 0] + 0.5 * (flow.jacobian_derivative * covariance[:, :, None]).sum((1, 3)), flow.jacobian
 
     def update(self, ctx: Context) -> KalmanState:
         """Measurement update with the errors of the nodes below, one node after the other."""
@@ -658,7 +658,7 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], Forecasts, ForecastsAlone)
         shape, errors = ("order", "dimension"), ("error_order", "dimension")
         return {
             "mean": Recordable(shape, lambda ctx: ctx.state.belief.mean[:, None, : self.dim]),
-            "sd": Recordable(shape, self.covariance, lambda found: deviations(found)[..., None, :]),
+            "sd": Recordable(shape, self.covariance, lambda found: standard_deviations(found)[..., None, :]),
             "covariance": Recordable(("element", "element_"), self.covariance),
             "error": Recordable(errors, lambda ctx: ctx.state.evidence.correction[:, None]),
             "weighted_error": Recordable(errors, lambda ctx: ctx.state.evidence.weighted_error[:, None]),

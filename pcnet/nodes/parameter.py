@@ -19,9 +19,9 @@ from pcnet.model.protocols import FitsRecordedData, ForecastContext, Forecasts, 
 from pcnet.numerics.coloured_noise import Noise, NoiseSpec
 from pcnet.numerics.estimators import GradientAccumulator, ParameterEstimator, RobbinsMonro
 from pcnet.numerics.kernels import White
-from pcnet.numerics.laplace import covariance_of, deviations, posterior
-from pcnet.numerics.precision import Dense
-from pcnet.settings import PositiveVector, Vector, broadcast, listed, settings
+from pcnet.numerics.laplace import covariance_of, laplace_posterior, standard_deviations
+from pcnet.numerics.precision import DenseCurvature
+from pcnet.settings import PositiveVector, Vector, at_least_1d, broadcast, settings
 
 
 class ParameterState(NamedTuple):
@@ -147,7 +147,7 @@ class ParameterNode(Node[ParameterState, ParameterBound], Forecasts, FitsRecorde
             )
 
     def check_fit(self, links: Neighbours) -> None:
-        resolve_estimator(self.estimator, links).check_passes(self.title)
+        resolve_estimator(self.estimator, links).check_batch(self.title)
         if links.above_of(Predicts):
             raise GraphError(
                 f"{self.title} is predicted from above, so it moves within a pass and not after it; name the nodes "
@@ -159,7 +159,7 @@ class ParameterNode(Node[ParameterState, ParameterBound], Forecasts, FitsRecorde
         return NoiseSpec(White(), self.n_parameters, 0)
 
     def bind(self, links: Neighbours, spec: BatchSpec) -> ParameterBound:
-        sd = listed(self.sd)
+        sd = at_least_1d(self.sd)
         estimator = spec.expand_to_batch(resolve_estimator(self.estimator, links))
         deviation = spec.expand(sd.expand(*sd.shape[:-1], self.n_parameters), 1)
         return ParameterBound(estimator, spec.expand(self.mean, 1), deviation, links.online)
@@ -169,7 +169,7 @@ class ParameterNode(Node[ParameterState, ParameterBound], Forecasts, FitsRecorde
         precision, log_det = (sd**-2).diag_embed(), 2 * sd.log().sum(-1)
         eye = spec.eye(self.n_parameters)
         transition = ParameterTransition(spec.zeros(), mean, eye, torch.zeros_like(eye))
-        accumulated = bound.estimator.begin(mean, precision)
+        accumulated = bound.estimator.init(mean, precision)
         return ParameterState(mean, precision, log_det, mean, precision, log_det, transition, accumulated)
 
     def warm_start(self, ctx: Context, state: ParameterState) -> ParameterState:
@@ -195,10 +195,10 @@ class ParameterNode(Node[ParameterState, ParameterBound], Forecasts, FitsRecorde
         def eliminated() -> PredictionError:
             """Π − ΠΛ⁻¹Π: what is left of the precision of the prior once the posterior is known."""
             left = prior - prior @ covariance_of(state.precision) @ prior
-            return PredictionError(weighted, lambda: Dense(left), noise=noise)
+            return PredictionError(weighted, lambda: DenseCurvature(left), noise=noise)
 
         answer = eliminated if link.parent.sends_covariance else None
-        return PredictionError(weighted, lambda: Dense(prior), None, answer, noise)
+        return PredictionError(weighted, lambda: DenseCurvature(prior), None, answer, noise)
 
     def _kalman_above(self, ctx: Context) -> bool:
         return any(link.parent.sends_covariance for link in ctx.above_of(Predicts))
@@ -223,7 +223,7 @@ class ParameterNode(Node[ParameterState, ParameterBound], Forecasts, FitsRecorde
 
     def update_covariance(self, ctx: Context) -> ParameterState:
         state, accumulated = ctx.state, ctx.state.accumulated
-        found = posterior(accumulated.known if ctx.bound.estimator.needs_curvature else self.hessian(ctx))
+        found = laplace_posterior(accumulated.precision if ctx.bound.estimator.needs_curvature else self.hessian(ctx))
         if found.regularised is not None:
             if self.indefinite == "raise":
                 ctx.mark_diverged(found.regularised, INDEFINITE)
@@ -245,14 +245,14 @@ class ParameterNode(Node[ParameterState, ParameterBound], Forecasts, FitsRecorde
                 prior_log_det_covariance=state.log_det_covariance,
             )
         accumulated = estimator.forget(state.accumulated)
-        left, before = posterior(accumulated.known), covariance_of(state.precision)
+        left, before = laplace_posterior(accumulated.precision), covariance_of(state.precision)
         gain = before @ left.precision
         belief = (state.mean, left.precision, left.log_det_covariance)
         transition = ParameterTransition(state.transition.number + 1, state.mean, gain, before - gain @ before)
         return ParameterState(*belief, *belief, transition, accumulated)
 
     def _transition_from_above(self, ctx: Context) -> ParameterState:
-        """Take the prediction of the Kalman state above as belief and prior, and keep its relation to the belief before.
+        """Take the prediction of the Kalman state above as belief and prior, with its relation to the belief before.
 
         With v₀ the covariance so far, v₁ the predicted one and c the covariance between both: gain = c v₁⁻¹,
         residual_covariance = v₀ − gain v₁ gainᵀ.
@@ -261,7 +261,7 @@ class ParameterNode(Node[ParameterState, ParameterBound], Forecasts, FitsRecorde
         message, state = ctx.message(link), ctx.state
         assert isinstance(message, GaussianPrediction)
         v0, v1 = covariance_of(state.precision), message.distribution.covariance
-        found = posterior(covariance_of(v1))
+        found = laplace_posterior(covariance_of(v1))
         gain = message.lagged_covariance @ found.precision
         explained = gain @ v1 @ gain.mT
         # where the distribution above is not normal, its moments may explain more than there was
@@ -270,7 +270,7 @@ class ParameterNode(Node[ParameterState, ParameterBound], Forecasts, FitsRecorde
             state.transition.number + 1, state.mean, gain / most.sqrt(), v0 - explained / most
         )
         belief = (message.distribution.mean, found.precision, found.log_det_covariance)
-        accumulated = state.accumulated._replace(known=found.precision, prior=found.precision)
+        accumulated = state.accumulated._replace(precision=found.precision, prior_precision=found.precision)
         return ParameterState(*belief, *belief, transition, accumulated)
 
     # --- energy --------------------------------------------------------------------------------------------------
@@ -325,7 +325,7 @@ class ParameterNode(Node[ParameterState, ParameterBound], Forecasts, FitsRecorde
     def quantities(self) -> Mapping[str, Recordable]:
         return {
             "mean": Recordable(("dimension",), lambda ctx: ctx.state.mean),
-            "sd": Recordable(("dimension",), self._covariance, deviations),
+            "sd": Recordable(("dimension",), self._covariance, standard_deviations),
             "covariance": Recordable(("dimension", "dimension_"), self._covariance),
         }
 

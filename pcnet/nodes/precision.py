@@ -25,9 +25,9 @@ from pcnet.numerics.estimators import GradientAccumulator, ParameterEstimator
 from pcnet.numerics.generalised import check_smoothness, temporal_precision
 from pcnet.numerics.kalman import ScoreAndInformation
 from pcnet.numerics.kernels import Autocorrelation, Kernel, Matern, SquaredExponential, lengthscale_of
-from pcnet.numerics.laplace import covariance_of, deviations, posterior
+from pcnet.numerics.laplace import covariance_of, laplace_posterior, standard_deviations
 from pcnet.numerics.precision import CholeskyPrecision, Precision
-from pcnet.settings import Positive, PositiveVector, Vector, broadcast, listed, number, settings
+from pcnet.settings import Positive, PositiveVector, Vector, at_least_1d, broadcast, number, settings
 
 
 class PrecisionState(NamedTuple):
@@ -119,7 +119,7 @@ class PrecisionNode(Node[PrecisionState, PrecisionBound], FitsRecordedData):
         if self.correlation_time_sd is not None:
             self._check_learned_lengthscale()
         try:
-            _ = broadcast(self.prior_mean.shape, listed(self.sd).shape)
+            _ = broadcast(self.prior_mean.shape, at_least_1d(self.sd).shape)
         except RuntimeError:
             raise SettingError(
                 f"{self.title}: the shapes of sd and of prior_precision or mean do not fit together"
@@ -146,9 +146,9 @@ class PrecisionNode(Node[PrecisionState, PrecisionBound], FitsRecordedData):
     def prior_mean(self) -> Tensor:
         """η, (..., channels or 1)."""
         if self.mean is not None:
-            return listed(self.mean)
+            return at_least_1d(self.mean)
         assert self.prior_precision is not None
-        return listed(self.prior_precision.log() - self.sd**2 / 2)
+        return at_least_1d(self.prior_precision.log() - self.sd**2 / 2)
 
     # --- composing -----------------------------------------------------------------------------------------------
     def describe(self) -> str:
@@ -164,7 +164,7 @@ class PrecisionNode(Node[PrecisionState, PrecisionBound], FitsRecordedData):
         shape = link.child.error_shape
         if shape is None:
             raise GraphError(f"{link.child.title} has no error of its own to weigh")
-        given = broadcast(self.prior_mean.shape[-1:], listed(self.sd).shape[-1:])[0]
+        given = broadcast(self.prior_mean.shape[-1:], at_least_1d(self.sd).shape[-1:])[0]
         allowed = {1} if self.channels == "shared" else {1, shape.dim}
         if given not in allowed:
             raise GraphError(
@@ -189,7 +189,7 @@ class PrecisionNode(Node[PrecisionState, PrecisionBound], FitsRecordedData):
                 raise GraphError(f"{self.title} weighs {shape.rows} orders of {name!r}, but {error}") from None
 
     def check_fit(self, links: Neighbours) -> None:
-        resolve_estimator(self.estimator, links).check_passes(self.title)
+        resolve_estimator(self.estimator, links).check_batch(self.title)
         if self.correlation_time_sd is not None:
             raise GraphError(
                 f"{self.title} learns a lengthscale, for which the free action of a pass is too irregular: leave out "
@@ -211,7 +211,7 @@ class PrecisionNode(Node[PrecisionState, PrecisionBound], FitsRecordedData):
         channels = 1 if self.channels == "shared" else shapes[0].dim
 
         def expand(value: Tensor) -> Tensor:
-            value = listed(value)
+            value = at_least_1d(value)
             return spec.expand(value.expand(*value.shape[:-1], channels), 1)
 
         mean, sd = expand(self.prior_mean), expand(self.sd)
@@ -238,7 +238,7 @@ class PrecisionNode(Node[PrecisionState, PrecisionBound], FitsRecordedData):
         precision, log_det = sd**-2, 2 * sd.log().sum(-1)
         if bound.interacting:
             precision = precision.diag_embed()
-        accumulated = bound.estimator.begin(mean, precision)
+        accumulated = bound.estimator.init(mean, precision)
         return PrecisionState(mean, precision, log_det, mean, precision, log_det, accumulated)
 
     def initialise(self, ctx: Context) -> PrecisionState:
@@ -246,7 +246,9 @@ class PrecisionNode(Node[PrecisionState, PrecisionBound], FitsRecordedData):
         state, bound = ctx.state, ctx.bound
         levels = slice(bound.levels)
         mean = state.mean.clone()
-        mean[:, levels] = bound.estimator.first(mean, deviations(_matrix(self._covariance(ctx))))[:, levels]
+        mean[:, levels] = bound.estimator.initial_mean(mean, standard_deviations(_matrix(self._covariance(ctx))))[
+            :, levels
+        ]
         return state._replace(mean=mean, prior_mean=mean)
 
     def warm_start(self, ctx: Context, state: PrecisionState) -> PrecisionState:
@@ -270,7 +272,7 @@ class PrecisionNode(Node[PrecisionState, PrecisionBound], FitsRecordedData):
         total = shape.rows * mean.sum(-1) + shape.dim * log_det
         if self.channels != "full":
             noise = Noise((-mean).exp(), kernel, bound.levels, learned)
-            precision = Precision(temporal, mean.exp(), total, bends=learned)
+            precision = Precision(temporal, mean.exp(), total, learns_lengthscale=learned)
             return NoisePrediction(precision, kernel, noise, partial(self._uncertainty, ctx))
         factor = torch.eye(shape.dim, dtype=mean.dtype, device=mean.device).repeat(len(mean), 1, 1)
         i, j = torch.tril_indices(shape.dim, shape.dim, -1, device=mean.device)
@@ -301,10 +303,10 @@ class PrecisionNode(Node[PrecisionState, PrecisionBound], FitsRecordedData):
 
     def update_covariance(self, ctx: Context) -> PrecisionState:
         state, accumulated = ctx.state, ctx.state.accumulated
-        curvature = accumulated.known if ctx.bound.estimator.needs_curvature else self._curvature(ctx)
+        curvature = accumulated.precision if ctx.bound.estimator.needs_curvature else self._curvature(ctx)
         if not ctx.bound.interacting:
             return state._replace(precision=curvature, log_det_covariance=-curvature.log().sum(-1))
-        found = posterior(curvature)
+        found = laplace_posterior(curvature)
         if found.regularised is not None:
             if self.indefinite == "raise":
                 ctx.mark_diverged(found.regularised, INDEFINITE)
@@ -428,10 +430,10 @@ CHANNELS = {
 
 def precision_score(precision: Precision, error: Tensor, weighted: Tensor) -> ScoreError:
     """The error of the parameters of a precision, from the energy E = ½ε̃ᵀΠ̃ε̃ − ½log|Π̃|."""
-    slope = precision.slope(error, weighted)
-    if precision.bends:
-        slope = torch.cat([slope, precision.slope_by_width(error, weighted)], -1)
-        return ScoreError(-slope, precision.information_with_width)
+    slope = precision.gradient(error, weighted)
+    if precision.learns_lengthscale:
+        slope = torch.cat([slope, precision.lengthscale_gradient(error, weighted)], -1)
+        return ScoreError(-slope, precision.joint_information)
 
     def remainder() -> Tensor:
         return precision.curvature(error, weighted) - precision.information()
@@ -471,4 +473,4 @@ def _matrix(precision: Tensor) -> Tensor:
 
 def _sd(covariance: Tensor) -> Tensor:
     """Standard deviations of variances (B, n) or a covariance (B, n, n)."""
-    return covariance.sqrt() if covariance.dim() == 2 else deviations(covariance)
+    return covariance.sqrt() if covariance.dim() == 2 else standard_deviations(covariance)

@@ -388,7 +388,7 @@ class SensoryNode(Node[SensoryState, SensoryBound], Forecasts):
                 return SensoryErrors(prediction, error, joint, joint.weigh(error), distribution)
             precision = noise.value
             if not self.complete(ctx):
-                observed = partial(precision.of_seen, seen)
+                observed = partial(precision.observed, seen)
                 precision = ctx.cached("precision of the observed", observed, precision, seen)
             return SensoryErrors(prediction, error, precision, precision.weigh(error))
 

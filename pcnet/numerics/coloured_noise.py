@@ -84,7 +84,7 @@ class WhiteEquivalent(NoiseModel):
     """White noise with the spectral density at zero frequency of a kernel: ∫κ(h)dh is its time scale."""
 
     def lengthscale_of(self, kernel: Kernel) -> Tensor:
-        return kernel.duration
+        return kernel.correlation_integral
 
     def white_variance(self, dt: Tensor) -> Tensor:
         return (self.lengthscale / dt).clamp_min(1.0)
@@ -162,7 +162,7 @@ def noise_model(spec: NoiseSpec, like: Tensor, n_pulses: int) -> NoiseModel:
     """
     kernel = spec.kernel
     if n_pulses and isinstance(kernel, SquaredExponential):
-        return GaussianPulses(kernel.width.to(like).expand_as(like), n_pulses)
+        return GaussianPulses(kernel.lengthscale.to(like).expand_as(like), n_pulses)
     if isinstance(kernel, Matern) and bool((kernel.smoothness == 0.5).all()):
-        return OrnsteinUhlenbeck(kernel.width.to(like).expand_as(like))
-    return WhiteEquivalent(kernel.duration.to(like).expand_as(like))
+        return OrnsteinUhlenbeck(kernel.lengthscale.to(like).expand_as(like))
+    return WhiteEquivalent(kernel.correlation_integral.to(like).expand_as(like))

@@ -15,7 +15,7 @@ from torch import Tensor
 from pcnet.functions.base import Function
 from pcnet.model.digest import link_keys
 from pcnet.model.model import Model
-from pcnet.settings import own_dims
+from pcnet.settings import trailing_dims
 
 
 def form(model: Model) -> Hashable:
@@ -36,7 +36,7 @@ def together(models: Sequence[Model]) -> Model:
 
 def _fields(part: Any) -> Iterable[tuple[str, Any, int]]:
     """The settings of a part, by name and value, and how many dimensions of each are its own."""
-    return ((name, getattr(part, name), own) for name, own in own_dims(type(part)).items())
+    return ((name, getattr(part, name), own) for name, own in trailing_dims(type(part)).items())
 
 
 def _form(value: Any, own: int = 0) -> Hashable:

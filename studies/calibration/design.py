@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pcnet.functions import systems as flows
-from pcnet.functions.base import Function, Plain
+from pcnet.functions.base import Function, PlainFunction
 from pcnet.functions.traced import TracedFunction
 from pcnet.simulate import (
     GLV_INITIAL,
@@ -61,7 +61,7 @@ class Process(NamedTuple):
     the parameters of the second half of the time, if they are others.
     """
 
-    flow: Function | Plain
+    flow: Function | PlainFunction
     parameters: tuple[float, ...]
     initial: tuple[float, ...]
     state_sd: tuple[float, ...]
@@ -120,12 +120,12 @@ class Process(NamedTuple):
 class Model(NamedTuple):
     """What the methods take the process for. initial: where states that are not seen are guessed to begin."""
 
-    flow: Function | Plain
+    flow: Function | PlainFunction
     mean: tuple[float, ...]
     sd: tuple[float, ...]
     initial: tuple[float, ...] = (0.0, 0.0, 0.0)
     initial_sd: float = 1.0
-    written_out: Plain | None = None
+    written_out: PlainFunction | None = None
     """The flow in plain operations, if it has a cheaper form: rivals share no code with what they are compared to."""
     right: bool = True
     """Whether it has the form of the process; parameters of a model that has not are neither right nor wrong."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from abc import ABC
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, Self, TypeVar
@@ -39,6 +38,8 @@ class Link(ABC, Generic[P_co, E_co]):
 
     key: ClassVar[str]
     style: ClassVar[LinkStyle]
+    option_schema: ClassVar[Mapping[str, Any]] = {}
+    """JSON schema of each option in files, by name."""
     kinds: ClassVar[dict[str, type[AnyLink]]] = {}
     """All kinds of link by their keys."""
 
@@ -53,8 +54,7 @@ class Link(ABC, Generic[P_co, E_co]):
     @property
     def options(self) -> dict[str, Any]:
         """The options of this link by name, without those that are None."""
-        names = list(inspect.signature(type(self).__init__).parameters)[3:]
-        return {name: value for name in names if (value := getattr(self, name)) is not None}
+        return {name: value for name in self.option_schema if (value := getattr(self, name)) is not None}
 
     @property
     def function(self) -> Function | None:

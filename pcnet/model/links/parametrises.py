@@ -19,6 +19,7 @@ class Parametrises(Link[ParameterPrediction, ScoreError]):
 
     key: ClassVar[str] = "parametrises"
     style: ClassVar[LinkStyle] = LinkStyle(above=False, side="left", dash=":", label="parameters")
+    option_schema: ClassVar[Mapping[str, Any]] = {"of": {"type": "string"}}
 
     def __init__(self, parent: AnyNode, child: AnyNode, of: AnyNode | None = None) -> None:
         super().__init__(parent, child)

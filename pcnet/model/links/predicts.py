@@ -11,7 +11,7 @@ from pcnet.model.links.base import Link, LinkStyle
 from pcnet.model.messages import GaussianPrediction, PointPrediction, PredictionError
 
 if TYPE_CHECKING:
-    from pcnet.functions.base import Function, Plain
+    from pcnet.functions.base import Function, PlainFunction
     from pcnet.model.node import AnyNode
 
 
@@ -20,8 +20,9 @@ class Predicts(Link[PointPrediction | GaussianPrediction, PredictionError]):
 
     key: ClassVar[str] = "predicts"
     style: ClassVar[LinkStyle] = LinkStyle(above=True, side="left", dash="-", label="prediction")
+    option_schema: ClassVar[Mapping[str, Any]] = {"via": {"$ref": "#/$defs/function"}}
 
-    def __init__(self, parent: AnyNode, child: AnyNode, via: Function | Plain | None = None) -> None:
+    def __init__(self, parent: AnyNode, child: AnyNode, via: Function | PlainFunction | None = None) -> None:
         super().__init__(parent, child)
         shape = parent.error_shape
         self.via: Function = as_function(via, None if shape is None else shape.dim)
