@@ -32,7 +32,7 @@ Y[9] = np.nan
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     graph, schedule = odem(orders=2, every=4)
-    pc.save_model("graph.yaml", graph, schedule)
+    pc.save_model("graph.yaml", pc.Model(graph, schedule))
     pd.DataFrame(Y, columns=["a", "b", "c"]).to_csv("data.csv", index=False)
     return tmp_path
 
@@ -120,7 +120,7 @@ def test_lines_with_times_and_sensors_that_come_and_go(folder):
         graph.predicts(x, SensoryNode(name, dim=1, orders=1, dt=0.1))
         graph.weighs(PrecisionNode(f"n {name}", prior_precision=10.0, sd=0.1, correlation_time=0.2), graph[name])
     graph.weighs(PrecisionNode("nx", prior_precision=10.0, sd=0.1, correlation_time=0.2), x)
-    pc.save_model("two.json", graph, pc.states_only())
+    pc.save_model("two.json", pc.Model(graph, pc.states_only()))
     stream = [({"fast": 1.0, "slow": 2.0}, 0.0), ({"fast": 1.5}, 0.13), ({"slow": 2.5}, 0.2), ({}, 0.5)]
     text = "\n".join(json.dumps(y | {"t": t}) for y, t in stream)
     done = good("run", "two.json", "--observations", "-", input=text)
@@ -339,7 +339,7 @@ def test_batches_and_single_series_from_files(folder):
     graph.predicts(x, SensoryNode("y", dim=1, orders=1, dt=0.1))
     for name in ("x", "y"):
         graph.weighs(PrecisionNode(f"n{name}", prior_precision=1.0, sd=0.1, correlation_time=0.1), graph[name])
-    pc.save_model("one.yaml", graph, pc.states_only())
+    pc.save_model("one.yaml", pc.Model(graph, pc.states_only()))
     np.save("one.npy", Y[:, 0])
     np.savez("one.npz", y=Y[:, 0])
     one, other = (good("run", "one.yaml", "--observations", name).stdout for name in ("one.npy", "one.npz"))

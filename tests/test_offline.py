@@ -382,7 +382,7 @@ def test_it_says_what_it_found(tmp_path):
 
 
 def test_it_is_written_to_files_and_read_again(tmp_path):
-    pc.save_model(tmp_path / "model.yaml", odem("glv", 2).graph, pc.batch(["theta"]))
+    pc.save_model(tmp_path / "model.yaml", pc.Model(odem("glv", 2).graph, pc.batch(["theta"])))
     again = pc.load_model(tmp_path / "model.yaml").schedule
     assert str(again) == str(pc.batch(["theta"]))
     called = odem("glv", 2).graph.to_spec() | {"schedule": {"batch": {"nodes": ["theta"]}}}

@@ -163,7 +163,7 @@ FIRST = pc.register("test: first", pc.TracedFunction(first, parameters=1))
 def test_a_round_trip_is_exact(case, form, tmp_path):
     graph, schedule, observations = CASES[case]()
     spec = graph.to_spec(schedule)
-    again = pc.load_model(spec if form == "data" else pc.save_model(tmp_path / f"g.{form}", graph, schedule))
+    again = pc.load_model(spec if form == "data" else pc.save_model(tmp_path / f"g.{form}", pc.Model(graph, schedule)))
     assert again.graph.to_spec(again.schedule) == spec
     assert list(again.graph.nodes) == list(graph.nodes)
     if form == "data":
