@@ -524,7 +524,7 @@ def test_memory_stays_within_about_the_budget():
         ({"grid": {"x.y": [1]}}, StudyError, r"cannot be called 'x\.y'"),
         ({"grid": {"kapa": [1.0]}}, TypeError, "kapa"),
         ({"grid": {"kappa": [-1.0]}}, SettingError, "kappa"),
-        ({"build": lambda **_: None}, StudyError, "build must return a graph.*it returned None"),
+        ({"build": lambda **_: None}, StudyError, "build must return a model.*it returned None"),
         ({"build": lambda **_: (build()[0], "odem")}, StudyError, "a graph and a schedule"),
         ({"build": lambda **_: build(kappa=[1.0, 0.5])}, StudyError, r"batch dimensions \(2,\).*single numbers"),
         ({"build": build()}, StudyError, "build must be a function of settings, not Model"),

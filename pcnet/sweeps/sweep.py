@@ -53,8 +53,8 @@ def sweep(
     kept, and new settings are added.
 
     Args:
-        build: Function of settings by name that returns a graph, or a graph and its schedule. It is called with single
-            values.
+        build: Function of settings by name that returns a model, a graph, or a graph and its schedule. It is called
+            with single values.
         grid: Lists of values by name, of which all combinations are run; or a list of combinations, a mapping each.
         observations: (T, dim) or (replicates, T, dim), or a mapping from sensory nodes to these; NaN where missing.
         file: SQLite file of the study; in memory by default.
