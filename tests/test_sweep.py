@@ -457,7 +457,7 @@ def test_batches_keep_to_the_budget(processes, share, monkeypatch):
     """All batches at work together take no more than the budget, and no batch is smaller for no reason."""
     grid = {"kappa": np.linspace(0.5, 1.0, 20).tolist()}
     seen = SEEN[:2]
-    monkeypatch.setattr(sweeps, "choose_workers", lambda *_: workers.InProcess())  # what is meant is how they are cut
+    monkeypatch.setattr(sweeps, "choose_workers", lambda *_: workers.run_here)  # what is meant is how they are cut
     one = dry_run(build(), parse_data(seen, {}, build()))
     found = sizes(sweep(grid, seen, memory=one * share, processes=processes))
     fits = max(1, share // processes)
