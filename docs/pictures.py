@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from matplotlib.figure import Figure
+from matplotlib.patches import FancyBboxPatch
 from PIL import Image
 
 import pcnet as pc
@@ -214,6 +215,56 @@ def schedule() -> Figure:
     ax.grid(axis="x", alpha=0.2)
     ax.tick_params(length=0)
     ax.spines[:].set_visible(False)
+    return figure
+
+
+@picture
+def tick() -> Figure:
+    """The journey of one observation."""
+    figure = Figure(figsize=(10, 5.4), layout="constrained")
+    ax = figure.subplots()
+    ax.set(xlim=(0, 10), ylim=(-0.1, 5.4))
+    ax.axis("off")
+
+    def box(x: float, y: float, w: float, h: float, title: str, text: str = "", colour: str = "#FFFFFF") -> None:
+        ax.add_patch(FancyBboxPatch((x, y), w, h, boxstyle="round,pad=0.04", facecolor=colour, edgecolor="#555555"))
+        ax.text(x + w / 2, y + h - 0.12, title, ha="center", va="top", fontsize=10, weight="bold")
+        ax.text(x + w / 2, y + h - 0.42, text, ha="center", va="top", fontsize=8.5, linespacing=1.4)
+
+    def arrow(start: tuple[float, float], end: tuple[float, float], text: str = "", colour: str = "#333333") -> None:
+        ax.annotate("", end, start, arrowprops={"arrowstyle": "-|>", "color": colour, "lw": 1.5})
+        middle = ((start[0] + end[0]) / 2 + 0.06, (start[1] + end[1]) / 2)
+        ax.text(*middle, text, fontsize=8.5, color=colour, va="center")
+
+    box(0.1, 4.2, 1.9, 1.0, "Session.step(y, t)", "read y, advance the clock\n(inputs, clock)")
+    box(0.1, 2.5, 1.9, 1.1, "Program", "constants, links,\nactions that are due")
+    box(0.1, 0.9, 1.9, 1.1, "GraphState", "one tree of tensors:\nx, y, theta, noise, time")
+    ax.add_patch(
+        FancyBboxPatch((2.75, 0.35), 4.3, 4.85, boxstyle="round,pad=0.04", facecolor="#EEF3FA", edgecolor="#0072B2")
+    )
+    ax.text(4.9, 5.08, "tick(program, state, inputs)", ha="center", va="top", fontsize=11, weight="bold")
+    box(3.0, 3.75, 1.75, 0.85, "precision", "update, renew_prior", "#F7E3F0")
+    box(5.05, 3.75, 1.75, 0.85, "parameter", "update, renew_prior", "#FBEBD5")
+    box(3.0, 2.05, 3.8, 0.95, "state", "predict, update, update_covariance", "#DDEEE6")
+    box(3.0, 0.55, 3.8, 0.85, "sensory", "observe", "#DCE9F5")
+    for x in (3.6, 5.65):
+        arrow((x, 3.65), (x, 3.12), "Π̃" if x < 4 else "θ", COLOURS[0])
+        arrow((x + 0.65, 3.12), (x + 0.65, 3.65), "ξ", COLOURS[1])
+    arrow((4.3, 1.95), (4.3, 1.5), "prediction g̃(x)", COLOURS[0])
+    arrow((6.2, 1.5), (6.2, 1.95), "error ξ", COLOURS[1])
+    box(7.8, 4.2, 2.1, 1.0, "Outputs", "energies by node, failures")
+    box(7.8, 2.5, 2.1, 1.1, "resolve", "diverged elements:\nraise, stop, hold, reset")
+    box(7.8, 0.9, 2.1, 1.1, "Snapshot", "replaced in one assignment;\nthen recorder, watchers")
+    arrow((2.08, 4.7), (2.7, 4.7))
+    arrow((2.08, 3.05), (2.7, 3.05))
+    arrow((2.08, 1.45), (2.7, 1.45))
+    arrow((7.1, 4.7), (7.75, 4.7))
+    arrow((7.1, 3.05), (7.75, 3.05), "")
+    arrow((8.85, 4.1), (8.85, 3.7))
+    arrow((8.85, 2.42), (8.85, 2.08))
+    ax.plot([8.85, 8.85, 1.05], [0.82, 0.0, 0.0], color="#333333", lw=1.5)
+    arrow((1.05, 0.0), (1.05, 0.82))
+    ax.text(4.9, 0.05, "the state before the next observation", fontsize=8.5, ha="center", va="bottom")
     return figure
 
 

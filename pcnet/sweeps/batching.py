@@ -1,7 +1,4 @@
-"""Many models as one: graphs that differ in numbers only become a single graph with a batch dimension.
-
-So whoever builds a model writes an ordinary function of ordinary numbers, and need not think of batches.
-"""
+"""Batching of models: models that differ only in numbers become one model with a batch dimension."""
 
 from __future__ import annotations
 
@@ -18,36 +15,36 @@ from pcnet.model.model import Model
 from pcnet.settings import trailing_dims
 
 
-def form(model: Model) -> Hashable:
-    """All of a model but its numbers: models of equal form fit into one batch."""
+def batch_key(model: Model) -> Hashable:
+    """Everything about a model but its numbers; models with equal keys fit into one batch."""
     return (
-        tuple(_form(node) for node in model.graph.nodes.values()),
-        tuple(_form(link) for link in link_keys(model)),
-        _form(model.schedule),
+        tuple(_key(node) for node in model.graph.nodes.values()),
+        tuple(_key(link) for link in link_keys(model)),
+        _key(model.schedule),
     )
 
 
-def together(models: Sequence[Model]) -> Model:
-    """Models of equal form as one with a leading batch dimension; settings that all share are kept as they are."""
+def stack_models(models: Sequence[Model]) -> Model:
+    """Stack models with equal keys along a new leading batch dimension; settings that all share stay unbatched."""
     first = models[0]
     nodes = {name: _stack([model.graph[name] for model in models]) for name in first.graph.nodes}
     return Model(first.graph.with_nodes(nodes), _stack([model.schedule for model in models]))
 
 
 def _fields(part: Any) -> Iterable[tuple[str, Any, int]]:
-    """The settings of a part, by name and value, and how many dimensions of each are its own."""
+    """Name, value and number of own (not batch) dimensions of each setting of a part."""
     return ((name, getattr(part, name), own) for name, own in trailing_dims(type(part)).items())
 
 
-def _form(value: Any, own: int = 0) -> Hashable:
+def _key(value: Any, own: int = 0) -> Hashable:
     if isinstance(value, Tensor):
         return ("numbers", *_padded(value, own).shape)
     if isinstance(value, Function):
         return value.identity_key
     if dataclasses.is_dataclass(value):
-        return (type(value), *((name, _form(each, dims)) for name, each, dims in _fields(value)))
+        return (type(value), *((name, _key(each, dims)) for name, each, dims in _fields(value)))
     if isinstance(value, tuple):
-        return tuple(_form(each) for each in value)
+        return tuple(_key(each) for each in value)
     return value if isinstance(value, Hashable) else id(value)
 
 
@@ -68,5 +65,5 @@ def _stack(values: Sequence[Any], own: int = 0) -> Any:
 
 
 def _padded(value: Tensor, own: int) -> Tensor:
-    """A setting with all the dimensions that are its own: a number for all channels is a list of one."""
+    """A setting with all its own dimensions: one number for all channels becomes (1,)."""
     return value.reshape((1,) * (own - value.dim()) + value.shape)
