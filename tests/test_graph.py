@@ -181,7 +181,7 @@ def test_wrong_number_of_parameters():
 
 def test_links_that_make_no_sense():
     graph = whole()
-    with refusal("ParameterNode 'b' cannot be the one that", "predicts"):
+    with refusal("ParameterNode 'b' cannot be the parent in 'b' predicts 'y'", "predicts"):
         graph.predicts(ParameterNode("b", mean=0.0, sd=1.0), graph["y"])
     with refusal("'y'", "parametrises"):
         graph.parametrises(graph["a"], graph["y"])
@@ -191,9 +191,9 @@ def test_links_that_make_no_sense():
         graph.predicts("x", graph["y"])
     with refusal("'y' is not a node"):
         graph.parametrises(graph["a"], graph["x"], of="y")
-    with refusal("GeneralisedStateNode 'x' cannot be the one that 'y' predicts"):
+    with refusal("GeneralisedStateNode 'x' cannot be the child in 'y' predicts 'x'"):
         graph.predicts(graph["y"], graph["x"])
-    with refusal("ParameterNode 'b' cannot be the one that 'n' weighs"):
+    with refusal("ParameterNode 'b' cannot be the child in 'n' weighs 'b'"):
         graph.weighs(noise("n"), ParameterNode("b", mean=0.0, sd=1.0))
     with refusal("'x' does not predict 'z'", "graph.predicts"):
         graph.parametrises(graph["a"], graph["x"], of=SensoryNode("z", dim=3, orders=1, dt=0.1))
