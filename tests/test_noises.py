@@ -346,7 +346,8 @@ def test_a_generalised_precision_node_learns_its_width():
         ),
     )
     result = graph.run(world.observations, schedule, record=["correlation_time", "log_correlation_time_sd", "mean"])
-    found, sd = (
+    names = ("correlation_time", "log_correlation_time_sd")
+    found, sd = (result.traces[f"noise_y.{name}"].values[..., -1, 0] for name in names)
         result.traces[f"noise_y.{name}"].values[..., -1, 0] for name in ("correlation_time", "log_correlation_time_sd")
     )
     assert found.shape == (2, 20)
