@@ -151,7 +151,7 @@ def test_an_empty_graph():
 @pytest.mark.parametrize(
     ("flow", "words"),
     [
-        (lambda x, p: x[..., :2], [r"flow of GeneralisedStateNode 'x'", r"\(3, 3\)", r"returned \(3, 2\)"]),
+        (lambda x, p: x[..., :2], [r"flow of GeneralisedStateNode 'x'", r"\(4, 3\)", r"returned \(4, 2\)"]),
         (lambda x, p: x.sum(), [r"flow of GeneralisedStateNode 'x'", r"returned \(\)"]),
         (lambda x, p: "x", [r"flow of GeneralisedStateNode 'x'", "returned str"]),
         (lambda x: x, [r"flow of GeneralisedStateNode 'x' failed", "TypeError"]),

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from contract import NodeContract
-from pcnet.io.schema import schema
 from test_filter import DT, STILL, Kalman
 
 import pcnet as pc
@@ -17,6 +16,7 @@ from pcnet.errors import GraphError, SettingError
 from pcnet.functions.closed_form import Linear
 from pcnet.graphs import Level, hierarchy
 from pcnet.io import strict_yaml
+from pcnet.io.model_files import json_schema
 from pcnet.model.schedule import LevelNodes, adaptive_filtering
 from pcnet.nodes import CategoricalNode, KalmanStateNode, ParameterNode, PrecisionNode, SensoryNode
 from pcnet.numerics.dwell_time import DwellTime
@@ -315,8 +315,8 @@ def test_categories_are_written_and_read(how, tmp_path):
     data = np.random.default_rng(6).normal(size=(12, 1))
     before = graph.run(data, schedule, record=["stage"]).get("which", "stage")
     for ending in ("yaml", "json"):
-        path = pc.save_model(tmp_path / f"model.{ending}", graph, schedule)
-        jsonschema.validate(strict_yaml.read(path), schema())
+        path = pc.save_model(tmp_path / f"model.{ending}", pc.Model(graph, schedule))
+        jsonschema.validate(strict_yaml.read(path), json_schema())
         again = pc.load_model(path)
         np.testing.assert_array_equal(
             again.graph.run(data, again.schedule, record=["stage"]).get("which", "stage"), before

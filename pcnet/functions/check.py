@@ -45,7 +45,7 @@ def check_function(what: str, function: Function, dim: int, parameters: int, out
     if shape is None or len(shape) != 2 or shape[0] != batch or out not in (None, shape[1]):
         if isinstance(function, Identity):
             raise GraphError(
-                f"{what} is the identity by default, which cannot map {dim} dimensions to {out}; give a mapping: "
+                f"{what} is the identity by default, which cannot turn {dim} dimensions into {out}; give a mapping: "
                 "graph.predicts(..., via=lambda x, theta: ...)"
             )
         got = type(value).__name__ if shape is None else shape

@@ -72,13 +72,13 @@ SCHEDULES: dict[str, Callable[..., Schedule]] = {
 
 
 # --- writing --------------------------------------------------------------------------------------------------------
-def to_spec(model: Model | Graph) -> dict[str, Any]:
-    """A model, or a graph without a schedule, as plain data.
+def to_spec(model: Model) -> dict[str, Any]:
+    """A model as plain data.
 
     Raises:
         SpecificationError: If a function has no name, or a class is not decorated with `settings`.
     """
-    graph = model if isinstance(model, Graph) else model.graph
+    graph, schedule = model
     spec: dict[str, Any] = {"pcnet": FORMAT, "nodes": {}, "links": []}
     for name, node in graph.nodes.items():
         spec["nodes"][name] = {key: value for key, value in _part(node, repr(name)).items() if key != "name"}
@@ -86,11 +86,9 @@ def to_spec(model: Model | Graph) -> dict[str, Any]:
         item: dict[str, Any] = {link.key: [link.parent.name, link.child.name]}
         item |= link.to_spec(partial(_plain, where=repr(link)))
         spec["links"].append(item)
-    if not isinstance(model, Graph):
-        schedule = model.schedule
-        acts = {"acts": schedule.acts, "on_start": schedule.on_start}
-        acts |= {"on_end": schedule.on_end} if schedule.on_end else {}
-        spec["schedule"] = {"name": schedule.name} | {key: [_act(act) for act in part] for key, part in acts.items()}
+    acts = {"acts": schedule.acts, "on_start": schedule.on_start}
+    acts |= {"on_end": schedule.on_end} if schedule.on_end else {}
+    spec["schedule"] = {"name": schedule.name} | {key: [_act(act) for act in part] for key, part in acts.items()}
     return spec
 
 

@@ -14,8 +14,6 @@ from pcnet.numerics.integrators import column
 from pcnet.numerics.laplace import laplace_posterior
 from pcnet.settings import Fraction, NotNegative, Numbers, Positive, number, settings
 
-EMPTY = torch.zeros(1, 0, 0, dtype=torch.float64)
-"""Placeholder for curvatures, in estimators that need none."""
 FORGETTING_OFFSET = 10
 """Offset t₀ of decaying forgetting, φ_j = decaying_forgetting/(j + t₀)."""
 CARRY_OVER = 0.75
@@ -45,12 +43,12 @@ class GradientAccumulator(NamedTuple):
     observations: Tensor
     steps: Tensor
     regularised: Tensor
-    curvature: Tensor = EMPTY
-    precision: Tensor = EMPTY
-    prior_precision: Tensor = EMPTY
-    residual: Tensor = EMPTY
-    recent_gradient: Tensor = EMPTY
-    recent_curvature: Tensor = EMPTY
+    curvature: Tensor
+    precision: Tensor
+    prior_precision: Tensor
+    residual: Tensor
+    recent_gradient: Tensor
+    recent_curvature: Tensor
 
     @classmethod
     def zeros(cls, like: Tensor) -> GradientAccumulator:

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from pcnet.numerics.trees import select
+
 MAX_BACKTRACKS = 16
 """A step that does not decrease the free action is halved this many times before the search ends."""
 MEMORY = 8
@@ -26,7 +28,7 @@ class Iterate(NamedTuple):
         feasible: Batch elements that did not diverge, (B,).
         gradient: Gradient of the free action, (B, n).
         precision: Precision of the beliefs, block-diagonal over nodes, (B, n, n).
-        beliefs: Posterior belief of each node, a named tuple of tensors.
+        states: State of each learned node after the step, a tree of tensors.
     """
 
     free_action: Tensor
@@ -35,7 +37,7 @@ class Iterate(NamedTuple):
     feasible: Tensor
     gradient: Tensor
     precision: Tensor
-    beliefs: Mapping[str, Any]
+    states: Mapping[str, Any]
 
 
 class CurvaturePair(NamedTuple):
@@ -112,7 +114,8 @@ class LBFGS(NamedTuple):
         better = self.active & (change < 0)  # False where it is not finite
         worse = self.active & ~better
         converged = self.active & (change.abs() <= tolerance * self.step_fraction)
-        best: Iterate = _select(better, tried, self.best)
+        states = {name: select(better, state, self.best.states[name]) for name, state in tried.states.items()}
+        best = Iterate(*select(better, tried[:-1], self.best[:-1]), states)
         fraction = torch.where(better, (2 * self.step_fraction).clamp_max(1.0), self.step_fraction / 2)
         given_up = worse & (fraction < 0.5**MAX_BACKTRACKS)
         precision = self.best.precision.diagonal(dim1=-2, dim2=-1)
@@ -126,12 +129,3 @@ class LBFGS(NamedTuple):
             self.backtracks + (worse & ~converged),
             (*self.pairs, pair)[-MEMORY:] if remember else (),
         )
-
-
-def _select(mask: Tensor, new: Any, old: Any) -> Any:
-    """`new` where the mask (B,) holds and `old` elsewhere, in nested named tuples and mappings of tensors."""
-    if isinstance(new, Tensor):
-        return torch.where(mask.view(-1, *(1,) * (new.dim() - 1)), new, old)
-    if isinstance(new, Mapping):
-        return {name: _select(mask, value, old[name]) for name, value in new.items()}
-    return type(new)(*(_select(mask, a, b) for a, b in zip(new, old, strict=True)))
