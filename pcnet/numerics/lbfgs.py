@@ -21,14 +21,9 @@ MAX_LOG_RATIO = 0.5
 class Iterate(NamedTuple):
     """A point of the search, evaluated by one pass over the data.
 
-    Attributes:
-        free_action: Objective, (B,).
-        mean: Means of all learned nodes, concatenated, (B, n).
-        step: Step proposed by the estimators, (B, n).
-        feasible: Batch elements that did not diverge, (B,).
-        gradient: Gradient of the free action, (B, n).
-        precision: Precision of the beliefs, block-diagonal over nodes, (B, n, n).
-        states: State of each learned node after the step, a tree of tensors.
+    free_action (B,), which is minimised, at the concatenated means of all learned nodes (B, n); the step that the
+    estimators propose (B, n); which batch elements did not diverge (B,); gradient (B, n); precision of the beliefs,
+    block-diagonal over nodes (B, n, n); and the state of each learned node after the step.
     """
 
     free_action: Tensor
@@ -49,16 +44,11 @@ class CurvaturePair(NamedTuple):
 
 
 class LBFGS(NamedTuple):
-    """State of the search; (B,) for each batch element.
+    """State of the search: the best iterate so far, and the last curvature pairs, the oldest first.
 
-    Attributes:
-        best: Iterate with the lowest free action so far.
-        step_fraction: Fraction of the step from there that is tried next.
-        active: Whether the search goes on.
-        converged: Whether the last step changed the free action by less than the tolerance.
-        iterations: Number of passes.
-        backtracks: Number of rejected steps.
-        pairs: The last curvature pairs, the oldest first; empty for steps of the estimators alone.
+    For each batch element (B,): the fraction of the next step that is tried, whether the search is active, whether the
+    last step changed the free action by less than the tolerance, and the numbers of passes and of rejected steps.
+    Without pairs, steps are those of the estimators.
     """
 
     best: Iterate
@@ -103,12 +93,9 @@ class LBFGS(NamedTuple):
         return found
 
     def update(self, tried: Iterate, tolerance: float, *, remember: bool) -> LBFGS:
-        """Accept the step where it has decreased the free action; elsewhere reject it and halve the next one.
+        """Accept the evaluated candidate where it decreases the free action; elsewhere halve the next step.
 
-        Args:
-            tried: The candidate, evaluated.
-            tolerance: Change of the free action that counts as converged, for a full step.
-            remember: Whether to keep the curvature pair of this step.
+        tolerance is the change that counts as converged, for a full step; remember keeps the curvature pair.
         """
         change = tried.free_action - self.best.free_action
         better = self.active & (change < 0)  # False where it is not finite
