@@ -348,8 +348,6 @@ def test_a_generalised_precision_node_learns_its_width():
     result = graph.run(world.observations, schedule, record=["correlation_time", "log_correlation_time_sd", "mean"])
     names = ("correlation_time", "log_correlation_time_sd")
     found, sd = (result.traces[f"noise_y.{name}"].values[..., -1, 0] for name in names)
-        result.traces[f"noise_y.{name}"].values[..., -1, 0] for name in ("correlation_time", "log_correlation_time_sd")
-    )
     assert found.shape == (2, 20)
     assert np.abs(np.log(found / width)).max() < math.log(1.2)
     assert result.traces["noise_y.mean"].values.shape[-1] == 1
