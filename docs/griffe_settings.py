@@ -1,4 +1,4 @@
-"""Griffe extension for the reference: documents classes decorated with `pcnet.settings.settings` as dataclasses."""
+"""Griffe extension for the reference: gives settings classes and named tuples their signatures, as dataclasses have."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ DEFAULTS = {"Field": "default", "number": "value"}
 
 
 class Settings(griffe.Extension):
-    """Give settings classes the signature of their `__init__`, with plain default values."""
+    """Add the signature of `__init__`, with plain default values."""
 
     def on_class_members(self, *, cls: griffe.Class, **_: Any) -> None:
-        decorators = [decorator for decorator in cls.decorators if decorator.callable_path == "pcnet.settings.settings"]
-        if not decorators:
+        settings = any(decorator.callable_path == "pcnet.settings.settings" for decorator in cls.decorators)
+        if not settings and "NamedTuple" not in map(str, cls.bases):
             return
-        line = decorators[0].lineno
+        line = cls.lineno
         cls.decorators.append(griffe.Decorator(griffe.ExprName("dataclasses.dataclass"), lineno=line, endlineno=line))
         for member in cls.members.values():
             if isinstance(member, griffe.Attribute):

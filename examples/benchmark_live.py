@@ -15,6 +15,8 @@ import numpy as np
 import torch
 
 from pcnet.engine.session import Session
+from pcnet.engine.state import GraphState
+from pcnet.engine.tick import Inputs, Outputs
 from pcnet.graphs import odem
 
 TURNS = 20
@@ -27,10 +29,11 @@ class Timed(Session):
     whole: list[float]
     bare: list[float]
 
-    def act(self) -> None:
+    def _tick(self, state: GraphState, inputs: Inputs) -> tuple[GraphState, Outputs]:
         started = time.perf_counter()
-        super().act()
+        result = super()._tick(state, inputs)
         self.bare.append(time.perf_counter() - started)
+        return result
 
 
 def main() -> None:
@@ -41,7 +44,7 @@ def main() -> None:
     rng = np.random.default_rng(0)
     observations = 1.5 + 0.1 * rng.normal(size=(options.observations, 3))
     runs = {
-        f"{orders} orders, {label}": Timed(*odem(orders=orders), record=record)
+        f"{orders} orders, {label}": Timed(odem(orders=orders), record=record)
         for label, record in RECORDS.items()
         for orders in (2, 3)
     }

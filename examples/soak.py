@@ -25,6 +25,7 @@ import torch
 import pcnet as pc
 from pcnet.engine.session import Session
 from pcnet.graphs import adaptive_filter, odem
+from pcnet.nodes.kalman_state import KalmanState
 
 DT = 0.01
 PARALLEL = 10_000  # observations for which the resumed session is compared with the original
@@ -69,8 +70,8 @@ def check(session: Session) -> tuple[float, float, float]:
     """Largest relative asymmetry and smallest relative eigenvalue of the stored matrices, and the free action."""
     asymmetry, smallest = 0.0, math.inf
     for name in ("x", "theta"):
-        belief = session.local(name).belief
-        matrix = belief.precision[0] if hasattr(belief, "precision") else belief.carried.covariance[0]
+        state = session.state.nodes[name]
+        matrix = state.belief.covariance[0] if isinstance(state, KalmanState) else state.precision[0]
         size = float(matrix.abs().max())
         asymmetry = max(asymmetry, float((matrix - matrix.T).abs().max()) / size)
         smallest = min(smallest, float(torch.linalg.eigvalsh(matrix)[0]) / size)
@@ -79,8 +80,8 @@ def check(session: Session) -> tuple[float, float, float]:
 
 def identical(one: Session, other: Session) -> bool:
     """Whether the states of both sessions are identical to the last digit."""
-    (tensors, facts), (others, other_facts) = one.state(), other.state()
-    return facts == other_facts and all(
+    tensors, others = one.state.tensors(), other.state.tensors()
+    return one.tick == other.tick and all(
         torch.equal(value.nan_to_num(math.pi), others[name].nan_to_num(math.pi)) for name, value in tensors.items()
     )
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from dataclasses import KW_ONLY
 from pathlib import Path
-from typing import Any
 
 import torch
 from pydantic import Field
@@ -18,9 +17,11 @@ from torch import Tensor
 
 import pcnet as pc
 from pcnet.errors import GraphError
-from pcnet.model.messages import Error
-from pcnet.model.node import Energy, Link, NodeContext
+from pcnet.model.links import AnyLink, Weighs
+from pcnet.model.messages import PredictionError, ScoreError
+from pcnet.model.node import Energy
 from pcnet.nodes import PrecisionNode, SensoryNode
+from pcnet.nodes.sensory import Context
 from pcnet.numerics.integrators import LocalLinearisation
 from pcnet.numerics.precision import weighted_squares
 from pcnet.settings import settings
@@ -40,41 +41,42 @@ class StudentTSensoryNode(SensoryNode):
     _: KW_ONLY
     degrees: float = Field(default=3.0, gt=0)
 
-    def as_child(self, link: Link) -> None:
-        super().as_child(link)
+    def check_as_child(self, link: AnyLink) -> None:
+        super().check_as_child(link)
         if isinstance(link.parent, PrecisionNode) and link.parent.channels == "full":
             raise GraphError(
                 f"the channels of {self.title} are independent, but {link.parent.name!r} couples them; "
                 "use channels='each' or channels='shared'"
             )
 
-    def error(self, local: NodeContext, link: Link) -> Error[Any]:
-        work = self.work(local)
-        q = weighted_squares(work.weighted, work.error)
-        nu, k = torch.as_tensor(self.degrees).to(q), local.belief.seen  # k: observed orders of each channel
+    def error(self, ctx: Context, link: AnyLink) -> PredictionError | ScoreError:
+        found = self.sensory_errors(ctx)
+        q = weighted_squares(found.weighted, found.error)
+        nu, k = torch.as_tensor(self.degrees).to(q), ctx.state.seen  # k: observed orders of each channel
         weight = (nu + k) / (nu + q)
-        if link.kind == "weighs":
+        if isinstance(link, Weighs):
             excess = 0.5 * (weight * q - k)
             expected = 0.5 * k * nu / (nu + k + 2)  # Fisher information of a log-scale
             exact = 0.5 * weight * q * nu / (nu + q)
-            return Error(-excess, expected, exact - expected)
+            return ScoreError(-excess, lambda: expected, lambda: exact - expected)
 
         def remainder() -> Tensor:
-            scaled = work.weighted * (weight * (2 / (nu + k)).sqrt())[:, None, :]
+            scaled = found.weighted * (weight * (2 / (nu + k)).sqrt())[:, None, :]
             outer = torch.einsum("bic,bjc->bicj", scaled, scaled)  # for each channel
             blocks = torch.diag_embed(outer.transpose(2, 3), dim1=2, dim2=4)
             size = self.orders * self.dim
             return -blocks.reshape(-1, size, size)
 
-        return Error(work.weighted * weight[:, None, :], work.precision.scaled(weight), remainder)
+        weighted = found.weighted * weight[:, None, :]
+        return PredictionError(weighted, lambda: found.precision.scaled(weight), remainder)
 
-    def energy(self, local: NodeContext) -> Energy:
-        work = self.work(local)
-        q = weighted_squares(work.weighted, work.error)
-        nu, k = torch.as_tensor(self.degrees).to(q), local.belief.seen
+    def energy(self, ctx: Context) -> Energy:
+        found = self.sensory_errors(ctx)
+        q = weighted_squares(found.weighted, found.error)
+        nu, k = torch.as_tensor(self.degrees).to(q), ctx.state.seen
         constant = torch.lgamma((nu + k) / 2) - torch.lgamma(nu / 2) - 0.5 * k * (nu * math.pi).log()
         tails = (constant - 0.5 * (nu + k) * (1 + q / nu).log()).sum(-1)
-        return Energy(accuracy=tails + 0.5 * work.precision.log_det)
+        return Energy(accuracy=tails + 0.5 * found.precision.log_det)
 
 
 def track(observations: Tensor, sensor: SensoryNode) -> Tensor:

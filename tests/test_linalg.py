@@ -11,7 +11,9 @@ from hypothesis import example, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from pcnet.model.node import BatchSpec, ErrorShape, Link, NodeContext
+from pcnet.model.context import Neighbours, NodeContext
+from pcnet.model.links import Weighs
+from pcnet.model.node import BatchSpec, ErrorShape
 from pcnet.nodes.precision import PrecisionNode
 from pcnet.numerics.laplace import covariance_of, laplace_posterior
 from pcnet.numerics.matrix_exponential import exponential_step, log_abs_det
@@ -312,11 +314,11 @@ def test_log_det_of_a_precision_is_that_of_the_kronecker_product(rows, dim):
     """As a precision node sends it, for a batch of widths."""
     mean = np.linspace(-2.0, 3.0, 2 * dim).reshape(2, dim)
     node = PrecisionNode("noise", mean=mean, sd=1.0, correlation_time=[0.5, 1.5])
-    link = Link("weighs", node, SimpleNamespace(name="child", error_shape=ErrorShape(rows, dim)), None, None)
-    local = NodeContext()
-    local.below = (link,)
-    node.begin(local, BatchSpec(2, torch.float64, torch.device("cpu"), torch.Size([2])))
-    precision = node.prediction(local, link).value
+    link = Weighs(node, SimpleNamespace(name="child", error_shape=ErrorShape(rows, dim)))
+    links, spec = Neighbours((), (link,)), BatchSpec(2, torch.float64, torch.device("cpu"), torch.Size([2]))
+    bound = node.bind(links, spec)
+    context = NodeContext("noise", links, bound, node.init(bound, spec), None)
+    precision = node.prediction(context, link).value
     np.testing.assert_allclose(precision.channel.numpy(), np.exp(mean), rtol=1e-14)
     parts = (precision.temporal, precision.channel, precision.log_det)
     for temporal, channel, ours in zip(*(v.numpy() for v in parts), strict=True):

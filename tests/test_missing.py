@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import pcnet as pc
 from pcnet.errors import ObservationError, SettingError
 from pcnet.graphs import odem
+from pcnet.model.links import Predicts
 from pcnet.nodes import GeneralisedStateNode, InputNode, ParameterNode, PrecisionNode, SensoryNode
 from pcnet.numerics.generalised import taylor_operator, temporal_covariance, temporal_precision
 from pcnet.numerics.kernels import SquaredExponential
@@ -342,8 +343,8 @@ def test_an_input_that_is_missing_holds_at_rest():
     session = graph().start(pc.states_only(), record=())
     for value in (1.0, 2.0, None):
         session.step({"y": [0.0], "u": None if value is None else [value]})
-    (link,) = session.local("v").links_above("predicts")
-    assert session.local("v").prediction(link)[0, :, 0].tolist() == [2.0, 0.0]
+    (link,) = session.context("v").above_of(Predicts)
+    assert session.context("v").message(link).value[0, :, 0].tolist() == [2.0, 0.0]
     with pytest.raises(ObservationError, match="InputNode 'u' has no value yet"):
         graph().start(pc.states_only()).step({"y": [0.0]})
 

@@ -22,7 +22,7 @@ F64, F32 = torch.float64, torch.float32
 
 def laid_out(rule, batch: int, dtype: torch.dtype = F64):
     """A rule as a run lays it out."""
-    return BatchSpec(batch, dtype, torch.device("cpu"), torch.Size([batch])).lay_out(rule)
+    return BatchSpec(batch, dtype, torch.device("cpu"), torch.Size([batch])).expand_to_batch(rule)
 
 
 def tensor(values, dtype: torch.dtype = F64) -> torch.Tensor:
@@ -172,11 +172,11 @@ def test_only_a_mover_that_uses_it_asks_for_the_curvature():
     ("make", "message"),
     [
         (lambda: LocalLinearisation(kappa=0.0), "kappa.*must be positive"),
-        (lambda: LocalLinearisation(step_size=-1.0), "time"),
-        (lambda: LocalLinearisation(step_size="dt"), "time"),
-        (lambda: LocalLinearisation(log_step_size=math.inf), "nu.*must be finite"),
+        (lambda: LocalLinearisation(step_size=-1.0), "step_size"),
+        (lambda: LocalLinearisation(step_size="dt"), "step_size"),
+        (lambda: LocalLinearisation(log_step_size=math.inf), "log_step_size.*must be finite"),
         (lambda: LocalLinearisation(kapa=1.0), "unknown setting 'kapa'; did you mean 'kappa'"),
-        (ExplicitEuler, "'time' is required"),
+        (ExplicitEuler, "'step_size' is required"),
         (lambda: Exponential(beta=1.0), "beta.*below 1"),
         (lambda: RobbinsMonro(rate=0.0), "rate.*must be positive"),
         (lambda: Newton(forgetting_factor=1.0), "forgetting.*below 1"),
@@ -206,7 +206,7 @@ def test_exponential_accumulation(rows, beta):
     gathered = gather_all(rule, rows)
     weights = (1 - beta) * beta ** np.arange(len(rows) - 1, -1, -1.0)
     expected = np.einsum("k,kbn->bn", weights, rows)
-    np.testing.assert_allclose(rule.accumulate.read(gathered).numpy(), expected, rtol=1e-10, atol=1e-9)
+    np.testing.assert_allclose(rule.averaging.read(gathered).numpy(), expected, rtol=1e-10, atol=1e-9)
     assert gathered.observations.tolist() == [len(rows)] * 2
     assert gathered.steps.tolist() == [0, 0]
 
@@ -214,7 +214,7 @@ def test_exponential_accumulation(rows, beta):
 def test_exponential_accumulation_of_each_batch_element():
     rows = np.random.default_rng(0).standard_normal((5, 2, 3))
     rule = laid_out(RobbinsMonro(averaging=Exponential(beta=[0.0, 0.9])), 2)
-    found = rule.accumulate.read(gather_all(rule, rows)).numpy()
+    found = rule.averaging.read(gather_all(rule, rows)).numpy()
     np.testing.assert_array_equal(found[0], rows[-1, 0])  # β = 0: the last observation alone
     np.testing.assert_allclose(found[1], 0.1 * sum(0.9 ** (4 - i) * rows[i, 1] for i in range(5)), rtol=1e-13)
 
@@ -223,7 +223,7 @@ def test_exponential_accumulation_of_each_batch_element():
 @given(rows=gradients)
 def test_window_mean_is_the_mean(rows):
     rule = laid_out(RobbinsMonro(averaging=WindowMean()), 2)
-    found = rule.accumulate.read(gather_all(rule, rows)).numpy()
+    found = rule.averaging.read(gather_all(rule, rows)).numpy()
     np.testing.assert_allclose(found, rows.mean(0), rtol=1e-10, atol=1e-10)
 
 
@@ -340,7 +340,7 @@ def test_newton_is_a_kalman_filter_of_parameters_that_stand_still():
         np.testing.assert_allclose(np.linalg.inv(precision), covariance, rtol=1e-9, atol=1e-10)
 
 
-@pytest.mark.parametrize("forgetting", [0.2, [0.05, 0.3]])
+@pytest.mark.parametrize("forgetting_factor", [0.2, [0.05, 0.3]])
 def test_newton_forgets_by_least_squares_with_weights_that_fade(forgetting_factor):
     """With next to no prior, an observation that is k steps old counts (1 − φ)^k."""
     problem, windows = Regression(prior=1e-9), [4] * 7

@@ -11,7 +11,7 @@ import pcnet as pc
 from pcnet.errors import GraphError, SettingError
 from pcnet.functions.closed_form import Linear
 from pcnet.nodes import GeneralisedStateNode, KalmanStateNode, ParameterNode, PrecisionNode, SensoryNode
-from pcnet.nodes.precision import precision_error
+from pcnet.nodes.precision import precision_score
 from pcnet.numerics.estimators import Newton, NoiseScoring
 from pcnet.numerics.generalised import temporal_precision
 from pcnet.numerics.kernels import Autocorrelation, Matern, SquaredExponential, White
@@ -26,7 +26,7 @@ def noise(name: str, log, kernel, **options) -> PrecisionNode:
 
 
 def graph_of(own: list[PrecisionNode], theirs: PrecisionNode) -> pc.Graph:
-    x = KalmanStateNode("x", dim=2, flow=Linear(FLOW), initial_mean=FIRST[None], initial_sd=0.9)
+    x = KalmanStateNode("x", dim=2, flow=Linear(FLOW), initial_mean=FIRST, initial_sd=0.9)
     y = SensoryNode("y", dim=3, orders=1, dt=DT)
     graph = pc.Graph()
     graph.predicts(x, y, via=Linear(GAIN))
@@ -75,9 +75,9 @@ def test_noises_that_last_are_filtered_with_the_state():
         session.step(y)
         oracle.step(y)
         np.testing.assert_allclose(session.mean("x")[0].numpy(), oracle.mean[:2], rtol=1e-9, atol=1e-11)
-        belief = session.local("x").belief
+        belief = session.context("x").state.belief
         np.testing.assert_allclose(belief.mean[0].numpy(), oracle.mean, rtol=1e-9, atol=1e-11)
-        np.testing.assert_allclose(belief.carried.covariance[0].numpy(), oracle.covariance, rtol=1e-8, atol=1e-11)
+        np.testing.assert_allclose(belief.covariance[0].numpy(), oracle.covariance, rtol=1e-8, atol=1e-11)
     assert float(session.total_accuracy) == pytest.approx(oracle.log_evidence, rel=1e-9)
 
 
@@ -103,7 +103,7 @@ def test_what_is_to_come_is_forecast_with_the_noise_that_lasts():
 def test_a_forecast_counts_what_is_not_known_of_parameters():
     """A state that is known moves by dt θ in each step, and is seen as θ' times itself: all of it is normal in θ."""
     x = KalmanStateNode(
-        "x", dim=1, flow=pc.TracedFunction(lambda x, theta: 0 * x + theta), initial_mean=[[2.0]], initial_sd=1e-9
+        "x", dim=1, flow=pc.TracedFunction(lambda x, theta: 0 * x + theta), initial_mean=[2.0], initial_sd=1e-9
     )
     y = SensoryNode("y", dim=1, orders=1, dt=DT)
     graph = pc.Graph()
@@ -123,7 +123,7 @@ def test_a_forecast_counts_what_is_not_known_of_parameters():
         np.testing.assert_allclose(coming.sd("y")[:, 0], seen, rtol=1e-6)
 
 
-@pytest.mark.parametrize("smoothness", [0.3, Matern(0.3, 0.5)])
+@pytest.mark.parametrize("correlation_time", [0.3, Matern(0.3, 0.5)])
 def test_noise_that_lasts_is_no_obstacle_to_finding_the_first_state(smoothness):
     model = pc.graphs.adaptive_filter(lambda x, _: -x, 2, DT, correlation_time=smoothness)
     session = model.graph.start(model.schedule).step([3.0, -1.0])
@@ -141,7 +141,7 @@ def test_a_run_that_is_reset_after_a_long_pause_goes_on():
 
 
 def test_levels_of_noise_that_are_given_stay_as_they_are():
-    x = KalmanStateNode("x", dim=2, flow=Linear(FLOW), initial_mean=FIRST[None], learn_noise=False)
+    x = KalmanStateNode("x", dim=2, flow=Linear(FLOW), initial_mean=FIRST, learn_noise=False)
     y = SensoryNode("y", dim=3, orders=1, dt=DT)
     graph = pc.Graph()
     graph.predicts(x, y, via=Linear(GAIN))
@@ -175,7 +175,9 @@ def test_each_noise_hears_its_own_slope_of_the_log_evidence(node):
         return oracle.log_evidence
 
     expected = central_differences(evidence, LOGS[node], 1e-5)
-    np.testing.assert_allclose(-session.local(node).memory.gradient[0].numpy(), expected, rtol=1e-6, atol=1e-8)
+    np.testing.assert_allclose(
+        -session.context(node).state.accumulated.gradient[0].numpy(), expected, rtol=1e-6, atol=1e-8
+    )
 
 
 def test_only_states_that_carry_their_belief_may_have_several_noises():
@@ -212,7 +214,7 @@ def test_a_width_that_is_three_times_wrong_is_found(wrong):
         correlation_time=width * wrong,
         correlation_time_sd=1.0,
     )
-    result = model.graph.run(world.observations, model.schedule, record=["smoothness", "log_smoothness_sd"])
+    result = model.graph.run(world.observations, model.schedule, record=["correlation_time", "log_correlation_time_sd"])
     apart = np.log(result.traces["noise_y.smoothness"].values[:, -1, 0] / width)
     assert np.abs(apart).max() < math.log(1.2)
     assert (np.abs(apart) < 3 * result.traces["noise_y.log_smoothness_sd"].values[:, -1, 0]).all()
@@ -231,7 +233,7 @@ def test_what_observations_say_of_a_width_is_what_their_motion_is_like():
     bends, jerks = np.diff(y, 2, axis=0)[1:] / DT**2, np.diff(y, 3, axis=0) / DT**3
     z = np.log(np.sqrt(5) * np.abs(bends / jerks))
     weight = 4 / math.pi**2 * DT / (math.sqrt(math.pi) * WIDTH)
-    gathered = session.local("noise_y").memory
+    gathered = session.context("noise_y").state.accumulated
     assert -gathered.gradient[0, -1].item() == pytest.approx(weight * np.nansum(z - first), rel=1e-9)
     assert gathered.curvature[0, -1, -1].item() == pytest.approx(weight * np.isfinite(z).sum(), rel=1e-9)
 
@@ -243,14 +245,14 @@ def test_a_filter_follows_a_width_that_was_learned():
         PrecisionNode("noise_y", mean=0.0, sd=1.0, correlation_time=WIDTH, correlation_time_sd=1.0, estimator=Newton()),
     ).start(pc.adaptive_filtering(every=8), record=())
     session.run(np.random.default_rng(0).standard_normal((24, 3)).cumsum(0))
-    learned = session.read("noise_y", "smoothness").item()
+    learned = session.read("noise_y", "correlation_time").item()
     assert learned != WIDTH
-    assert session.local("x").memory.width[0, 1].item() == pytest.approx(learned)
+    assert session.context("x").state.reference.lengthscale[0, 1].item() == pytest.approx(learned)
 
 
 def test_a_width_is_not_learned_in_passes():
     model = pc.graphs.adaptive_filter(lambda x, _: -x, 3, DT, correlation_time=WIDTH, correlation_time_sd=1.0)
-    with pytest.raises(GraphError, match="learns a width"):
+    with pytest.raises(GraphError, match="learns a lengthscale"):
         model.graph.fit(OBSERVATIONS)
 
 
@@ -283,7 +285,7 @@ def test_an_error_says_of_a_width_what_the_energy_does(kernel):
     error = torch.randn(1, 3, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     temporal = temporal_precision(kernel, 3)[None]
     precision = Precision(temporal, point[None, :2].exp(), torch.zeros(1, dtype=torch.float64), learns_lengthscale=True)
-    said = precision_error(precision, error, precision.weigh(error))
+    said = precision_score(precision, error, precision.weigh(error))
     flat = error.reshape(-1)
     slope = torch.func.grad(energy)(point, torch.outer(flat, flat), kernel)
     torch.testing.assert_close(-said.weighted[0], slope)
@@ -302,8 +304,8 @@ def test_of_what_is_missing_a_width_hears_nothing():
     seen = torch.tensor([[2.0, 0.0]], dtype=torch.float64)
     some = Precision(temporal_precision(kernel, 3)[None], level, nothing, learns_lengthscale=True).observed(seen)
     alone = Precision(temporal_precision(kernel, 2)[None], level[:, :1], nothing, learns_lengthscale=True)
-    heard = precision_error(some, error, some.weigh(error))
-    expected = precision_error(alone, error[:, :2, :1], alone.weigh(error[:, :2, :1]))
+    heard = precision_score(some, error, some.weigh(error))
+    expected = precision_score(alone, error[:, :2, :1], alone.weigh(error[:, :2, :1]))
     torch.testing.assert_close(heard.weighted[:, [0, 2]], expected.weighted)
     torch.testing.assert_close(heard.precision[:, [0, 2]][..., [0, 2]], expected.precision)
     assert not heard.precision[0, 1].any()
@@ -343,8 +345,9 @@ def test_a_generalised_precision_node_learns_its_width():
             *(pc.act(verb, "noise_y", every=100) for verb in ("update", "update_covariance", "renew_prior")),
         ),
     )
-    result = graph.run(world.observations, schedule, record=["smoothness", "log_smoothness_sd", "mean"])
-    found, sd = (result.traces[f"noise_y.{name}"].values[..., -1, 0] for name in ("smoothness", "log_smoothness_sd"))
+    result = graph.run(world.observations, schedule, record=["correlation_time", "log_correlation_time_sd", "mean"])
+    names = ("correlation_time", "log_correlation_time_sd")
+    found, sd = (result.traces[f"noise_y.{name}"].values[..., -1, 0] for name in names)
     assert found.shape == (2, 20)
     assert np.abs(np.log(found / width)).max() < math.log(1.2)
     assert result.traces["noise_y.mean"].values.shape[-1] == 1
@@ -352,7 +355,7 @@ def test_a_generalised_precision_node_learns_its_width():
 
 
 def test_widths_that_cannot_be_learned_are_refused_by_name():
-    with pytest.raises(SettingError, match=r"noise.*has no width that could be learned"):
+    with pytest.raises(SettingError, match=r"noise.*has no lengthscale to learn"):
         noise("noise", 0.0, White(), correlation_time_sd=1.0)
     with pytest.raises(SettingError, match="a width is not learned together with"):
         noise("noise", 0.0, SquaredExponential(1.0), correlation_time_sd=1.0, channels="full")

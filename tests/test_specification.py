@@ -13,7 +13,6 @@ import test_checkpoint as checkpoints
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pcnet.io.schema import schema
 from test_checkpoint import stack
 from test_run import same
 
@@ -22,9 +21,11 @@ from pcnet.errors import PcnetError, SettingError, SpecificationError
 from pcnet.functions import registry
 from pcnet.graphs import odem
 from pcnet.graphs.adaptive_filter import noise_estimator
+from pcnet.io.model_files import json_schema
 from pcnet.io.strict_yaml import Loader, parse
 from pcnet.model.node import Node
 from pcnet.model.schedule import LevelNodes, adaptive_filtering
+from pcnet.model.specification import to_spec
 from pcnet.nodes import GeneralisedStateNode, KalmanStateNode, ParameterNode, PrecisionNode, SensoryNode
 from pcnet.numerics.estimators import (
     Averaging,
@@ -162,15 +163,16 @@ FIRST = pc.register("test: first", pc.TracedFunction(first, parameters=1))
 @pytest.mark.parametrize("case", CASES)
 def test_a_round_trip_is_exact(case, form, tmp_path):
     graph, schedule, observations = CASES[case]()
-    spec = graph.to_spec(schedule)
-    again = pc.load_model(spec if form == "data" else pc.save_model(tmp_path / f"g.{form}", graph, schedule))
-    assert again.graph.to_spec(again.schedule) == spec
+    model = pc.Model(graph, schedule)
+    spec = to_spec(model)
+    again = pc.load_model(spec if form == "data" else pc.save_model(tmp_path / f"g.{form}", model))
+    assert to_spec(again) == spec
     assert list(again.graph.nodes) == list(graph.nodes)
     if form == "data":
         return
     observations = list(observations) if case == "stack" else observations
     seen = (lambda: iter(observations)) if case == "stack" else (lambda: observations)
-    same(graph.run(seen(), schedule=schedule), again.graph.run(seen(), schedule=again.schedule))
+    same(model.run(seen()), again.run(seen()))
 
 
 def test_a_description_by_hand(tmp_path):
@@ -203,9 +205,9 @@ def test_a_description_by_hand(tmp_path):
     graph.weighs(PrecisionNode("noise_x", prior_precision=10, sd=0.1, correlation_time=0.2), x)
     graph.weighs(PrecisionNode("noise_y", prior_precision=100, sd=0.1, correlation_time=0.2), y)
     observations = np.random.default_rng(0).normal(size=(9, 2))
-    found = pc.load_model(path)
-    same(graph.run(observations, schedule=pc.odem(every=4)), found.graph.run(observations, schedule=found.schedule))
-    same(graph.run(observations), pc.Graph.from_spec(path).run(observations))
+    same(pc.Model(graph, pc.odem(every=4)).run(observations), pc.load_model(path).run(observations))
+    path.write_text(path.read_text().replace("schedule: {odem: {every: 4}}", ""))
+    same(pc.Model(graph).run(observations), pc.load_model(path).run(observations))
 
 
 BASE = {
@@ -237,8 +239,8 @@ def changed(*path, to=None, drop=False):
         ([], "must be a mapping"),
         (changed("nodse", to={}), "unknown key 'nodse'; did you mean 'nodes'"),
         (changed("links", drop=True), "'links' is missing"),
-        (changed("pcnet", to=2), "version 2; this pcnet reads up to 1"),
-        (changed("pcnet", to="new"), "version of the description"),
+        (changed("pcnet", to=2), "format version 2; this pcnet reads up to 1"),
+        (changed("pcnet", to="new"), "format version 'new'; this pcnet reads up to 1"),
         (changed("nodes", to=[]), "nodes must be a mapping"),
         (changed("nodes", "x", "ordres", to=2), r"node 'x': unknown key 'ordres'; did you mean 'orders'\?"),
         (
@@ -248,17 +250,17 @@ def changed(*path, to=None, drop=False):
         (changed("nodes", "x", "kind", to="LocalLinearisation"), "no kind 'LocalLinearisation' that fits here"),
         (
             changed("nodes", "x", "kind", to="GeneralisedVariable"),
-            "GeneralisedVariable is what its kinds have in common",
+            "GeneralisedVariable is abstract",
         ),
         (changed("nodes", "x", "kind", drop=True), "give a mapping with a kind"),
         (changed("nodes", "x", "flow", to="os.system"), "no function 'os.system' is registered"),
         (changed("nodes", "x", "flow", to="lorentz"), "did you mean 'lorenz'"),
         (
             changed("nodes", "x", "flow", to={"linera": {}}),
-            r"no maker of functions 'linera' is known; did you mean 'linear'\?",
+            r"there is no function factory 'linera'; did you mean 'linear'\?",
         ),
         (changed("nodes", "x", "flow", to={"linear": {"matrx": []}}), r"unknown key 'matrx'; did you mean 'matrix'\?"),
-        (changed("nodes", "x", "flow", to={"linear": {"matrix": "A"}}), "rectangular"),
+        (changed("nodes", "x", "flow", to={"linear": {"matrix": "A"}}), "flow: linear: must be a number or an array"),
         (changed("nodes", "x", "flow", to={"quadratic": {"coefficients": [1.0]}}), "node 'x', flow: quadratic"),
         (changed("nodes", "x", "dim", to=0), "setting 'dim'"),
         (changed("nodes", "x", "name", to="z"), "unknown key 'name'"),
@@ -266,7 +268,7 @@ def changed(*path, to=None, drop=False):
             changed("nodes", "x", "integrator", to={"kind": "Newton"}),
             "node 'x', integrator: there is no kind 'Newton' that fits",
         ),
-        (changed("nodes", "nx", "sd", to={"kind": "LocalLinearisation"}), "a mapping makes no sense here"),
+        (changed("nodes", "nx", "sd", to={"kind": "LocalLinearisation"}), "a mapping is not allowed here"),
         (changed("nodes", "nx", "sd", to="wide"), "setting 'sd'"),
         (changed("nodes", "nx", "sd", to=-1), "positive"),
         (changed("nodes", "nx", "sd", to=math.inf), "finite"),
@@ -281,7 +283,10 @@ def changed(*path, to=None, drop=False):
         (changed("schedule", to="oden"), "there is no schedule 'oden'; did you mean 'odem'"),
         (changed("schedule", to={"odem": {"evry": 3}}), r"unknown key 'evry'; did you mean 'every'\?"),
         (changed("schedule", to={"odem": {"every": 0}}), "whole numbers"),
-        (changed("schedule", "acts", to=[{"observ": ["y"]}]), r"act 0: unknown key 'observ'; did you mean 'observe'\?"),
+        (
+            changed("schedule", "acts", to=[{"observ": ["y"]}]),
+            r"acts 0: unknown key 'observ'; did you mean 'observe'\?",
+        ),
         (changed("schedule", "acts", to=[{"observe": "y"}]), "give one action with a list"),
         (changed("schedule", "acts", to=[{"observe": ["y"], "every": -1}]), "whole numbers"),
     ],
@@ -299,7 +304,7 @@ def test_what_is_refused(spec, words):
         ("a: !!python/object/apply:os.system ['true']", "it is not YAML"),
         ("a: [", "it is not YAML in line"),
         ("\x00", "it is not YAML"),
-        ("? [a]\n: 1", "more than once, or is no text"),
+        ("? [a]\n: 1", "more than once, or is not text"),
     ],
 )
 def test_texts_that_are_refused(text, words, tmp_path):
@@ -332,8 +337,8 @@ def test_functions_without_a_name():
     graph = pc.Graph()
     graph.predicts(x, SensoryNode("y", dim=1, orders=1))
     with pytest.raises(SpecificationError, match=r"'x', flow: the function <lambda> has no name.*pcnet.register"):
-        graph.to_spec()
-    with pytest.raises(SettingError, match="there is a function 'lorenz' already"):
+        to_spec(pc.Model(graph))
+    with pytest.raises(SettingError, match="the function 'lorenz' already exists"):
         pc.register("lorenz", pendulum)
     with pytest.raises(SettingError, match="not a function"):
         pc.register("three", 3)
@@ -354,8 +359,8 @@ def test_a_kind_of_one_name_twice():
 
 
 def test_all_flows_and_schedules_have_descriptions():
-    for name in registry.names():
-        assert registry.describe(registry.find(name)) == name
+    for name in registry.FUNCTIONS:
+        assert registry.to_spec(registry.from_spec(name)) == name
     for numbers in (
         {"linear": {"matrix": [[0.1, 0.2]], "offset": [3.0]}},
         {"linear": {"dim": 3}},
@@ -363,8 +368,8 @@ def test_all_flows_and_schedules_have_descriptions():
         {"lotka_volterra_of": {"species": 2, "growth": [0.1, 0.2]}},
         {"lorenz_of": {"sigma": 9.0, "beta": 2.0}},
     ):
-        function = registry.find(numbers)
-        again = registry.find(registry.describe(function))
+        function = registry.from_spec(numbers)
+        again = registry.from_spec(registry.to_spec(function))
         assert again.identity_key == function.identity_key
 
 
@@ -409,7 +414,7 @@ ADDED = {"ExplicitEuler", "SquaredExponential"}
 def test_schedules_by_name(given, made):
     spec = changed("schedule", to=given)
     assert str(pc.load_model(spec).schedule) == str(made)
-    jsonschema.Draft202012Validator(schema()).validate(spec)
+    jsonschema.Draft202012Validator(json_schema()).validate(spec)
 
 
 @pytest.mark.parametrize(
@@ -429,7 +434,7 @@ def test_levels_that_make_no_sense(options, words):
 
 
 def test_a_schema_knows_all_kinds():
-    found = schema()
+    found = json_schema()
     assert json.loads(json.dumps(found)) == found
     assert {"GeneralisedStateNode", "SensoryNode", "LocalLinearisation", "Newton", "Matern", "SpecNudge"} <= set(
         found["$defs"]
@@ -443,11 +448,11 @@ def test_a_schema_knows_all_kinds():
     }
 
 
-def test_descriptions_fit_the_schema():
-    check = jsonschema.Draft202012Validator(schema())
+def test_descriptions_fit_the_json_schema():
+    check = jsonschema.Draft202012Validator(json_schema())
     for case in CASES.values():
         graph, schedule, _ = case()
-        check.validate(graph.to_spec(schedule))
+        check.validate(to_spec(pc.Model(graph, schedule)))
     assert not check.is_valid(changed("nodes", "x", "ordres", to=2))
 
 
@@ -486,7 +491,7 @@ def test_whatever_is_given_is_a_graph_or_refused_in_words(spec):
         model = pc.load_model(spec) if not isinstance(spec, str) else None
     except PcnetError:
         return
-    assert model is None or model.graph.to_spec() is not None
+    assert model is None or to_spec(model) is not None
 
 
 @settings(deadline=None, max_examples=400)

@@ -41,7 +41,7 @@ def test_what_never_moves_is_fixed_and_a_batch_of_clocks_is_a_range():
     assert GraphSummary.of(graph)["theta"].clock == ""
 
 
-def test_a_node_kind_ones_own_is_shown_as_what_it_descends_from():
+def test_a_kind_of_ones_own_is_shown_as_what_it_descends_from():
     assert StudentTSensoryNode("y", dim=1, orders=1).kind == "sensory"
 
 

@@ -354,7 +354,7 @@ def _propagate(system: System, every: float, count: int, substeps: int) -> tuple
     lags = [_cells(source.kernel, step, count * substeps, source.hold) for source in system.sources]
     # the effect of past noise, the newest first: (cells, B, n, m)
     carried = [z.new_zeros(0, *z.shape, source.covariance.shape[-1]) for source in system.sources]
-    own = {name: system.noises_of(name)[0][0] for name in system.sensors}
+    own = {name: noises[0][0] for name in system.sensors if (noises := system.noises_of(name))}
     means: dict[str, list[Tensor]] = {name: [] for name in [*system.states, *system.sensors]}
     sds: dict[str, list[Tensor]] = {name: [] for name in means}
     eye = torch.eye(z.shape[-1], dtype=z.dtype, device=z.device)
@@ -424,7 +424,10 @@ def _simulate(system: System, every: float, count: int, substeps: int, generator
                 found[name].append(value)
     paths = {name: torch.stack(path) for name, path in found.items()}
     for name in system.sensors:
-        ((covariance, kernel),) = system.noises_of(name)
+        noises = system.noises_of(name)
+        if not noises:  # a likelihood of its own
+            continue
+        ((covariance, kernel),) = noises
         weights = kernel.correlation(every * torch.arange(count, dtype=z.dtype)[:, None])
         paths[name] = paths[name] + _coloured(weights, count, covariance, generator)
     return paths

@@ -476,6 +476,7 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], Forecasts, ForecastsAlone)
             transitions = number
         if layout.n_levels:
             ratio = (variance / reference.variance).log()  # the same for all channels of a level
+            ratio = torch.where(variance > 0, ratio, 0.0)  # a likelihood of its own has no variance
             change = ratio @ layout.level_channels.mT / layout.level_channels.sum(1)
             mean = mean + torch.bmm(dlogvar, change[..., None])[..., 0]
             parts = torch.cat([parts[:, :1], parts[:, 1:] * change.exp()[..., None, None]], 1)

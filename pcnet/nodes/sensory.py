@@ -215,7 +215,7 @@ class SensoryNode(Node[SensoryState, SensoryBound], Forecasts):
     def initialise(self, ctx: Context) -> SensoryState:
         """The state at the first observation: at rest, or a jump from 0."""
         assert ctx.observation is not None
-        return self._first(ctx.bound, ctx.observation[:, : self.dim])
+        return self._first(ctx.bound, self.preprocess(ctx.observation)[:, : self.dim])
 
     def _first(self, bound: SensoryBound, first: Tensor) -> SensoryState:
         """The state with these first values (B, dim), NaN where they are missing."""
@@ -234,9 +234,13 @@ class SensoryNode(Node[SensoryState, SensoryBound], Forecasts):
         )
 
     # --- observing -----------------------------------------------------------------------------------------------
+    def preprocess(self, observation: Tensor) -> Tensor:
+        """What the node makes of an observation (B, observation_size) before it is used; NaN marks missing values."""
+        return observation
+
     def observe(self, ctx: Context) -> SensoryState:
-        y = ctx.observation
-        assert y is not None
+        assert ctx.observation is not None
+        y = self.preprocess(ctx.observation)
         complete = holds(torch.isfinite(y).all())
         if self.derivatives == "given":
             state = self._observe_given(ctx, y.view(-1, self.orders, self.dim), complete)

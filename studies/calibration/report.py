@@ -13,16 +13,7 @@ from studies.calibration.design import CASES, DEVELOPMENT, HELD_OUT, RANDOM_WALK
 from studies.calibration.measures import NOMINAL_COVERAGE, Share
 from studies.calibration.results import Cell, StudyResults
 from studies.calibration.targets import VERDICTS, Judgement, share_text
-from studies.reporting import (
-    Picture,
-    escape,
-    figure_links,
-    figure_sections,
-    number,
-    render_html,
-    table,
-    write_files,
-)
+from studies.reporting import Picture, escape, figure_links, figure_sections, number, render_html, table, write_files
 
 TITLE = "Calibration: errors and coverage of beliefs"
 MARKS = dict(zip(VERDICTS, ("✓", "✗", "–"), strict=True))

@@ -12,16 +12,7 @@ from pcnet.results.result import package_version
 from studies.paper.checks import HALF, NEARLY_ALL, VERDICTS, Claim, Verdict
 from studies.paper.design import MODELS, NOISES, SCENARIOS, SETTINGS, Cell, ratio_name
 from studies.paper.results import StudyResults
-from studies.reporting import (
-    Picture,
-    escape,
-    figure_links,
-    figure_sections,
-    number,
-    render_html,
-    table,
-    write_files,
-)
+from studies.reporting import Picture, escape, figure_links, figure_sections, number, render_html, table, write_files
 
 TITLE = "Online Generalised Predictive Coding: reproduction of the study"
 MARKS = dict(zip(VERDICTS, ("✓", "◐", "✗", "–"), strict=True))
