@@ -286,6 +286,6 @@ def test_view_says_what_is_wrong_in_a_line(tmp_path):
     path = graph.run(np.ones((3, 3)), schedule).save(tmp_path / "run.nc")
     done = CliRunner().invoke(app, ["view", str(path), "--no-open"])
     assert done.exit_code == 2
-    assert done.stderr.startswith("pcnet: the error flow needs what was not recorded: messages")
+    assert done.stderr.startswith("pcnet: the error flow needs quantities that were not recorded: messages")
     assert len(done.stderr.splitlines()) == 1
     assert list(tmp_path.iterdir()) == [path]

@@ -49,8 +49,9 @@ class ErrorFlow:
         self.times: Array = self.result.times
         missing = self._missing()
         if missing:
+            names = ", ".join(missing)
             raise ResultError(
-                f"the error flow needs what was not recorded: {', '.join(missing)}; run with record=Record.flow()"
+                f"the error flow needs quantities that were not recorded: {names}; run with record=Record.flow()"
             )
 
     def _missing(self) -> list[str]:

@@ -141,4 +141,5 @@ def _draw_legend(ax: Axes, summary: GraphSummary, colours: Ink) -> Axes:
         marker = Path(np.concatenate([outline, outline[:1]]), closed=True)
         handles.append(Line2D([], [], linestyle="none", marker=marker, label=kind, **shape))
     columns = min(len(handles), 4)
-    return legend_above(ax, handles, columns, x=0.5, labelcolor=colours.line, handlelength=1.6, columnspacing=1.2)
+    spacing: Style = {"handlelength": 1.6, "handletextpad": 0.8, "labelspacing": 0.5, "columnspacing": 1.2}
+    return legend_above(ax, handles, columns, x=0.5, labelcolor=colours.line, borderaxespad=0.5, **spacing)

@@ -32,6 +32,7 @@ from pcnet.results.result import Result
 
 Element = int | tuple[int, ...]
 """A batch element: its index, or its flat index."""
+Labels = Sequence[str] | Mapping[str, Sequence[str]] | None
 
 BINS = 250
 """Free energies of runs longer than four times this are drawn by the mean and range of about this many bins."""
@@ -53,7 +54,7 @@ def panel(
     probability: float = 0.95,
     order: int = 0,
     dimensions: Sequence[int] | None = None,
-    labels: Sequence[str] | None = None,
+    labels: Labels = None,
 ) -> Axes:
     """Draw the nodes of one kind: means with credible intervals, and the truth where given.
 
@@ -68,7 +69,7 @@ def panel(
         probability: Probability of the credible interval.
         order: 0 is the value, 1 the velocity, and so on.
         dimensions: Channels to draw; at most six by default.
-        labels: One label per drawn channel.
+        labels: One label per drawn channel, or lists of labels by node.
     """
     names, single, series = _nodes(result, node, kind), result.single(element), list[Series]()
     for name in names:
@@ -80,11 +81,14 @@ def panel(
         dim, true = values["mean"].shape[-1], _truth_of(truth, name, names)
         find = _true_constants if quantities["mean"].ndim == 2 else _true_values
         curve = None if true is None else find(result, true, element, dim, name)
-        for i, label in enumerate(channel_names(name, dim)):
+        given = labels.get(name) if isinstance(labels, Mapping) else None
+        if given and len(given) != dim:
+            raise ResultError(f"{len(given)} labels are given for {dim} lines of {name!r}; give one label per line")
+        for i, label in enumerate(given or channel_names(name, dim)):
             own = None if curve is None else Curve(curve.times, curve.values[:, i])
             channels = {key: each[:, i] for key, each in values.items()}
             series.append(Series(name, label, colour_of(len(series)), **channels, truth=own))
-    chosen = _choose(series, dimensions, labels)
+    chosen = _choose(series, dimensions, None if isinstance(labels, Mapping) else labels)
     label = {"sensory": "sensation", "precision": "log-precision"}.get(kind, kind)
     label += f", derivative {order}" if order else ""
     label += f"\n{len(chosen)} of {len(series)}" if dimensions is None and len(chosen) < len(series) else ""
@@ -159,18 +163,14 @@ def overview(
         labels: Labels of the channels by node, for example {"theta": ["a₁₂", "a₁₃", "a₂₃"]}.
         dark: Use the dark theme.
     """
-    kinds, named = _kinds(result), dict(labels or {})
+    kinds = _kinds(result)
     by_name = dict(truth) if isinstance(truth, Mapping) else {}
     true_causes = {name: values for name, values in by_name.items() if kinds.get(name) == "cause"}
     true_states = {k: v for k, v in by_name.items() if k not in true_causes} if isinstance(truth, Mapping) else truth
-    banded: dict[str, Any] = {"element": element, "probability": probability}
+    options: dict[str, Any] = {"element": element, "probability": probability, "labels": labels or {}}
     truths = {"cause": true_causes or None, "sensory": None, "parameter": true_parameters, "precision": true_precisions}
-    drawn = {
-        kind: partial(panel, result, kind, truth=true, labels=_labels(result, kind, named), **banded)
-        for kind, true in truths.items()
-        if kind in kinds.values()
-    }
-    left = _state_panels(result, true_states, named, banded) if "state" in kinds.values() else []
+    drawn = {k: partial(panel, result, k, truth=t, **options) for k, t in truths.items() if k in kinds.values()}
+    left = _state_panels(result, true_states, options) if "state" in kinds.values() else []
     left += [drawn.pop("cause")] if "cause" in drawn else []
     right = [*drawn.values(), partial(free_energy, result, element=element)]
     columns: list[Sequence[Callable[..., Axes]]] = [left, right] if left else [right]
@@ -187,35 +187,24 @@ def overview(
     return figure
 
 
-def _state_panels(
-    result: Result, truth: Any, named: Mapping[str, Sequence[str]], options: Mapping[str, Any]
-) -> list[Callable[..., Axes]]:
+def _state_panels(result: Result, truth: Any, options: Mapping[str, Any]) -> list[Callable[..., Axes]]:
     """One panel per state channel if there are few, else one per node."""
     names = _nodes(result, None, "state")
     sizes = {name: result.mean(name).shape[-1] for name in names}
     truths = {name: _truth_of(truth, name, names) for name in names}
     if sum(sizes.values()) > MAX_STATE_PANELS:
-        return [partial(states, result, name, truths[name], labels=named.get(name), **options) for name in names]
+        return [partial(panel, result, "state", name, truths[name], **options) for name in names]
 
     def channel(name: str, dimension: int, ax: Axes) -> Axes:
-        label = named.get(name, channel_names(name, sizes[name]))[dimension]
-        states(result, name, truths[name], ax=ax, dimensions=[dimension], labels=[label], **options)
-        ax.set_ylabel(ax.get_ylabel().replace("state", label, 1))
+        panel(result, "state", name, truths[name], ax=ax, dimensions=[dimension], **options)
         legend = ax.get_legend()
-        if (name, dimension) != (names[0], 0) and legend is not None:
+        assert legend is not None
+        ax.set_ylabel(ax.get_ylabel().replace("state", legend.get_texts()[0].get_text(), 1))
+        if (name, dimension) != (names[0], 0):
             legend.remove()
         return ax
 
     return [partial(channel, name, i) for name in names for i in range(sizes[name])]
-
-
-def _labels(result: Result, kind: str, named: Mapping[str, Sequence[str]]) -> list[str] | None:
-    """Labels of all channels of the nodes of a kind, or None if none of these nodes has labels."""
-    names, quantity = _nodes(result, None, kind), "observation" if kind == "sensory" else "mean"
-    if not any(name in named for name in names):
-        return None
-    sizes = {name: result.get(name, quantity).shape[-1] for name in names}
-    return [label for name in names for label in named.get(name, channel_names(name, sizes[name]))]
 
 
 def _caption(result: Result, element: Element) -> str:

@@ -1,4 +1,4 @@
-"""Recording: what a run keeps, and how often."""
+"""Recording: which quantities a run keeps, and the table that holds them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from pcnet.errors import SettingError
 from pcnet.settings import settings
 
 ENERGY = "energy"
-"""The name under which free energy, accuracy and complexity are recorded, in total and of each node."""
+"""Quantity that stands for free energy, accuracy and complexity, in total and per node."""
 BLOCK, BLOCK_BYTES = 256, 2**20
-"""Raw values are transformed in blocks of so many, or of fewer if these take more bytes."""
+"""Raw values are transformed in blocks of at most this many rows and bytes (but at least one row)."""
 
 
 @settings
@@ -90,7 +90,7 @@ class Recorder:
         self._open.append(row)
 
     def keep_last(self, count: int) -> None:
-        """Forget blocks that lie wholly before the last so many rows."""
+        """Drop the blocks that lie entirely before the last `count` rows."""
         spare = len(self) - count
         while self._full and len(self._full[0][0]) <= spare:
             spare -= len(self._full.pop(0)[0])
@@ -142,7 +142,7 @@ class Recorder:
         self._open = []
 
     def _transformed(self, name: str) -> Tensor:
-        """What the open block holds of a quantity, (T, B, ...)."""
+        """Values of a quantity in the open block, (T, B, ...)."""
         i, transform = list(self.columns).index(name), self.columns[name].transform
         values = torch.stack([row.values[i] for row in self._open])
         if transform is not None:

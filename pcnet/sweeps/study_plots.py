@@ -173,7 +173,7 @@ def _set_ticks(ax: Axes, name: str, values: Sequence[Any]) -> None:
 
 
 def _norm(values: Array, score: str) -> Normalize:
-    """Logarithmic colour scale if scores differ in magnitude, so that the good ones can be told apart."""
+    """Logarithmic colour scale if scores differ in magnitude, so that good ones remain distinguishable."""
     finite = values[np.isfinite(values)]
     if not finite.size:
         return Normalize(0.0, 1.0)
