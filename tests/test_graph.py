@@ -59,7 +59,7 @@ def test_a_whole_graph_is_accepted_and_prints_as_a_summary():
 
 
 def test_mapping_to_the_wrong_dimension():
-    with refusal("mapping from 'x' to 'y'", "identity", "3 dimensions to 2", "via="):
+    with refusal("mapping from 'x' to 'y'", "identity", "3 dimensions into 2", "via="):
         whole(y=SensoryNode("y", dim=2, orders=2, dt=0.1)).check()
 
 

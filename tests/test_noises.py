@@ -124,8 +124,8 @@ def test_a_forecast_counts_what_is_not_known_of_parameters():
 
 
 @pytest.mark.parametrize("correlation_time", [0.3, Matern(0.3, 0.5)])
-def test_noise_that_lasts_is_no_obstacle_to_finding_the_first_state(smoothness):
-    model = pc.graphs.adaptive_filter(lambda x, _: -x, 2, DT, correlation_time=smoothness)
+def test_noise_that_lasts_is_no_obstacle_to_finding_the_first_state(correlation_time):
+    model = pc.graphs.adaptive_filter(lambda x, _: -x, 2, DT, correlation_time=correlation_time)
     session = model.graph.start(model.schedule).step([3.0, -1.0])
     np.testing.assert_allclose(session.mean("x")[0].numpy(), [3.0, -1.0], rtol=0.2)
 

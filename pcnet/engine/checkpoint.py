@@ -137,7 +137,7 @@ def resume(
         log = DivergenceLog(tuple(DivergenceEvent(*event) for event in about["events"]), stopped)
         relative = None if about["regular"] else state.dt / session.intervals
         rows = len(about["times"])
-        return Snapshot(about["tick"], state, Clock(*about["clock"]), relative, log, Outputs({}), None, rows)
+        return Snapshot(about["tick"], state, Clock(*about["clock"]), relative, log, Outputs({}), rows)
 
     try:
         session.restore(about["batch_shape"], snapshot)

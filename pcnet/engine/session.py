@@ -28,7 +28,7 @@ from pcnet.model.node import BatchSpec
 from pcnet.model.protocols import FitsRecordedData
 from pcnet.numerics.precision import Precision
 from pcnet.results.graph_summary import GraphSummary
-from pcnet.results.recorder import ENERGY, Column, Record, Recorder, Row
+from pcnet.results.recorder import ENERGY, Column, Record, Recorder
 from pcnet.results.result import Divergence, Result, Trace
 from pcnet.settings import broadcast
 
@@ -41,8 +41,7 @@ Watcher = Callable[[float, Tensor | None], None]
 class Snapshot(NamedTuple):
     """Where a session is: replaced as a whole by each observation, so that it is taken in completely or not at all.
 
-    tick: number of observations. relative_dt: of the last one. row: the last recorded row, and rows: how many there
-    are with it.
+    tick: number of observations. relative_dt: of the last one. rows: number of recorded rows.
     """
 
     tick: int
@@ -51,7 +50,6 @@ class Snapshot(NamedTuple):
     relative_dt: Tensor | None
     log: DivergenceLog
     outputs: Outputs
-    row: Row | None = None
     rows: int = 0
 
 
@@ -199,24 +197,19 @@ class Session:
         log = now.log.with_events(events, self.on_divergence == "stop") if events else now.log
         space.load(state.nodes, Now(state.time, dt, relative_dt))
         running = None if bool(state.running.all()) else state.running
-        following = Snapshot(now.tick + 1, state, clock, relative_dt, log, outputs, None, now.rows)
+        following = Snapshot(now.tick + 1, state, clock, relative_dt, log, outputs, now.rows)
         self._showing = following
         if (now.tick + 1) % self.record.every == 0 and self._recorder.columns:
-            row = self._recorder.read(clock.time, running)
-            following = following._replace(row=row, rows=now.rows + 1)
+            self._recorder.truncate(now.rows)  # after an interrupted tick
+            self._recorder.append(self._recorder.read(clock.time, running))
+            following = following._replace(rows=now.rows + 1)
         self._now = following
-        self._flush()
         for see in self.watchers:
             see(clock.time, running)
 
     def _tick(self, state: GraphState, inputs: Inputs) -> tuple[GraphState, Outputs]:
         """The tick itself; a subclass may override it to look on, as examples/benchmark_live.py does."""
         return tick(self._bound(), state, inputs, self._space)
-
-    def _flush(self) -> None:
-        """Append the last row to the recording, if that was interrupted or not done yet."""
-        if self._now.row is not None and len(self._recorder) < self._now.rows:
-            self._recorder.append(self._now.row)
 
     def _expanded(self, name: str, value: Tensor) -> Tensor:
         spec = self._bound().spec
@@ -373,7 +366,7 @@ class Session:
     def result(self) -> Result:
         """Everything that was recorded so far."""
         self._bound()
-        self._flush()
+        self._recorder.truncate(self._now.rows)
         return self.result_of(self._recorder)
 
     def result_of(self, recorder: Recorder, last: int | None = None) -> Result:
@@ -410,7 +403,7 @@ class Session:
         from pcnet.engine.checkpoint import save
 
         self._bound()
-        self._flush()
+        self._recorder.truncate(self._now.rows)
         return save(self, Path(path), recording)
 
     @property
@@ -447,7 +440,7 @@ class Session:
                 made._bind_to(self._program.spec.batch_shape)
                 made._now = self._now
                 made._load()
-            self._flush()
+            self._recorder.truncate(self._now.rows)
             made._recorder.restore(self._recorder.times, *self._recorder.state())
         return made
 

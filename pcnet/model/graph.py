@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import networkx as nx
 import torch
 
-from pcnet.errors import GraphError
+from pcnet.errors import GraphError, ScheduleError
 from pcnet.functions.base import Function, PlainFunction
 from pcnet.model.context import Neighbours
 from pcnet.model.links import AnyLink, Drives, Parametrises, Predicts, Weighs
@@ -186,6 +186,8 @@ class Graph:
         from pcnet.model.model import Model
         from pcnet.model.schedule import batch
 
+        if schedule is not None and not schedule.on_end:
+            raise ScheduleError(f"{schedule.name}: nothing is updated after a pass; use pcnet.batch(), or add on_end")
         return Model(self, batch() if schedule is None else schedule).fit(observations, **options)
 
     def draw(self, schedule: Schedule | None = None, *, ax: Axes | None = None, dark: bool = False) -> Axes:

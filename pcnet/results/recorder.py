@@ -66,6 +66,13 @@ class Row(NamedTuple):
     running: Tensor | None
 
 
+class _Held(NamedTuple):
+    """Blocks that are transformed, each with its times, and the rows of the open block."""
+
+    full: list[tuple[list[float], dict[str, Tensor]]]
+    open: list[Row]
+
+
 class Recorder:
     """A growing table of recorded quantities.
 
@@ -75,8 +82,7 @@ class Recorder:
 
     def __init__(self, columns: dict[str, Column]) -> None:
         self.columns = columns
-        self._full: list[tuple[list[float], dict[str, Tensor]]] = []
-        self._open: list[Row] = []
+        self._held = _Held([], [])
 
     def read(self, time: float, running: Tensor | None) -> Row:
         """The present values of all columns."""
@@ -84,46 +90,53 @@ class Recorder:
 
     def append(self, row: Row) -> None:
         """Add a row."""
-        first = self._open[0] if self._open else row
-        if not _same(row.running, first.running) or len(self._open) >= _block_size(first):
+        first = self._held.open[0] if self._held.open else row
+        if not _same(row.running, first.running) or len(self._held.open) >= _block_size(first):
             self._close()
-        self._open.append(row)
+        self._held.open.append(row)
+
+    def truncate(self, length: int) -> None:
+        """Drop a row that was appended beyond this length by a tick that was interrupted."""
+        while len(self) > length and self._held.open:
+            self._held.open.pop()
 
     def keep_last(self, count: int) -> None:
         """Drop the blocks that lie entirely before the last `count` rows."""
         spare = len(self) - count
-        while self._full and len(self._full[0][0]) <= spare:
-            spare -= len(self._full.pop(0)[0])
+        while self._held.full and len(self._held.full[0][0]) <= spare:
+            spare -= len(self._held.full.pop(0)[0])
 
     def __len__(self) -> int:
-        return sum(len(times) for times, _ in self._full) + len(self._open)
+        return sum(len(times) for times, _ in self._held.full) + len(self._held.open)
 
     @property
     def times(self) -> list[float]:
         """The time of each row."""
-        return [t for times, _ in self._full for t in times] + [row.time for row in self._open]
+        return [t for times, _ in self._held.full for t in times] + [row.time for row in self._held.open]
 
     @property
     def nbytes(self) -> int:
         """Bytes of the rows that are not transformed yet."""
-        return sum(value.numel() * value.element_size() for row in self._open for value in row.values)
+        return sum(value.numel() * value.element_size() for row in self._held.open for value in row.values)
 
     def tensor(self, name: str) -> Tensor | None:
         """A quantity at all times, (T, B, ...), or None if nothing was recorded."""
-        blocks = [values[name] for _, values in self._full]
-        if self._open:
+        blocks = [values[name] for _, values in self._held.full]
+        if self._held.open:
             blocks.append(self._transformed(name))
         return torch.cat(blocks) if blocks else None
 
     # --- saving --------------------------------------------------------------------------------------------------
     def state(self) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor | None]:
         """Transformed values and raw values of the open block by name, (T, B, ...) each, and `running` of the block."""
-        full = {name: torch.cat([values[name] for _, values in self._full]) for name in self.columns if self._full}
+        full = {
+            name: torch.cat([values[name] for _, values in self._held.full]) for name in self.columns if self._held.full
+        }
         raw = {}
-        if self._open:
+        if self._held.open:
             for i, name in enumerate(self.columns):
-                raw[name] = torch.stack([row.values[i] for row in self._open])
-        return full, raw, self._open[0].running if self._open else None
+                raw[name] = torch.stack([row.values[i] for row in self._held.open])
+        return full, raw, self._held.open[0].running if self._held.open else None
 
     def restore(
         self, times: Sequence[float], full: dict[str, Tensor], raw: dict[str, Tensor], running: Tensor | None
@@ -131,24 +144,23 @@ class Recorder:
         """Continue from a `state` with these times."""
         count = len(next(iter(raw.values()))) if raw else 0
         done = len(times) - count
-        self._full = [(list(times[:done]), full)] if done else []
+        blocks = [(list(times[:done]), full)] if done else []
         rows = zip(*(raw[name].unbind() for name in self.columns), strict=True) if raw else ()
-        self._open = [Row(t, values, running) for t, values in zip(times[done:], rows, strict=True)]
+        self._held = _Held(blocks, [Row(t, values, running) for t, values in zip(times[done:], rows, strict=True)])
 
     # --- blocks --------------------------------------------------------------------------------------------------
     def _close(self) -> None:
-        block = [row.time for row in self._open], {name: self._transformed(name) for name in self.columns}
-        self._full.append(block)
-        self._open = []
+        block = [row.time for row in self._held.open], {name: self._transformed(name) for name in self.columns}
+        self._held = _Held([*self._held.full, block], [])  # in one assignment, for the sake of interrupts
 
     def _transformed(self, name: str) -> Tensor:
         """Values of a quantity in the open block, (T, B, ...)."""
         i, transform = list(self.columns).index(name), self.columns[name].transform
-        values = torch.stack([row.values[i] for row in self._open])
+        values = torch.stack([row.values[i] for row in self._held.open])
         if transform is not None:
             found = transform(values.flatten(0, 1))
             values = found.view(*values.shape[:2], *found.shape[1:])
-        running = self._open[0].running
+        running = self._held.open[0].running
         if running is not None:
             values = torch.where(running.view(-1, *(1,) * (values.dim() - 2)), values, torch.nan)
         return values.cpu()

@@ -1,0 +1,144 @@
+"""Sensory nodes with a likelihood of one's own, against a filter on a grid and against the Gaussian sensory node."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import pcnet as pc
+from pcnet.errors import GraphError, SettingError
+from pcnet.nodes import GeneralisedStateNode, KalmanStateNode, LikelihoodNode, PrecisionNode, SensoryNode
+from pcnet.numerics.kernels import White
+from pcnet.settings import settings
+
+
+@settings
+class PoissonNode(LikelihoodNode):
+    """Counts whose log-rate is predicted."""
+
+    def log_likelihood(self, y, prediction, log_precision):
+        return y * prediction - prediction.exp() - torch.lgamma(y + 1)
+
+
+@settings
+class NormalNode(LikelihoodNode):
+    """The Gaussian likelihood, written out."""
+
+    def log_likelihood(self, y, prediction, log_precision):
+        squares = (y - prediction) ** 2 * log_precision.exp()
+        return 0.5 * (log_precision - squares - math.log(2 * math.pi))
+
+
+def walk(samples=150, seed=0):
+    rng = np.random.default_rng(seed)
+    log_rate = 1.5 + np.cumsum(0.1 * rng.normal(size=samples))
+    return log_rate, rng.poisson(np.exp(log_rate)).astype(float)
+
+
+def kalman_graph(sensor, weighed=False, **options):
+    x = KalmanStateNode("x", dim=1, flow=lambda x, theta: 0 * x, learn_noise=False, **options)
+    graph = pc.Graph()
+    graph.predicts(x, sensor)
+    graph.weighs(PrecisionNode("noise_x", prior_precision=100.0, sd=1e-6, kernel=White()), x)
+    if weighed:
+        graph.weighs(PrecisionNode("noise_y", prior_precision=4.0, sd=0.5, kernel=White()), sensor)
+    return graph
+
+
+def grid_filter(counts, mean, sd, step_sd):
+    """Posterior means and the log-evidence of a random walk of the log-rate, by quadrature on a grid."""
+    grid = np.linspace(-3, 6, 3001)
+    p = np.exp(-0.5 * ((grid - mean) / sd) ** 2)
+    p /= p.sum()
+    kernel = np.exp(-0.5 * ((grid[:, None] - grid) / step_sd) ** 2)
+    kernel /= kernel.sum(0)
+    means, sds, evidence = [], [], 0.0
+    for y in counts:
+        p = kernel @ p
+        joint = p * (1.0 if np.isnan(y) else np.exp(y * grid - np.exp(grid) - math.lgamma(y + 1)))
+        evidence += math.log(joint.sum())
+        p = joint / joint.sum()
+        means.append((p * grid).sum())
+        sds.append(math.sqrt((p * (grid - means[-1]) ** 2).sum()))
+    return np.array(means), np.array(sds), evidence
+
+
+def test_counts_below_a_kalman_state_are_filtered_as_on_a_grid():
+    log_rate, counts = walk()
+    counts[[20, 21, 22]] = np.nan
+    graph = kalman_graph(PoissonNode("y", dim=1, orders=1, dt=1.0), initial_mean=[1.5], initial_sd=0.5)
+    result = graph.run(counts, pc.states_only())
+    means, sds, evidence = grid_filter(counts, 1.5, 0.5, 0.1)
+    found, sd = result.mean("x")[:, 0, 0], result.sd("x")[:, 0, 0]
+    assert (np.abs(found - means) < 0.35 * sds).all()  # mode and mean of a skewed posterior differ
+    np.testing.assert_allclose(sd, sds, rtol=0.1)
+    assert result.free_action == pytest.approx(-evidence, rel=1e-3)
+    assert (np.abs(found - log_rate) < 2 * sd).mean() > 0.85
+
+
+def test_a_gaussian_likelihood_is_the_gaussian_node():
+    """Below a Kalman state the Laplace update of a Gaussian likelihood is the Kalman update, and so is its evidence."""
+    y = walk()[0]
+    y[7] = np.nan
+    results = [
+        kalman_graph(kind("y", dim=1, orders=1, dt=1.0), weighed=True).run(y, pc.states_only())
+        for kind in (NormalNode, SensoryNode)
+    ]
+    for quantity in ("mean", "sd"):
+        ours, theirs = (result.get("x", quantity) for result in results)
+        np.testing.assert_allclose(ours, theirs, rtol=1e-10)
+    assert results[0].free_action == pytest.approx(results[1].free_action, rel=1e-12)
+
+
+@pytest.mark.parametrize("node", ["x", "noise_y"])
+def test_gradients_below_a_generalised_state_are_those_of_the_energy(node):
+    """Central differences of the log-likelihood with respect to the prediction and the log-precision."""
+    x = GeneralisedStateNode("x", dim=2, orders=1, flow=lambda x, theta: -x, initial_mean=[[0.3, -0.4]])
+    sensor = NormalNode("y", dim=2, orders=1, dt=0.1)
+    graph = pc.Graph()
+    graph.predicts(x, sensor)
+    graph.weighs(PrecisionNode("noise_x", prior_precision=3.0, sd=0.5, correlation_time=0.3), x)
+    graph.weighs(PrecisionNode("noise_y", prior_precision=2.0, sd=0.5, kernel=White()), sensor)
+    session = graph.start(pc.Schedule(acts=(pc.act("observe", "sensory"),)), record=())
+    session.step([1.0, 0.5])
+
+    def energy(mean):
+        states = session.state.nodes
+        session.replace_nodes({node: states[node]._replace(mean=mean)})
+        total = sum(each.energy(session.context(name)).free or 0.0 for name, each in graph.nodes.items())
+        session.replace_nodes(states)
+        return float(total)
+
+    with torch.inference_mode():
+        mean = session.state.nodes[node].mean
+        gradient = graph[node].gradient(session.context(node))[0]
+        for i in range(len(gradient)):
+            step = torch.zeros_like(mean)
+            step.view(-1)[i] = 1e-5
+            slope = (energy(mean + step) - energy(mean - step)) / 2e-5
+            assert gradient[i].item() == pytest.approx(slope, rel=1e-6, abs=1e-8)
+
+
+def test_the_noise_level_of_a_likelihood_is_learned():
+    """Below a generalised state that is pinned, the level of the noise is found."""
+    rng = np.random.default_rng(1)
+    x = GeneralisedStateNode("x", dim=1, orders=1, flow=lambda x, theta: -x, initial_mean=[[0.0]])
+    sensor = NormalNode("y", dim=1, orders=1, dt=1.0)
+    graph = pc.Graph()
+    graph.predicts(x, sensor)
+    graph.weighs(PrecisionNode("noise_x", prior_precision=1e8, sd=0.1, correlation_time=1.0), x)
+    noise = PrecisionNode(
+        "noise_y", prior_precision=1.0, sd=2.0, kernel=White(), estimator=pc.estimators.NoiseScoring()
+    )
+    graph.weighs(noise, sensor)
+    result = graph.run(0.2 * rng.normal(size=2000), pc.odem(every=20))
+    assert math.exp(-0.5 * result.mean("noise_y")[-1, 0]) == pytest.approx(0.2, rel=0.1)
+
+
+def test_mistakes_are_named():
+    with pytest.raises(SettingError, match="use orders=1"):
+        PoissonNode("y", dim=1, orders=2, dt=1.0)
+    graph = kalman_graph(PoissonNode("y", dim=2, orders=1, dt=1.0))
+    with pytest.raises(GraphError, match="mapping from 'x' to 'y'"):
+        graph.check()
