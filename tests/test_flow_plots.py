@@ -58,14 +58,14 @@ def test_a_graph_has_a_shape_for_each_node_and_two_arrows_for_each_link():
 
 
 def test_predictions_point_down_and_errors_up():
-    ax = odem()[0].draw()
+    ax = odem().graph.draw()
     for colour, sign in ((LIGHT.prediction, -1), (LIGHT.error, 1)):
         steps = [np.subtract(*a._posA_posB[::-1])[1] for a in arrows(ax, colour)]
         assert [s for s in steps if abs(s) > 1e-9] == pytest.approx([sign * abs(max(steps, key=abs))])
 
 
 def test_an_empty_graph_is_not_drawn():
-    with pytest.raises(GraphError, match="add nodes first"):
+    with pytest.raises(GraphError, match="add nodes before drawing it"):
         pc.Graph().draw()
 
 

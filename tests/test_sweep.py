@@ -148,8 +148,8 @@ def test_observations_of_any_kind(seen):
 
 
 def test_odem_is_the_schedule_unless_build_brings_one():
-    study = sweep({"kappa": [0.5]}, SEEN, build=lambda kappa: build(kappa)[0])
-    expected = build(0.5)[0].run(SEEN, schedule=pc.odem()).free_action
+    study = sweep({"kappa": [0.5]}, SEEN, build=lambda kappa: build(kappa).graph)
+    expected = build(0.5).graph.run(SEEN, schedule=pc.odem()).free_action
     np.testing.assert_allclose(study.to_dataframe()["free_action"], expected, rtol=1e-12)
 
 
@@ -183,7 +183,7 @@ WAVES = 3 * np.sin(np.arange(60.0) / 10)[:, None] * np.ones(3)
 
 
 def runaway(rate):
-    return odem(rate=rate)[0], pc.odem(every=1)
+    return odem(rate=rate).graph, pc.odem(every=1)
 
 
 def test_what_diverges_is_a_result_and_leaves_its_neighbours_alone():
@@ -525,7 +525,7 @@ def test_memory_stays_within_about_the_budget():
         ({"grid": {"kapa": [1.0]}}, TypeError, "kapa"),
         ({"grid": {"kappa": [-1.0]}}, SettingError, "kappa"),
         ({"build": lambda **_: None}, StudyError, "build must return a model.*it returned None"),
-        ({"build": lambda **_: (build()[0], "odem")}, StudyError, "a graph and a schedule"),
+        ({"build": lambda **_: (build().graph, "odem")}, StudyError, "a graph and a schedule"),
         ({"build": lambda **_: build(kappa=[1.0, 0.5])}, StudyError, r"batch dimensions \(2,\).*single numbers"),
         ({"build": build()}, StudyError, "build must be a function of settings, not Model"),
         ({"observations": SEEN[:, 0]}, StudyError, r"\(T, dim\) or \(replicates, T, dim\)"),
