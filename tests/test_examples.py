@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.usefixtures("kinds_restored")
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 

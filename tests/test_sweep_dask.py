@@ -183,7 +183,7 @@ def test_an_error_on_a_worker_comes_back(cluster):
 
 
 def test_what_workers_lack_is_named(cluster, tmp_path, monkeypatch):
-    text = "from pcnet.graphs import paper\n\ndef build(kappa):\n    return odem()\n"
+    text = "from pcnet.graphs import odem\n\ndef build(kappa):\n    return odem()\n"
     (tmp_path / "only_here.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
     import only_here

@@ -173,7 +173,7 @@ def test_a_stack_without_parameters_below_is_refused():
         hierarchy(Level(Linear([[0.0]]), 1), Level(Linear([[0.0]]), 1), dt=0.1)
     with pytest.raises(SettingError, match="at least one Level"):
         hierarchy(dt=0.1)
-    with pytest.raises(SettingError, match="both mean and sd"):
+    with pytest.raises(SettingError, match="both parameter_mean and parameter_sd"):
         Level(CRUISE, 1, parameter_mean=[0.0])
 
 
