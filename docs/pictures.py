@@ -244,7 +244,7 @@ def learning() -> Figure:
 def study() -> Figure:
     priors = {"lotka_volterra": {"mean": [0.3, -0.2, 0.3], "sd": 0.25}, "lorenz": {"mean": [30.0], "sd": 9.0}}
 
-    def build(model: str, precision_x: float, precision_y: float) -> pc.Model:
+    def build(model: str, precision_x: float, precision_y: float) -> pc.graph.Model:
         expected = {"expected_precision_x": precision_x, "expected_precision_y": precision_y}
         return adaptive_filter(getattr(pc.systems, model), 3, 0.01, **priors[model], **expected, sd_lambda=0.1)
 

@@ -60,7 +60,7 @@ def world(a12: Tensor, width: float, seeds: list[int]) -> Tensor:
     return torch.stack(states, 1) + w
 
 
-def one_tier(smoothness: float | None) -> pc.Model:
+def one_tier(smoothness: float | None) -> pc.graph.Model:
     """a₁₂ as a parameter, under a batch of rates of forgetting; for worlds of several kinds and seeds."""
     x, y = KalmanStateNode("x1", dim=3, flow=FLOW), SensoryNode("y", dim=3, orders=1, dt=DT)
     a12 = ParameterNode("theta1", mean=[0.2], sd=0.2, estimator=Newton(forgetting_factor=FORGETTING[:, None, None]))
@@ -75,14 +75,14 @@ def one_tier(smoothness: float | None) -> pc.Model:
                 sd=2.0,
                 kernel=kernel_of(smoothness),
                 channels="shared",
-                estimator=noise_estimator(process=node is x),
+                estimator=noise_estimator(steady=node is x),
             ),
             node,
         )
-    return pc.Model(graph, adaptive_filtering(EVERY))
+    return pc.graph.Model(graph, adaptive_filtering(EVERY))
 
 
-def categories(smoothness: float | None, lasts: float | None = None) -> pc.Model:
+def categories(smoothness: float | None, lasts: float | None = None) -> pc.graph.Model:
     """One of three values at a time, which last for about so long; or which may become another at any time."""
     steps = None if lasts is None else lasts / (EVERY * DT)
     how: dict[str, Any] = (
@@ -106,7 +106,7 @@ def categories(smoothness: float | None, lasts: float | None = None) -> pc.Model
     )
 
 
-def oscillator(smoothness: float | None, period: float) -> pc.Model:
+def oscillator(smoothness: float | None, period: float) -> pc.graph.Model:
     """A constant and a swing above, both unknown, and a period that is only nearly known."""
     omega = 2 * math.pi / period
     return hierarchy(

@@ -44,7 +44,7 @@ class StudentTSensoryNode(SensoryNode):
                 f"the channels of {self.title} have distributions of their own; {link.parent.name!r} couples them"
             )
 
-    def error(self, local: NodeContext, link: Link) -> Error[Any]:
+    def err(self, local: NodeContext, link: Link) -> Error[Any]:
         work = self.work(local)
         q = quadratic(work.weighted, work.error)
         nu, k = torch.as_tensor(self.degrees).to(q), local.belief.seen  # how many orders of each channel are there
