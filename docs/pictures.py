@@ -1,7 +1,7 @@
-"""Makes the pictures of the documentation, anew and by the code that the pages speak of.
+"""Make the pictures of the documentation.
 
-Run it:  python docs/pictures.py [names]            (a few minutes; all of them unless named)
-Pictures go to docs/pictures as PNG files of few colours, so that the repository stays small.
+Run:  python docs/pictures.py [names]            (all of them unless named; a few minutes)
+The pictures go to docs/pictures as PNG files with 256 colours, to keep the repository small.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from matplotlib.figure import Figure
+from matplotlib.patches import FancyBboxPatch
 from PIL import Image
 
 import pcnet as pc
@@ -26,7 +27,7 @@ from pcnet.results.drawing import COLOURS
 
 HERE = Path(__file__).parent
 EXAMPLES = HERE.parent / "examples"
-WIDTH = 1000  # pixels at most
+WIDTH = 1000  # largest width in pixels
 PICTURES: dict[str, Callable[[], Figure | Path]] = {}
 
 
@@ -35,8 +36,8 @@ def picture(make: Callable[[], Figure | Path]) -> Callable[[], Figure | Path]:
     return make
 
 
-def keep(name: str, made: Figure | Path) -> Path:
-    """A figure or a file as a small PNG."""
+def store(name: str, made: Figure | Path) -> Path:
+    """Store a figure or an image file as a small PNG."""
     if isinstance(made, Figure):
         buffer = io.BytesIO()
         made.savefig(buffer, dpi=110, facecolor="white")
@@ -47,7 +48,13 @@ def keep(name: str, made: Figure | Path) -> Path:
     if image.width > WIDTH:
         image = image.resize((WIDTH, round(image.height * WIDTH / image.width)), Image.Resampling.LANCZOS)
     path = HERE / "pictures" / f"{name}.png"
-    image.quantize(256, kmeans=3, dither=Image.Dither.NONE).save(path, optimize=True)
+    # a strip of the line colours makes the quantiser keep them where few pixels have them
+    extended = Image.new("RGB", (image.width, image.height + 16), "white")
+    extended.paste(image)
+    for i, colour in enumerate(COLOURS):
+        extended.paste(colour, (80 * i, image.height, 80 * (i + 1), image.height + 16))
+    small = extended.quantize(256, kmeans=3, dither=Image.Dither.NONE)
+    small.crop((0, 0, image.width, image.height)).save(path, optimize=True)
     return path
 
 
@@ -56,17 +63,14 @@ def populations(samples: int = 2000) -> pc.simulate.Simulation:
 
 
 def tracked(samples: int = 2000) -> pc.Result:
-    graph, schedule = adaptive_filter(
-        pc.systems.lotka_volterra, 3, 0.01, parameter_mean=[0.3, -0.2, 0.3], parameter_sd=0.25
-    )
-    return graph.run(populations(samples).observations, schedule=schedule)
+    model = adaptive_filter(pc.systems.lotka_volterra, 3, 0.01, parameter_mean=[0.3, -0.2, 0.3], parameter_sd=0.25)
+    return model.run(populations(samples).observations)
 
 
-# --- what predictive coding is ---------------------------------------------------------------------------------------
+# --- predictive coding -----------------------------------------------------------------------------------------------
 @picture
 def loop() -> Figure:
-    graph, _ = odem("glv")
-    return graph.draw().figure
+    return odem("glv").graph.draw().figure
 
 
 @picture
@@ -74,17 +78,17 @@ def precision() -> Figure:
     figure = Figure(figsize=(9, 3), layout="constrained")
     at = np.linspace(-2, 6, 500)
 
-    def bell(mean: float, precision: float) -> np.ndarray:
+    def density(mean: float, precision: float) -> np.ndarray:
         return np.sqrt(precision / (2 * np.pi)) * np.exp(-0.5 * precision * (at - mean) ** 2)
 
-    for ax, trust in zip(figure.subplots(1, 2, sharey=True), (0.5, 4.0), strict=True):
-        mean = (1 * 1 + trust * 3) / (1 + trust)
-        curves = {"prediction": (1, 1.0), "observation": (3, trust), "belief": (mean, 1 + trust)}
-        for i, (name, (middle, exact)) in enumerate(curves.items()):
-            style = "-" if name == "belief" else "--"
-            ax.plot(at, bell(middle, exact), style, color=COLOURS[i], label=name)
-        ax.fill_between(at, bell(mean, 1 + trust), color=COLOURS[2], alpha=0.15)
-        ax.set(title=f"precision of the observation: {trust:g}", xlabel="value", yticks=[])
+    for ax, observed in zip(figure.subplots(1, 2, sharey=True), (0.5, 4.0), strict=True):
+        mean = (1 * 1 + observed * 3) / (1 + observed)
+        curves = {"prediction": (1, 1.0), "observation": (3, observed), "posterior": (mean, 1 + observed)}
+        for i, (name, (centre, precise)) in enumerate(curves.items()):
+            style = "-" if name == "posterior" else "--"
+            ax.plot(at, density(centre, precise), style, color=COLOURS[i], label=name)
+        ax.fill_between(at, density(mean, 1 + observed), color=COLOURS[2], alpha=0.15)
+        ax.set(title=f"precision of the observation: {observed:g}", xlabel="value", yticks=[])
         ax.spines[["top", "right", "left"]].set_visible(False)
     ax.legend(frameon=False)
     return figure
@@ -95,7 +99,7 @@ def motion() -> Figure:
     figure = Figure(figsize=(9, 3.4), layout="constrained")
     ax = figure.subplots()
     t, now = np.linspace(0, 6, 400), 0.9
-    ax.plot(t, np.sin(t) + 0.3 * np.sin(2.2 * t), color="0.2", linewidth=3, alpha=0.35, label="what happens")
+    ax.plot(t, np.sin(t) + 0.3 * np.sin(2.2 * t), color="0.2", linewidth=3, alpha=0.35, label="trajectory")
     orders = [
         np.sin(now) + 0.3 * np.sin(2.2 * now),
         np.cos(now) + 0.66 * np.cos(2.2 * now),
@@ -104,9 +108,9 @@ def motion() -> Figure:
     names = ("value", "value and velocity", "value, velocity and acceleration")
     for i, (name, span) in enumerate(zip(names, (0.8, 0.8, 1.3), strict=True)):
         near = t[abs(t - now) < span]
-        ahead = near - now
-        said = sum(orders[k] * ahead**k / (1, 1, 2)[k] for k in range(i + 1)) + 0 * near
-        ax.plot(near, said, color=COLOURS[i], linewidth=2, label=name)
+        lag = near - now
+        taylor = sum(orders[k] * lag**k / (1, 1, 2)[k] for k in range(i + 1)) + 0 * near
+        ax.plot(near, taylor, color=COLOURS[i], linewidth=2, label=name)
     ax.plot(now, orders[0], "o", color="black", zorder=5)
     ax.annotate("now", (now, orders[0]), (4, -16), textcoords="offset points")
     ax.set(xlabel="time", ylabel="state")
@@ -117,8 +121,7 @@ def motion() -> Figure:
 
 @picture
 def energy() -> Figure:
-    graph, plan = odem("glv")
-    result = graph.run(populations(1000).observations, schedule=plan)
+    result = odem("glv").run(populations(1000).observations)
     figure = Figure(figsize=(9, 3), layout="constrained")
     ax = figure.subplots()
     parts = {"free energy": result.free_energy, "complexity": result.complexity, "−accuracy": -result.accuracy}
@@ -133,7 +136,7 @@ def energy() -> Figure:
     return figure
 
 
-# --- the first steps -------------------------------------------------------------------------------------------------
+# --- guide -----------------------------------------------------------------------------------------------------------
 @picture
 def quickstart() -> Figure:
     return tracked().plot(truth=populations().states)
@@ -152,23 +155,23 @@ def sensors() -> Figure:
     return graph.draw().figure
 
 
-def swing(x: torch.Tensor, theta: torch.Tensor) -> torch.Tensor:
+def oscillator(x: torch.Tensor, theta: torch.Tensor) -> torch.Tensor:
     return torch.stack([x[..., 1], -theta[..., 0] * x[..., 0]], -1)
 
 
 @picture
 def drift() -> Figure:
     dt, count = 0.05, 4000
-    times, draw = dt * np.arange(count), np.random.default_rng(0)
+    times, rng = dt * np.arange(count), np.random.default_rng(0)
     stiffness = 2.0 + np.sin(2 * np.pi * times / 100)
-    position, velocity, seen = 1.0, 0.0, []
+    position, velocity, observations = 1.0, 0.0, []
     for k in stiffness:
-        seen.append([position + 0.1 * draw.normal()])
-        velocity += dt * (-k * position + 0.1 * draw.normal())
+        observations.append([position + 0.1 * rng.normal()])
+        velocity += dt * (-k * position + 0.1 * rng.normal())
         position += dt * velocity
-    graph, schedule = hierarchy(
+    model = hierarchy(
         Level(
-            swing,
+            oscillator,
             2,
             mapping=pc.systems.linear([[1.0, 0.0]]),
             parameter_mean=[2.0],
@@ -181,12 +184,12 @@ def drift() -> Figure:
         expected_precision_y=10.0,
         every=20,
     )
-    result = graph.run(seen, schedule=schedule)
+    result = model.run(observations)
     mean, sd = result.mean("x2").reshape(count), result.sd("x2").reshape(count)
     figure = Figure(figsize=(9, 4.2), layout="constrained")
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=[1, 2])
-    above.plot(times, seen, ".", markersize=1, color="0.5")
-    above.set(ylabel="position seen")
+    above.plot(times, observations, ".", markersize=1, color="0.5")
+    above.set(ylabel="observed position")
     below.plot(times, stiffness, color="black", linewidth=1, label="true stiffness")
     below.plot(times, mean, color=COLOURS[0], label="state of the second level")
     below.fill_between(times, mean - 1.96 * sd, mean + 1.96 * sd, color=COLOURS[0], alpha=0.2, label="95 % interval")
@@ -207,7 +210,7 @@ def schedule() -> Figure:
         due = ticks[(ticks + 1) % int(act.clock.every) == 0]
         slow = int(act.clock.every) > 1
         ax.plot(due + 1, np.full(len(due), row), "s", markersize=9, color=COLOURS[1 if slow else 0])
-    ax.set(yticks=range(len(lines)), yticklabels=[f"{', '.join(act.who)}: {act.verb}" for act in lines])
+    ax.set(yticks=range(len(lines)), yticklabels=[f"{', '.join(act.nodes)}: {act.action}" for act in lines])
     ax.set(xlabel="observation", xticks=range(1, 25), ylim=(len(lines) - 0.5, -0.5))
     ax.grid(axis="x", alpha=0.2)
     ax.tick_params(length=0)
@@ -216,13 +219,60 @@ def schedule() -> Figure:
 
 
 @picture
+def tick() -> Figure:
+    """The journey of one observation."""
+    figure = Figure(figsize=(10, 5.4), layout="constrained")
+    ax = figure.subplots()
+    ax.set(xlim=(0, 10), ylim=(0, 5.4))
+    ax.axis("off")
+
+    def box(x: float, y: float, w: float, h: float, title: str, text: str = "", colour: str = "#FFFFFF") -> None:
+        ax.add_patch(FancyBboxPatch((x, y), w, h, boxstyle="round,pad=0.04", facecolor=colour, edgecolor="#555555"))
+        ax.text(x + w / 2, y + h - 0.12, title, ha="center", va="top", fontsize=10, weight="bold")
+        ax.text(x + w / 2, y + h - 0.42, text, ha="center", va="top", fontsize=8.5, linespacing=1.4)
+
+    def arrow(start: tuple[float, float], end: tuple[float, float], text: str = "", colour: str = "#333333") -> None:
+        ax.annotate("", end, start, arrowprops={"arrowstyle": "-|>", "color": colour, "lw": 1.5})
+        middle = ((start[0] + end[0]) / 2 + 0.06, (start[1] + end[1]) / 2)
+        ax.text(*middle, text, fontsize=8.5, color=colour, va="center")
+
+    box(0.1, 4.2, 1.9, 1.0, "Session.step(y, t)", "read y, advance the clock\n(inputs, clock)")
+    box(0.1, 2.5, 1.9, 1.1, "Program", "constants, links,\nactions that are due")
+    box(0.1, 0.9, 1.9, 1.1, "GraphState", "one tree of tensors:\nx, y, theta, noise, time")
+    ax.add_patch(
+        FancyBboxPatch((2.75, 0.35), 4.3, 4.85, boxstyle="round,pad=0.04", facecolor="#EEF3FA", edgecolor="#0072B2")
+    )
+    ax.text(4.9, 5.08, "tick(program, state, inputs)", ha="center", va="top", fontsize=11, weight="bold")
+    box(3.0, 3.75, 1.75, 0.85, "precision", "update, renew_prior", "#F7E3F0")
+    box(5.05, 3.75, 1.75, 0.85, "parameter", "update, renew_prior", "#FBEBD5")
+    box(3.0, 2.05, 3.8, 0.95, "state", "predict, update, update_covariance", "#DDEEE6")
+    box(3.0, 0.55, 3.8, 0.85, "sensory", "observe", "#DCE9F5")
+    for x in (3.6, 5.65):
+        arrow((x, 3.65), (x, 3.12), "Π̃" if x < 4 else "θ", COLOURS[0])
+        arrow((x + 0.65, 3.12), (x + 0.65, 3.65), "ξ", COLOURS[1])
+    arrow((4.3, 1.95), (4.3, 1.5), "prediction g̃(x)", COLOURS[0])
+    arrow((6.2, 1.5), (6.2, 1.95), "error ξ", COLOURS[1])
+    box(7.8, 4.2, 2.1, 1.0, "Outputs", "energies by node, failures")
+    box(7.8, 2.5, 2.1, 1.1, "resolve", "diverged elements:\nraise, stop, hold, reset")
+    box(7.8, 0.9, 2.1, 1.1, "Snapshot", "replaced in one assignment;\nthen recorder, watchers")
+    arrow((2.08, 4.7), (2.7, 4.7))
+    arrow((2.08, 3.05), (2.7, 3.05))
+    arrow((2.08, 1.45), (2.7, 1.45))
+    arrow((7.1, 4.7), (7.75, 4.7))
+    arrow((7.1, 3.05), (7.75, 3.05), "")
+    arrow((8.85, 4.1), (8.85, 3.7))
+    arrow((8.85, 2.42), (8.85, 2.08))
+    ax.annotate(
+        "", (1.05, 0.82), (8.85, 0.82), arrowprops={"arrowstyle": "-|>", "connectionstyle": "arc3,rad=-0.13", "lw": 1.5}
+    )
+    ax.text(7.35, 0.03, "the next observation", fontsize=8.5, ha="center")
+    return figure
+
+
+@picture
 def learning() -> Figure:
     world = populations(4000)
-    graph, plan = odem("glv")
-    runs = {
-        "the paper's rules": graph.run(world.observations, schedule=plan),
-        "carried beliefs (triple)": tracked(4000),
-    }
+    runs = {"ODEM": odem("glv").run(world.observations), "adaptive filter": tracked(4000)}
     figure = Figure(figsize=(9, 3.4), layout="constrained")
     for ax, (name, result) in zip(figure.subplots(1, 2, sharey=True), runs.items(), strict=True):
         mean, sd = result.mean("theta"), result.sd("theta")
@@ -242,9 +292,12 @@ def learning() -> Figure:
 # --- more ------------------------------------------------------------------------------------------------------------
 @picture
 def study() -> Figure:
-    priors = {"lotka_volterra": {"mean": [0.3, -0.2, 0.3], "sd": 0.25}, "lorenz": {"mean": [30.0], "sd": 9.0}}
+    priors = {
+        "lotka_volterra": {"parameter_mean": [0.3, -0.2, 0.3], "parameter_sd": 0.25},
+        "lorenz": {"parameter_mean": [30.0], "parameter_sd": 9.0},
+    }
 
-    def build(model: str, precision_x: float, precision_y: float) -> pc.graph.Model:
+    def build(model: str, precision_x: float, precision_y: float) -> pc.Model:
         expected = {"expected_precision_x": precision_x, "expected_precision_y": precision_y}
         return adaptive_filter(getattr(pc.systems, model), 3, 0.01, **priors[model], **expected, sd_lambda=0.1)
 
@@ -260,10 +313,10 @@ def study() -> Figure:
 
 @picture
 def forecast() -> Figure:
-    turn, sight = pc.systems.linear([[0.0, 1.0], [-1.0, -0.05]]), pc.systems.linear([[1.0, 0.0]])
+    flow, mapping = pc.systems.linear([[0.0, 1.0], [-1.0, -0.05]]), pc.systems.linear([[1.0, 0.0]])
     world = pc.simulate.simulate(
-        turn,
-        mapping=sight,
+        flow,
+        mapping=mapping,
         initial=[2.0, 0.0],
         samples=700,
         dt=0.05,
@@ -272,25 +325,23 @@ def forecast() -> Figure:
         width=0.3,
         seed=3,
     )
-    graph, plan = adaptive_filter(
-        turn, 2, 0.05, mapping=sight, channels=1, initial_sd=2.0, correlation_time=0.3 * 2**0.5
-    )
-    live = graph.start(plan)
+    model = adaptive_filter(flow, 2, 0.05, mapping=mapping, channels=1, initial_sd=2.0, correlation_time=0.3 * 2**0.5)
+    session = model.start()
     for k, y in enumerate(world.observations[:500]):
-        live.step(None if 280 <= k < 350 else y)
-    past, future = live.result(), live.forecast(10.0)
+        session.step(None if 280 <= k < 350 else y)
+    past, future = session.result(), session.forecast(10.0)
     figure = Figure(figsize=(9, 3.4), layout="constrained")
     ax = figure.subplots()
-    times, seen = world.times.numpy(), np.r_[0:280, 350:500]
-    ax.plot(times[seen], world.observations[seen, 0], ".", markersize=2, color="0.6", label="observed")
+    times, observed = world.times.numpy(), np.r_[0:280, 350:500]
+    ax.plot(times[observed], world.observations[observed, 0], ".", markersize=2, color="0.6", label="observed")
     ax.plot(times, world.states[:, 0], color="black", linewidth=0.9, label="truth")
     for at, mean, sd, style in (
         (past.times, past.mean("x")[:, 0, 0], past.sd("x")[:, 0, 0], "-"),
         (future.times, future.mean("x").reshape(-1, 2)[:, 0], future.sd("x").reshape(-1, 2)[:, 0], "--"),
     ):
-        ax.plot(at, mean, style, color=COLOURS[0], label="believed, with 95 %" if style == "-" else None)
+        ax.plot(at, mean, style, color=COLOURS[0], label="inferred, with 95 % interval" if style == "-" else None)
         ax.fill_between(at, mean - 1.96 * sd, mean + 1.96 * sd, color=COLOURS[0], alpha=0.25, linewidth=0)
-    for start, end, words in ((14.0, 17.5, "nothing seen"), (25.0, 35.0, "forecast")):
+    for start, end, words in ((14.0, 17.5, "no observations"), (25.0, 35.0, "forecast")):
         ax.axvspan(start, end, color="0.93", zorder=0)
         ax.text((start + end) / 2, 0.02, words, ha="center", transform=ax.get_xaxis_transform())
     ax.set(xlabel="time", ylabel="position", xlim=(0, 35))
@@ -303,8 +354,7 @@ def forecast() -> Figure:
 def flow() -> Figure:
     observations = populations(400).observations.clone()
     observations[250] += 1.5
-    graph, plan = odem(model="glv")
-    return graph.run(observations, schedule=plan, record=pc.Record.flow()).error_flow().plot()
+    return odem(model="glv").run(observations, record=pc.Record.flow()).error_flow().plot()
 
 
 @picture
@@ -313,7 +363,7 @@ def page() -> Path:
 
 
 def example(name: str, *arguments: str, made: str) -> Path:
-    """Run an example somewhere else, and find the picture it makes."""
+    """Run an example in a temporary folder; returns the path of its picture."""
     before, given, folder = Path.cwd(), sys.argv, Path(tempfile.mkdtemp())
     try:
         os.chdir(folder)
@@ -332,5 +382,5 @@ PICTURES["demo"] = lambda: example("demo.py", made="demo/comparison.png")
 
 if __name__ == "__main__":
     for name in sys.argv[1:] or PICTURES:
-        path = keep(name, PICTURES[name]())
+        path = store(name, PICTURES[name]())
         print(f"{path.name}: {path.stat().st_size // 1024} kB", flush=True)

@@ -1,10 +1,10 @@
-"""Track a position from images: a blob on a wobbling orbit, drowned in pixel noise, seen as 32 × 32 pixels.
+"""Track a position from images: a blob on a perturbed orbit, in images of 32 × 32 pixels with strong noise.
 
-Run it:  python examples/blob.py
-The state is a position in the plane (with its velocity and acceleration), the mapping a torch module that renders it,
-and the sensory node has 1,024 channels. The model knows a circle at constant speed; the truth wobbles around that. It
-prints the error of the tracked position beside those of two estimators that look at one image at a time, the centre of
-mass and the brightest spot, and what was learned of the pixel noise; and it writes output/blob.png.
+Run:  python examples/blob.py
+The state is a position in the plane with its velocity and acceleration, the mapping is a torch module that renders it,
+and the sensory node has 1,024 channels. The model is a circle at constant speed; the true radius and speed vary. The
+example prints the error of the tracked position, the errors of two estimators that use one image at a time (centre of
+mass and brightest spot), and the learned pixel noise. It writes output/blob.png.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ import pcnet as pc
 from pcnet.numerics.estimators import RobbinsMonro
 from pcnet.numerics.integrators import LocalLinearisation
 
-SIDE, DT, NOISE = 32, 0.05, 0.7  # pixels a side, seconds a frame, and the sd of a pixel; the blob is 1 at its centre
-PIXEL = 2 / (SIDE - 1)  # the field of view is [−1, 1]²
+SIDE, DT, NOISE = 32, 0.05, 0.7  # pixels per side, seconds per frame, sd of the pixel noise; the blob has height 1
+PIXEL = 2 / (SIDE - 1)  # size of a pixel; the field of view is [−1, 1]²
 COLOURS = {"tracked": "#0072B2", "brightest spot": "#E69F00", "centre of mass": "#999999"}
 
 
 class Renderer(nn.Module):
-    """Position (..., 2) → the image of a Gaussian blob there, row by row (..., SIDE²)."""
+    """Render a Gaussian blob: position (..., 2) → image, row by row, (..., SIDE²)."""
 
     def __init__(self, width: float = 0.12) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Renderer(nn.Module):
 
 
 def orbit(frames: int) -> Tensor:
-    """The true positions, (frames, 2): neither the radius nor the speed is quite what the model thinks."""
+    """True positions, (frames, 2), with a radius and a speed that vary around those of the model."""
     times = torch.arange(frames, dtype=torch.float64) * DT
     angle, radius = times + 0.6 * torch.sin(0.5 * times), 0.6 + 0.1 * torch.sin(1.3 * times)
     return torch.stack([radius * angle.cos(), radius * angle.sin()], -1)
@@ -54,7 +54,7 @@ def centre_of_mass(images: Tensor, renderer: Renderer) -> Tensor:
 
 
 def brightest_spot(images: Tensor, renderer: Renderer) -> Tensor:
-    """The pixel at which a blob of the right shape explains an image best."""
+    """Position of the best match with a template of the blob (matched filter), (frames, 2)."""
     grid = renderer.grid
     template = torch.exp(-((grid[:, None] - grid) ** 2) / (2 * renderer.width**2))
     best = (template @ images.view(-1, SIDE, SIDE) @ template).flatten(1).argmax(1)
@@ -62,23 +62,23 @@ def brightest_spot(images: Tensor, renderer: Renderer) -> Tensor:
 
 
 def track(images: Tensor, renderer: Renderer, first: Tensor) -> pc.Result:
-    """Follow the blob from a first guess of its position."""
-    turn = torch.tensor([[0.0, -1.0], [1.0, 0.0]], dtype=torch.float64)
+    """Track the blob from a first guess of its position."""
+    rotation = torch.tensor([[0.0, -1.0], [1.0, 0.0]], dtype=torch.float64)
     x = pc.GeneralisedStateNode(
         "position",
         dim=2,
         orders=3,
-        flow=pc.systems.linear(turn),
-        initial_mean=torch.stack([first, turn @ first, 0 * first]),
+        flow=pc.systems.linear(rotation),
+        initial_mean=torch.stack([first, rotation @ first, 0 * first]),
         integrator=LocalLinearisation(kappa=0.06, step_size=DT),
     )
     y = pc.SensoryNode("image", dim=SIDE**2, orders=1, dt=DT)
-    learn = RobbinsMonro(rate=1e-3, t0=0.0, gamma=0.0)
+    estimator = RobbinsMonro(rate=1e-3, t0=0.0, gamma=0.0)
     graph = pc.Graph()
     graph.predicts(x, y, via=renderer)
-    graph.weighs(pc.PrecisionNode("wobble", prior_precision=1000.0, sd=0.1, correlation_time=0.3), x)
+    graph.weighs(pc.PrecisionNode("process_noise", prior_precision=1000.0, sd=0.1, correlation_time=0.3), x)
     noise = pc.PrecisionNode(
-        "pixel_noise", prior_precision=2.0, sd=1.0, correlation_time=0.02, channels="shared", estimator=learn
+        "pixel_noise", prior_precision=2.0, sd=1.0, correlation_time=0.02, channels="shared", estimator=estimator
     )
     graph.weighs(noise, y)
     schedule = pc.Schedule(
@@ -91,11 +91,11 @@ def track(images: Tensor, renderer: Renderer, first: Tensor) -> pc.Result:
             pc.act("update_covariance", "state", "pixel_noise"),
         ),
     )
-    return graph.run(images, schedule=schedule, record=("mean", "sd", "prediction"))
+    return pc.Model(graph, schedule).run(images, record=("mean", "sd", "prediction"))
 
 
 def distance(estimate: Tensor, truth: Tensor) -> Tensor:
-    """How far off, in pixels."""
+    """Distance in pixels."""
     return (estimate - truth).norm(dim=-1) / PIXEL
 
 
@@ -164,7 +164,7 @@ def main() -> None:
     for name, estimate in estimates.items():
         error = distance(estimate, truth)
         size, worst = float(error.square().mean().sqrt()), float(error.max())
-        print(f"{name + ':':<15} error {size:5.2f} pixels rms, at worst {worst:5.1f}")
+        print(f"{name + ':':<15} error {size:5.2f} pixels rms, largest {worst:5.1f}")
     learned = math.exp(-0.5 * float(result.mean("pixel_noise")[-1, 0]))
     print(f"pixel noise: learned sd {learned:.3f}, true {NOISE}")
     path = options.output / "blob.png"

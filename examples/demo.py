@@ -1,8 +1,9 @@
-"""Track a noisy ecosystem with two models, the right one and a wrong one, and see which the free action prefers.
+"""Track the paper's process with the correct and with a wrong model, and compare them by free action.
 
-Simulates the generalised Lotka–Volterra (GLV) process of the paper with independent white noise, tracks it online
-with a GLV model and with a Lorenz model, each under the paper's and under its authors' conventions, prints a table and
-writes figures. Nothing is tuned to the data: settings are the paper's, with expected precisions of 500 for both errors.
+Run:  python examples/demo.py            (make demo)
+Simulates the generalised Lotka–Volterra (GLV) process of the paper with independent white noise. Tracks it online with
+a GLV model and with a Lorenz model, each in the conventions of the paper and of its authors' program. Prints a table
+and writes figures. The settings are the paper's, with expected precisions of 500; nothing is tuned to the data.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ TRUTH: dict[str, tuple[float, ...] | None] = {"glv": GLV_PARAMETERS, "lorenz": N
 
 
 class Track(NamedTuple):
-    """One model's run, and the mean squared error of its states."""
+    """The run of one model, with the mean squared error of its states."""
 
     model: str
     conventions: str
@@ -77,20 +78,19 @@ def arguments() -> argparse.Namespace:
 
 
 def follow(process: Simulation, model: Any, conventions: Any) -> Track | None:
-    """Run a model over the observations; None if it broke down."""
-    graph, schedule = odem(model=model, orders=3, conventions=conventions)
+    """Run a model over the observations; None if it diverged."""
     print(f"\n{MODELS[model]} model, {CONVENTIONS[conventions]}", flush=True)
-    begun = time.perf_counter()
+    started = time.perf_counter()
     try:
-        result = graph.run(process.observations, schedule, progress=True)
+        result = odem(model=model, orders=3, conventions=conventions).run(process.observations, progress=True)
     except DivergenceError as reason:
-        print(f"  broke down: {reason}")
+        print(f"  diverged: {reason}")
         return None
-    off = float(np.mean((result.mean("x")[:, 0] - process.states.numpy()) ** 2))
-    return Track(model, conventions, result, off, time.perf_counter() - begun)
+    error = float(np.mean((result.mean("x")[:, 0] - process.states.numpy()) ** 2))
+    return Track(model, conventions, result, error, time.perf_counter() - started)
 
 
-# --- numbers ---------------------------------------------------------------------------------------------------------
+# --- table -----------------------------------------------------------------------------------------------------------
 def report(process: Simulation, tracks: list[Track]) -> None:
     raw = float((process.observations - process.states).square().mean())
     spread = float(process.states.var(0, correction=0).mean())
@@ -99,10 +99,10 @@ def report(process: Simulation, tracks: list[Track]) -> None:
     for track in tracks:
         row = f"{MODELS[track.model]:<8}{track.conventions:<13}{track.error:>10.3g}{raw:>10.3g}"
         row += f"{float(track.result.free_action):>14.4g}{track.seconds:>9.1f}   "
-        for line in believed(track):
+        for line in parameters(track):
             print(row + line)
             row = " " * len(row)
-    print("\nMSE: mean squared error of the believed states; raw MSE: that of the observations themselves.")
+    print("\nMSE: mean squared error of the inferred states; raw MSE: that of the observations.")
     for track in tracks:
         print(f"{MODELS[track.model]}, {CONVENTIONS[track.conventions]}: {verdict(track, raw, spread)}")
 
@@ -114,26 +114,26 @@ def report(process: Simulation, tracks: list[Track]) -> None:
             print(f"The free action prefers the {MODELS[ranked[0].model]} model under the {CONVENTIONS[each]}.")
 
 
-def believed(track: Track) -> list[str]:
-    """A line for each parameter: its interval at the end, and the truth if there is one."""
+def parameters(track: Track) -> list[str]:
+    """One line per parameter: its final interval, and the true value if there is one."""
     band = track.result.interval("theta")
     truth = TRUTH[track.model]
     lines = []
     for i, label in enumerate(LABELS[track.model]):
-        mean, reach = track.result.mean("theta")[-1, i], (band.upper - band.lower)[-1, i] / 2
-        known = f"  truth {truth[i]:g}" if truth is not None else "  (no true value: the wrong model)"
-        lines.append(f"{label} = {mean:.4g} ± {reach:.2g}{known}")
+        mean, half_width = track.result.mean("theta")[-1, i], (band.upper - band.lower)[-1, i] / 2
+        known = f"  truth {truth[i]:g}" if truth is not None else "  (no true value in this model)"
+        lines.append(f"{label} = {mean:.4g} ± {half_width:.2g}{known}")
     return lines
 
 
 def verdict(track: Track, raw: float, spread: float) -> str:
-    """How good the track is, in plain words."""
+    """One sentence on the accuracy of the run."""
     if track.error > spread:
-        words = f"lost the states: their mean, as a constant, would have an MSE of {spread:.3g}."
+        words = f"lost track: the mean of the states, as a constant, has an MSE of {spread:.3g}."
     elif track.error > raw:
-        words = f"poor, {track.error / raw:.0f} times the error of the raw observations."
+        words = f"{track.error / raw:.0f} times the error of the raw observations."
     else:
-        words = f"better than the raw observations, {track.error / raw:.2f} of their error."
+        words = f"{track.error / raw:.2f} of the error of the raw observations."
     truth = TRUTH[track.model]
     if truth is None:
         return words
@@ -143,13 +143,13 @@ def verdict(track: Track, raw: float, spread: float) -> str:
     nearer = int((np.abs(track.result.mean("theta")[-1] - known) < np.abs(prior - known)).sum())
     return (
         f"{words} Parameters: {inside} of {len(known)} intervals contain the truth, "
-        f"{nearer} of {len(known)} means are nearer to it than the prior's."
+        f"{nearer} of {len(known)} means are nearer to it than the prior mean."
     )
 
 
-# --- pictures --------------------------------------------------------------------------------------------------------
+# --- figures ---------------------------------------------------------------------------------------------------------
 def draw(process: Simulation, track: Track, folder: Path) -> Path:
-    """One page on one run."""
+    """Overview of one run."""
     title = (
         f"{MODELS[track.model]} model on the GLV process, {CONVENTIONS[track.conventions]}: "
         f"MSE {track.error:.2g}, free action {float(track.result.free_action):.3g} nats"
@@ -160,9 +160,9 @@ def draw(process: Simulation, track: Track, folder: Path) -> Path:
 
 
 def compare(process: Simulation, tracks: list[Track], folder: Path) -> Path:
-    """The states as each model believes them, with the truth: a column for each convention."""
+    """Inferred and true states, one column per convention."""
     columns = list(dict.fromkeys(track.conventions for track in tracks))
-    truth, seen = process.states.numpy(), process.observations.numpy()
+    truth, observed = process.states.numpy(), process.observations.numpy()
     times = process.times.numpy()
     figure = Figure(figsize=(5.5 * len(columns) + 0.5, 7.0), layout="constrained")
     grid = figure.subplots(3, len(columns), sharex=True, sharey="row", squeeze=False)
@@ -170,7 +170,7 @@ def compare(process: Simulation, tracks: list[Track], folder: Path) -> Path:
         shown = [track for track in tracks if track.conventions == convention]
         for i in range(3):
             ax = grid[i, j]
-            ax.plot(times, seen[:, i], ".", markersize=2.0, markeredgewidth=0, color="0.7", label="observations")
+            ax.plot(times, observed[:, i], ".", markersize=2.0, markeredgewidth=0, color="0.7", label="observations")
             for track, colour in zip(shown, COLOURS, strict=False):
                 mean = track.result.mean("x")[:, 0, i]
                 ax.plot(times, mean, color=colour, linewidth=1.0, label=f"{MODELS[track.model]} model")
@@ -194,13 +194,13 @@ def window(truth: NDArray[np.float64]) -> tuple[float, float]:
 
 
 def note(ax: Any, shown: list[Track], dimension: int, limits: tuple[float, float]) -> None:
-    """Say how much of a line the axis does not show."""
+    """Note the share of each line that is outside the axis limits."""
     words = []
     for track in shown:
         mean = track.result.mean("x")[:, 0, dimension]
         outside = np.mean((mean < limits[0]) | (mean > limits[1]))
         if outside > 0:
-            words.append(f"{MODELS[track.model]}: off the axis {100 * outside:.2g} % of the time")
+            words.append(f"{MODELS[track.model]}: outside the axis {100 * outside:.2g} % of the time")
     ax.set_title("; ".join(words), loc="right", fontsize="small")
 
 

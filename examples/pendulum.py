@@ -1,13 +1,14 @@
 """Learn an unknown pendulum online with a small neural network, and forecast it.
 
-A damped pendulum, kicked about by a smooth random force, is seen through noise: its angle and its velocity. The model
-knows nothing of pendulums: its flow is a network (2-8-2, tanh) whose 42 weights are parameters. States and weights are
-inferred together, in one pass, one observation at a time. Forecasts are made in the last third of the stream, by the
-flow as it was learned before, from the states that are believed at the time. They are compared with persistence (the
-believed state held) and, as a yardstick, with the true flow from the same states; nobody knows the force to come.
+Run:  python examples/pendulum.py
+Angle and velocity of a damped pendulum, driven by a smooth random force, are observed with noise. The flow of the model
+is a network (2-8-2, tanh) whose 42 weights are parameters. States and weights are inferred together, in one pass, one
+observation at a time. Forecasts start in the last third of the stream, from the inferred states, with the weights
+learned before. They are compared with persistence (the inferred state, held constant) and with the true flow from the
+same states. The future force is unknown to all three.
 
-Nothing is fitted to the seeds shown: settings were chosen on others (0 to 11). The noise is smooth, as generalised
-coordinates suppose, and its size and smoothness are known; with white noise these settings lose the track.
+The settings were chosen on other seeds (0 to 11) than those shown. The noise is smooth, as generalised coordinates
+assume, and its level and correlation time are given. With white noise these settings lose track.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 import pcnet as pc
-from pcnet.functions.base import Plain
+from pcnet.functions.base import PlainFunction
 from pcnet.nodes import GeneralisedStateNode, ParameterNode, PrecisionNode, SensoryNode
 from pcnet.numerics.estimators import Newton
 from pcnet.numerics.integrators import LocalLinearisation
@@ -32,12 +33,12 @@ from pcnet.results.drawing import COLOURS, DASHES
 
 DT = 0.02
 REACH = 2.0
-"""How far forecasts reach, in seconds."""
+"""Longest horizon of the forecasts, in seconds."""
 HORIZONS = (0.1, 0.2, 0.5, 1.0, 1.5, 2.0)
 GRAVITY, DAMPING = 4.9, 0.15
 NOISE = (0.05, 0.15)
 WIDTH = 0.1
-"""The width of the kernel that smooths both noises; their autocorrelation is √2 times as wide."""
+"""Width of the kernel that smooths both noises; the lengthscale of their autocorrelation is √2 times as large."""
 NAMES = {"learned": "learned network", "persistence": "persistence", "true": "true flow"}
 LOOKS: dict[str, dict[str, Any]] = {
     "learned": {"color": COLOURS[0]},
@@ -47,13 +48,13 @@ LOOKS: dict[str, dict[str, Any]] = {
 
 
 def pendulum(x: Tensor, _: Tensor) -> Tensor:
-    """The angle moves by the velocity, the velocity by −g/l sin(angle) − damping."""
+    """d angle/dt = velocity, d velocity/dt = −g/l sin(angle) − damping · velocity."""
     angle, velocity = x.unbind(-1)
     return torch.stack([velocity, -GRAVITY * angle.sin() - DAMPING * velocity], -1)
 
 
 class Learned(NamedTuple):
-    """The stream and what was believed of it: values (seeds, time, 2) and weights (seeds, time, 42)."""
+    """The stream, with inferred states (seeds, time, 2) and weights (seeds, time, 42)."""
 
     truth: Tensor
     observations: Tensor
@@ -68,10 +69,10 @@ def main() -> None:
     seeds = list(range(options.seed, options.seed + options.seeds))
     samples = round(options.seconds / DT)
     frozen = 2 * samples // 3
-    begun = time.perf_counter()
+    started = time.perf_counter()
     learned = learn(*simulate(seeds, samples), seeds)
-    took = time.perf_counter() - begun
-    print(f"{options.seconds:g} s of {len(seeds)} pendulums in {took:.0f} s, {1e3 * took / samples:.1f} ms a step.")
+    took = time.perf_counter() - started
+    print(f"{options.seconds:g} s of {len(seeds)} pendulums in {took:.0f} s, {1e3 * took / samples:.1f} ms per step.")
     forecasts = forecast(learned, frozen, frozen)
     report(forecasts)
     options.output.parent.mkdir(parents=True, exist_ok=True)
@@ -81,8 +82,10 @@ def main() -> None:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=60.0, help="length of the stream; forecasts in its last third")
-    parser.add_argument("--seeds", type=int, default=8, help="how many pendulums, each with its own network")
+    parser.add_argument(
+        "--seconds", type=float, default=60.0, help="length of the stream; forecasts start in its last third"
+    )
+    parser.add_argument("--seeds", type=int, default=8, help="number of pendulums, each with its own network")
     parser.add_argument("--seed", type=int, default=200, help="the first seed")
     parser.add_argument("--output", type=Path, default=Path("output/pendulum.png"), metavar="FILE")
     options = parser.parse_args()
@@ -91,9 +94,9 @@ def arguments() -> argparse.Namespace:
     return options
 
 
-# --- the world, and the model -----------------------------------------------------------------------------------------
+# --- process and model ------------------------------------------------------------------------------------------------
 def simulate(seeds: list[int], samples: int, substeps: int = 10) -> tuple[Tensor, Tensor]:
-    """States and observations (seeds, time, 2), simulated in finer steps than they are seen."""
+    """States and observations (seeds, time, 2), simulated with `substeps` steps per observation."""
     process = pc.simulate.simulate(
         pendulum,
         initial=[1.0, 0.0],
@@ -108,7 +111,7 @@ def simulate(seeds: list[int], samples: int, substeps: int = 10) -> tuple[Tensor
 
 
 def learn(truth: Tensor, observations: Tensor, seeds: list[int]) -> Learned:
-    """One pass over all streams at once: a leading batch dimension, with other first weights for each."""
+    """One pass over all streams as a batch, with different initial weights for each."""
     networks = []
     for seed in seeds:
         with torch.random.fork_rng():
@@ -116,41 +119,41 @@ def learn(truth: Tensor, observations: Tensor, seeds: list[int]) -> Learned:
             networks.append(pc.Network(nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 2))))
     first = torch.stack([network.initial for network in networks])
 
-    # a flow that is still to be learned must not drag the states along: its errors count little, and a high kappa
-    # lets velocities and accelerations follow the observations at once
+    # the flow is wrong at first: a low precision limits its influence on the states, and a high kappa lets velocities
+    # and accelerations follow the observations
     x = GeneralisedStateNode(
         "x", dim=2, orders=3, flow=networks[0], integrator=LocalLinearisation(kappa=400.0, step_size=DT)
     )
     y = SensoryNode("y", dim=2, orders=3, dt=DT)
     weights = ParameterNode("weights", mean=first, sd=0.5, estimator=Newton())
-    smoothness = 2**0.5 * WIDTH
+    correlation_time = 2**0.5 * WIDTH
     graph = pc.Graph()
     graph.predicts(x, y)
     graph.parametrises(weights, x)
-    graph.weighs(PrecisionNode("noise_x", prior_precision=[1.0, 0.1], sd=0.1, correlation_time=smoothness), x)
+    graph.weighs(PrecisionNode("noise_x", prior_precision=[1.0, 0.1], sd=0.1, correlation_time=correlation_time), x)
     graph.weighs(
-        PrecisionNode("noise_y", prior_precision=[sd**-2 for sd in NOISE], sd=0.1, correlation_time=smoothness), y
+        PrecisionNode("noise_y", prior_precision=[sd**-2 for sd in NOISE], sd=0.1, correlation_time=correlation_time), y
     )
-    result = graph.run(observations, schedule=pc.odem(every=10), record=["mean"])
-    states, believed = torch.as_tensor(result.mean("x")[..., 0, :]), torch.as_tensor(result.mean("weights"))
-    return Learned(truth, observations, states, believed, networks[0])
+    result = pc.Model(graph, pc.odem(every=10)).run(observations, record=["mean"])
+    states, inferred = torch.as_tensor(result.mean("x")[..., 0, :]), torch.as_tensor(result.mean("weights"))
+    return Learned(truth, observations, states, inferred, networks[0])
 
 
 # --- forecasts --------------------------------------------------------------------------------------------------------
 class Forecasts(NamedTuple):
-    """Paths (steps, seeds, origins, 2) from states believed at the origins (in samples): by whom, and the truth."""
+    """Forecast paths (steps, seeds, origins, 2) by method, and the truth; origins are sample numbers."""
 
     origins: list[int]
     paths: dict[str, Tensor]
     truth: Tensor
 
     def error(self, name: str, channel: int = 0) -> Tensor:
-        """Root mean square over the origins, (steps, seeds)."""
+        """RMS error over the origins, (steps, seeds)."""
         return (self.paths[name] - self.truth)[..., channel].square().mean(-1).sqrt()
 
 
 def forecast(learned: Learned, frozen: int, first: int) -> Forecasts:
-    """From every half second after `first`, with the weights that were believed at `frozen`."""
+    """Forecasts from every half second after `first`, with the weights learned up to `frozen`."""
     steps, samples = round(REACH / DT), learned.truth.shape[1]
     origins = list(range(first, samples - steps, round(0.5 / DT)))
     start = learned.states[:, origins]
@@ -164,8 +167,8 @@ def forecast(learned: Learned, frozen: int, first: int) -> Forecasts:
     return Forecasts(origins, paths, truth)
 
 
-def integrate(flow: Plain, x: Tensor, parameters: Tensor, steps: int) -> Tensor:
-    """The path of ẋ = f(x) by Runge–Kutta steps of fourth order, (steps + 1, ...)."""
+def integrate(flow: PlainFunction, x: Tensor, parameters: Tensor, steps: int) -> Tensor:
+    """Solution of ẋ = f(x) by fourth-order Runge–Kutta steps, (steps + 1, ...)."""
     path = [x]
     with torch.no_grad():
         for _ in range(steps):
@@ -180,7 +183,7 @@ def integrate(flow: Plain, x: Tensor, parameters: Tensor, steps: int) -> Tensor:
 
 def report(forecasts: Forecasts) -> None:
     seeds = forecasts.truth.shape[1]
-    print(f"\nRMS error of {len(forecasts.origins)} forecasts a seed, in the mean of {seeds} seeds (angle | velocity)")
+    print(f"\nRMS error of {len(forecasts.origins)} forecasts per seed, mean of {seeds} seeds (angle | velocity)")
     print(f"{'horizon':<9}" + "".join(f"{name:>18}" for name in NAMES.values()) + f"{'better than persistence':>30}")
     for horizon in HORIZONS:
         at, row, wins = round(horizon / DT), f"{horizon:<4g} s   ", []
@@ -194,7 +197,7 @@ def report(forecasts: Forecasts) -> None:
     print()
 
 
-# --- the picture ------------------------------------------------------------------------------------------------------
+# --- figure -----------------------------------------------------------------------------------------------------------
 def draw(learned: Learned, forecasts: Forecasts, frozen: int) -> Figure:
     figure = Figure(figsize=(12, 7), layout="constrained")
     axes = figure.subplot_mosaic([["path"] * 3, ["horizon", "force", "time"]], height_ratios=[1.1, 1])
@@ -204,12 +207,12 @@ def draw(learned: Learned, forecasts: Forecasts, frozen: int) -> Figure:
     draw_learning(axes["time"], learned, forecasts, frozen)
     for ax in axes.values():
         ax.spines[["top", "right"]].set_visible(False)
-    figure.suptitle("A network learns an unknown pendulum online, and forecasts it", fontsize="x-large")
+    figure.suptitle("A network learns an unknown pendulum online and forecasts it", fontsize="x-large")
     return figure
 
 
 def draw_paths(ax: Axes, learned: Learned, forecasts: Forecasts) -> None:
-    """One pendulum after learning: the truth, what is seen of it, and forecasts that do not overlap."""
+    """One pendulum after learning: truth, observations, and forecasts that do not overlap."""
     first, steps = forecasts.origins[0], len(forecasts.truth) - 1
     times = np.arange(first, learned.truth.shape[1]) * DT
     ax.plot(times, learned.observations[0, first:, 0], ".", markersize=2.5, color="0.75", label="observations")
@@ -237,27 +240,27 @@ def draw_horizons(ax: Axes, forecasts: Forecasts) -> None:
 
 
 def draw_force(ax: Axes, learned: Learned, frozen: int) -> None:
-    """The acceleration at rest by angle, where the pendulums have been while their networks learned."""
+    """Acceleration at rest by angle; the shaded range is that of the training data."""
     weights = learned.weights[:, frozen - 1]
-    seen = learned.truth[:, :frozen, 0]
-    low, high = float(seen.quantile(0.005)), float(seen.quantile(0.995))
+    visited = learned.truth[:, :frozen, 0]
+    low, high = float(visited.quantile(0.005)), float(visited.quantile(0.995))
     angles = torch.linspace(1.4 * low, 1.4 * high, 200, dtype=torch.float64)
     rest = torch.stack([angles, torch.zeros_like(angles)], -1).expand(len(weights), -1, -1)
     with torch.no_grad():
         forces = learned.network(rest, weights[:, None].expand(-1, len(angles), -1))[..., 1]
     ax.axvspan(low, high, color="0.92")
-    ax.text((low + high) / 2, 0.02, "where they swung", transform=ax.get_xaxis_transform(), ha="center", color="0.35")
+    ax.text((low + high) / 2, 0.02, "training range", transform=ax.get_xaxis_transform(), ha="center", color="0.35")
     for i, force in enumerate(forces):
         ax.plot(angles, force, linewidth=0.9, alpha=0.7, label=None if i else NAMES["learned"], **LOOKS["learned"])
     ax.plot(angles, -GRAVITY * angles.sin(), linewidth=1.8, label="truth", **LOOKS["true"])
     ax.set(xlabel="angle (rad)", ylabel="acceleration at rest (rad/s²)")
     ax.margins(x=0)
-    ax.set_title(f"The force, as {len(forces)} networks learned it", loc="left")
+    ax.set_title(f"Force learned by {len(forces)} networks", loc="left")
     ax.legend(frameon=False, loc="upper right")
 
 
 def draw_learning(ax: Axes, learned: Learned, forecasts: Forecasts, frozen: int) -> None:
-    """Forecasts over a second with the weights as they were earlier on."""
+    """Error of one-second forecasts against the time of learning."""
     at, times = round(1.0 / DT), np.unique(np.linspace(50, frozen, 25).astype(int) // 50 * 50)
     errors = torch.stack([forecast(learned, int(t), frozen).error("learned")[at] for t in times])
     ax.plot(times * DT, errors, linewidth=0.6, alpha=0.4, **LOOKS["learned"])

@@ -1,12 +1,12 @@
-"""A long run: a million observations in constant memory, with beliefs that stay sound.
+"""Soak test: a million observations in constant memory, with valid covariances throughout.
 
-Run it:  python examples/soak.py            (make soak)
-         python examples/soak.py --graph triple --observations 200000
-The paper's graph, or `triple`, tracks the paper's process, one observation at a time, some of them missing and some
-late. At every look: the memory of the process, the asymmetry and the smallest eigenvalue of what is kept of beliefs
-about states and parameters (precisions; of a filter the covariance), and the free action. Half-way, the run is saved
-and goes on from the file; for a while the one that never stopped goes on beside it, and both must be the same to the
-last digit. Ends with exit code 1 if anything is not as it should be.
+Run:  python examples/soak.py            (make soak)
+      python examples/soak.py --model adaptive_filter --observations 200000
+The paper's model, or `adaptive_filter`, tracks the paper's process one observation at a time. Some observations are
+missing and some are late. Every `--check` observations the script prints the memory of the process, the asymmetry and
+the smallest eigenvalue of the precision (for a Kalman state: the covariance) of states and parameters, and the free
+action. Half-way the session is saved and resumed. For a while the original session continues in parallel, and both must
+be identical to the last digit. The exit code is 1 if a check fails.
 """
 
 from __future__ import annotations
@@ -23,39 +23,41 @@ import numpy as np
 import torch
 
 import pcnet as pc
+from pcnet.engine.session import Session
 from pcnet.graphs import adaptive_filter, odem
+from pcnet.nodes.kalman_state import KalmanState
 
 DT = 0.01
-BESIDE = 10_000  # observations for which a run that was resumed is compared with itself
-SLACK = 16.0  # megabytes by which memory may rise after the first look: the allocator's, not ours
+PARALLEL = 10_000  # observations for which the resumed session is compared with the original
+SLACK = 16.0  # megabytes by which memory may rise after the first check, for the allocator
 
 
-GRAPHS = {
+MODELS = {
     "paper": lambda: odem(orders=2, dt=DT),
-    "triple": lambda: adaptive_filter(
+    "adaptive_filter": lambda: adaptive_filter(
         pc.systems.lotka_volterra, 3, DT, parameter_mean=[0.3, -0.2, 0.3], parameter_sd=0.25, model_error_time=1.0
     ),
 }
 
 
 def process(seed: int) -> Iterator[pc.Sample]:
-    """The paper's Lotka–Volterra process without end; one in a hundred observations is late, one has a gap."""
-    draw = np.random.default_rng(seed)
+    """Endless Lotka–Volterra process of the paper; 1 % of observations are late, and 1 % have a missing channel."""
+    rng = np.random.default_rng(seed)
     interaction = np.array([[0.0, 0.2, -0.4], [-0.2, 0.0, 0.1], [0.4, -0.1, 0.0]])
     x, t = 5 * np.array([0.45, 0.22, 0.33]), 0.0
     while True:
-        y = x + 0.1 * draw.normal(size=3)
-        chance = draw.random()
+        y = x + 0.1 * rng.normal(size=3)
+        chance = rng.random()
         if chance < 0.01:
-            y[draw.integers(3)] = math.nan
+            y[rng.integers(3)] = math.nan
         yield pc.Sample(y, t)
-        wait = DT * (3.0 if chance > 0.99 else 1.0)
-        x = np.clip(x + wait * (x * (interaction @ x) + 0.05 * draw.normal(size=3)), 0, 5)
-        t += wait
+        step = DT * (3.0 if chance > 0.99 else 1.0)
+        x = np.clip(x + step * (x * (interaction @ x) + 0.05 * rng.normal(size=3)), 0, 5)
+        t += step
 
 
 def megabytes() -> float:
-    """What the process holds in memory now, or held at most where that is all that is known."""
+    """Resident memory of the process in megabytes; its peak where only that is available."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 2**20
     except OSError:
@@ -64,22 +66,22 @@ def megabytes() -> float:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
 
 
-def look(live: pc.runner.Session) -> tuple[float, float, float]:
-    """The greatest relative asymmetry and the smallest eigenvalue of what is kept of beliefs, and the free action."""
+def check(session: Session) -> tuple[float, float, float]:
+    """Largest relative asymmetry and smallest relative eigenvalue of the stored matrices, and the free action."""
     asymmetry, smallest = 0.0, math.inf
     for name in ("x", "theta"):
-        belief = live.local(name).belief
-        kept = belief.precision[0] if hasattr(belief, "precision") else belief.carried.covariance[0]
-        size = float(kept.abs().max())
-        asymmetry = max(asymmetry, float((kept - kept.T).abs().max()) / size)
-        smallest = min(smallest, float(torch.linalg.eigvalsh(kept)[0]) / size)
-    return asymmetry, smallest, float(live.free_action)
+        state = session.state.nodes[name]
+        matrix = state.belief.covariance[0] if isinstance(state, KalmanState) else state.precision[0]
+        size = float(matrix.abs().max())
+        asymmetry = max(asymmetry, float((matrix - matrix.T).abs().max()) / size)
+        smallest = min(smallest, float(torch.linalg.eigvalsh(matrix)[0]) / size)
+    return asymmetry, smallest, float(session.free_action)
 
 
-def same(one: pc.runner.Session, other: pc.runner.Session) -> bool:
-    """Whether all that changes during a run is the same in both, to the last digit."""
-    (tensors, facts), (others, other_facts) = one.state(), other.state()
-    return facts == other_facts and all(
+def identical(one: Session, other: Session) -> bool:
+    """Whether the states of both sessions are identical to the last digit."""
+    tensors, others = one.state.tensors(), other.state.tensors()
+    return one.tick == other.tick and all(
         torch.equal(value.nan_to_num(math.pi), others[name].nan_to_num(math.pi)) for name, value in tensors.items()
     )
 
@@ -87,43 +89,45 @@ def same(one: pc.runner.Session, other: pc.runner.Session) -> bool:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--observations", type=int, default=1_000_000)
-    parser.add_argument("--look", type=int, default=50_000)
-    parser.add_argument("--graph", choices=GRAPHS, default="paper")
+    parser.add_argument("--check", type=int, default=50_000, help="observations between two checks")
+    parser.add_argument("--model", choices=MODELS, default="paper")
     options = parser.parse_args()
-    graph, schedule = GRAPHS[options.graph]()
-    live = graph.start(schedule, record=())
-    first, begun, bad = None, time.perf_counter(), []
-    half, unstopped = options.observations // 2, None
-    print(f"{'observations':>12} {'MB':>8} {'asymmetry':>10} {'smallest':>10} {'free action':>14} {'ms each':>8}")
+    model = MODELS[options.model]()
+    session = model.start(record=())
+    first, started, failures = None, time.perf_counter(), []
+    half, original = options.observations // 2, None
+    print(f"{'observations':>12} {'MB':>8} {'asymmetry':>10} {'smallest':>10} {'free action':>14} {'ms/step':>8}")
     for k, sample in enumerate(process(0), 1):
-        live.step(sample)
-        if unstopped is not None:
-            unstopped.step(sample)
-            if k == min(half + BESIDE, options.observations):
-                if not same(live, unstopped):
-                    bad.append("the run that was resumed is not the same as the one that never stopped")
-                print(f"resumed at {half}, {k - half} observations beside the run that never stopped")
-                unstopped = None
+        session.step(sample)
+        if original is not None:
+            original.step(sample)
+            if k == min(half + PARALLEL, options.observations):
+                if not identical(session, original):
+                    failures.append("the resumed session differs from the original")
+                print(f"resumed at {half}, compared with the original session for {k - half} observations")
+                original = None
         if k == half:
             with tempfile.TemporaryDirectory() as folder:
-                live, unstopped = pc.resume(live.save(Path(folder) / "run"), graph, schedule), live
-        if k % options.look == 0 or k == options.observations:
-            memory, (asymmetry, smallest, action) = megabytes(), look(live)
-            each = (time.perf_counter() - begun) / k * 1e3
-            print(f"{k:12d} {memory:8.1f} {asymmetry:10.1e} {smallest:10.1e} {action:14.4g} {each:8.3f}", flush=True)
+                session, original = pc.resume(session.save(Path(folder) / "run"), model), session
+        if k % options.check == 0 or k == options.observations:
+            memory, (asymmetry, smallest, action) = megabytes(), check(session)
+            duration = (time.perf_counter() - started) / k * 1e3
+            print(
+                f"{k:12d} {memory:8.1f} {asymmetry:10.1e} {smallest:10.1e} {action:14.4g} {duration:8.3f}", flush=True
+            )
             first = memory if first is None else first
             if memory > first + SLACK:
-                bad.append(f"memory rose from {first:.1f} to {memory:.1f} MB")
+                failures.append(f"memory rose from {first:.1f} to {memory:.1f} MB")
             if not asymmetry < 1e-10:
-                bad.append(f"a precision is asymmetric by {asymmetry:.1e}")
+                failures.append(f"a matrix is asymmetric by {asymmetry:.1e}")
             if not smallest > 0:
-                bad.append("a precision is not positive definite")
+                failures.append("a matrix is not positive definite")
             if not math.isfinite(action):
-                bad.append("the free action is not finite")
-        if bad or k == options.observations:
+                failures.append("the free action is not finite")
+        if failures or k == options.observations:
             break
-    print(f"after {live.tick} observations: {bad[0]}" if bad else f"{live.tick} observations, sound to the end")
-    return 1 if bad else 0
+    print(f"{session.tick} observations: {failures[0] if failures else 'all checks passed'}")
+    return 1 if failures else 0
 
 
 if __name__ == "__main__":

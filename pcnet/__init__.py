@@ -8,7 +8,9 @@ from pcnet.functions import systems
 from pcnet.functions.network import Network
 from pcnet.functions.registry import register
 from pcnet.functions.traced import TracedFunction
-from pcnet.model.graph import Graph, Model
+from pcnet.io.model_files import load_model, save_model
+from pcnet.model.graph import Graph
+from pcnet.model.model import Model
 from pcnet.model.schedule import (
     Act,
     Every,
@@ -20,13 +22,13 @@ from pcnet.model.schedule import (
     odem,
     states_only,
 )
-from pcnet.model.specification import load_model, save_model
 from pcnet.nodes import (
     CategoricalNode,
     CauseNode,
     GeneralisedStateNode,
     InputNode,
     KalmanStateNode,
+    LikelihoodNode,
     ParameterNode,
     PrecisionNode,
     SensoryNode,
@@ -49,6 +51,7 @@ __all__ = [
     "Graph",
     "InputNode",
     "KalmanStateNode",
+    "LikelihoodNode",
     "Model",
     "Network",
     "ParameterNode",

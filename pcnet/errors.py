@@ -1,48 +1,58 @@
-"""Every error pcnet raises on purpose; each message names the culprit and the remedy."""
+"""Exceptions that pcnet raises on purpose. Their messages say what is wrong, where, and what to type instead."""
+
+import difflib
+from collections.abc import Iterable
 
 
 class PcnetError(Exception):
-    """Base of all errors raised by pcnet."""
+    """Base class of all errors raised by pcnet."""
 
 
 class SettingError(PcnetError, ValueError):
-    """A setting is unknown, missing, or has a value that makes no sense."""
+    """A setting is unknown, missing or has an invalid value."""
 
 
 class ImmutableError(SettingError, AttributeError):
-    """A setting was to be changed after it was made."""
+    """A setting was assigned after construction."""
 
 
 class GraphError(PcnetError, ValueError):
-    """The graph cannot be built or run as composed."""
+    """The graph cannot be built or run."""
 
 
 class ScheduleError(PcnetError, ValueError):
-    """A schedule asks for something that the graph does not have."""
+    """A schedule does not fit the graph."""
 
 
 class ObservationError(PcnetError, ValueError):
-    """Observations do not fit the graph's sensory nodes."""
+    """Observations do not fit the sensory nodes of the graph."""
 
 
 class DivergenceError(PcnetError, ArithmeticError):
-    """A belief stopped being finite."""
+    """A belief is no longer finite."""
 
 
 class CheckpointError(PcnetError, ValueError):
-    """A file to go on from is not what it should be."""
+    """A checkpoint file is damaged or does not fit the model."""
 
 
 class SpecificationError(PcnetError, ValueError):
-    """A description of a graph cannot be read, or a graph cannot be described."""
+    """A specification cannot be read, or a model cannot be written as one."""
 
 
 class StudyError(PcnetError, ValueError):
-    """A study cannot do what it is asked for, or its file is not what it should be."""
+    """A study or its file is invalid."""
 
 
 class ResultError(PcnetError, KeyError):
-    """A result was asked for something it does not hold."""
+    """A result does not contain what was asked for, or cannot be saved."""
 
     def __str__(self) -> str:  # KeyError would print the repr of the message
         return str(self.args[0]) if self.args else ""
+
+
+def suggestion(name: object, known: Iterable[object]) -> str:
+    """End of an error about an unknown name: the closest known name, or all of them."""
+    names = sorted(map(str, known))
+    near = difflib.get_close_matches(str(name), names, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names)}"

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all."""
+"""Atomic writing of files."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from pcnet.errors import PcnetError, ResultError
+
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """A scratch file beside `path`, which takes its place if nothing goes wrong, and else is removed."""
+    """A temporary path in the folder of `path`; replaces `path` on success and is removed on any exception."""
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         yield scratch
@@ -18,3 +20,9 @@ def atomic_write(path: Path) -> Iterator[Path]:
     except BaseException:
         scratch.unlink(missing_ok=True)
         raise
+
+
+def check_folder(path: Path, error: type[PcnetError] = ResultError) -> None:
+    """Raise an error if the folder of a file to be written does not exist."""
+    if not path.parent.is_dir():
+        raise error(f"there is no folder {str(path.parent)!r} to save into")

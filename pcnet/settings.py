@@ -1,9 +1,8 @@
-"""Validated, immutable settings: the decorator and the field types that every part is declared with."""
+"""Immutable, validated settings: the class decorator and the field types of nodes, integrators, estimators, kernels."""
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, NamedTuple, TypeVar, dataclass_transform, get_args, get_type_hints
@@ -14,18 +13,18 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, ValidationErro
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from pcnet.errors import ImmutableError, SettingError
+from pcnet.errors import ImmutableError, SettingError, suggestion
 
 C = TypeVar("C", bound=type)
 KINDS: dict[str, list[type]] = {}
-"""All classes that were declared by `settings`, by their names: what a file may ask for."""
+"""All classes decorated with `settings`, by name. These are the kinds that a model file may contain."""
 
 
 @dataclass_transform(frozen_default=True, eq_default=False)
 def settings(cls: C) -> C:
-    """Turn a class into an immutable, validated pydantic dataclass that refuses unknown settings.
+    """Make a class an immutable pydantic dataclass that validates its fields and rejects unknown ones.
 
-    Instances compare by identity, since their fields hold tensors and functions.
+    Instances are compared by identity because their fields hold tensors and functions.
     """
     config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
     made: Any = dataclass(cls, config=config, frozen=True, eq=False, repr=False)
@@ -43,7 +42,7 @@ def settings(cls: C) -> C:
 
     def fixed(self: Any, name: str, *_: Any) -> None:
         raise ImmutableError(
-            f"{name!r} of a {type(self).__name__} cannot be changed: settings are fixed once made; make a new one, for "
+            f"{name!r} of a {type(self).__name__} cannot be changed: settings are immutable; make a new one, for "
             f"example dataclasses.replace(old, {name}=...)"
         )
 
@@ -54,22 +53,19 @@ def settings(cls: C) -> C:
 
 
 def explain(cls: type, name: object, error: ValidationError) -> str:
-    """Say in one sentence a problem what is wrong with which setting, and which one was probably meant."""
+    """The message of a validation error: for each problem the setting, what is wrong, and the closest known name."""
     if not dataclasses.is_dataclass(cls) or "__dataclass_fields__" not in vars(cls):
         return f"decorate {cls.__name__} with pcnet.settings.settings, so that its settings are known"
     known = [field.name for field in dataclasses.fields(cls)]
-    who = f"{cls.__name__} {name!r}" if isinstance(name, str) else cls.__name__
     problems = []
     for item in error.errors():
         message = item["msg"].removeprefix("Value error, ")
-        if not item["loc"]:  # raised by the class itself, which names itself
+        if not item["loc"]:  # raised by __post_init__, whose messages name the object
             return message
         first = item["loc"][0]
         field = known[first] if isinstance(first, int) and first < len(known) else str(first)
         if item["type"] == "unexpected_keyword_argument":
-            near = difflib.get_close_matches(field, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known settings: {', '.join(known)}"
-            problems.append(f"unknown setting {field!r}; {hint}")
+            problems.append(f"unknown setting {field!r}; {suggestion(field, known)}")
         elif item["type"] == "unexpected_positional_argument":
             problems.append(f"setting {field!r} must be given by name: {field}=...")
         elif item["type"] in ("missing", "missing_argument"):
@@ -77,99 +73,87 @@ def explain(cls: type, name: object, error: ValidationError) -> str:
             problems.append(f"setting {field!r} is required: {how}")
         else:
             problems.append(f"setting {field!r}: {message}")
-    return f"{who}: " + "; ".join(problems)
+    return (f"{cls.__name__} {name!r}: " if isinstance(name, str) else f"{cls.__name__}: ") + "; ".join(problems)
 
 
 def to_tensor(value: Any) -> Any:
-    """Accept numbers, lists, arrays and tensors as float64 tensors; leave anything else to be refused."""
+    """A number, list, array or tensor as a new float64 tensor.
+
+    Raises:
+        ValueError: For anything else, and for ragged lists.
+    """
     if isinstance(value, Tensor):
-        return value.detach().to(torch.float64, copy=True)  # what the caller does to it later is no matter of ours
-    if isinstance(value, bool):
-        raise ValueError("must be a number or an array of numbers, not a bool")
-    if isinstance(value, (int, float, list, tuple, np.ndarray, np.number)):
-        try:
-            return torch.tensor(np.asarray(value, dtype=np.float64))
-        except (TypeError, ValueError, OverflowError):
-            raise ValueError("must be a number or a rectangular array of numbers") from None
-    raise ValueError(f"must be a number or an array of numbers, not {type(value).__name__}")
+        return value.detach().to(torch.float64, copy=True)  # so that later changes by the caller have no effect
+    if isinstance(value, bool) or not isinstance(value, (int, float, list, tuple, np.ndarray, np.number)):
+        raise ValueError(f"must be a number or an array of numbers, not {type(value).__name__}")
+    try:
+        return torch.tensor(np.asarray(value, dtype=np.float64))
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError("must be a number or a rectangular array of numbers") from None
 
 
-def finite(value: Tensor) -> Tensor:
-    if not bool(torch.isfinite(value).all()):
-        raise ValueError("must be finite")
-    return value
+def _require(condition: Callable[[Tensor], Tensor], message: str) -> Callable[[Tensor], Tensor]:
+    """A validator that raises ValueError(message) unless the condition holds for all elements."""
+
+    def check(value: Tensor) -> Tensor:
+        if not bool(condition(value).all()):
+            raise ValueError(message)
+        return value
+
+    return check
 
 
-def positive(value: Tensor) -> Tensor:
-    if not bool((value > 0).all()):
-        raise ValueError("must be positive")
-    return value
+finite = _require(torch.isfinite, "must be finite")
+positive = _require(lambda value: value > 0, "must be positive")
+not_negative = _require(lambda value: value >= 0, "must not be negative")
+fraction = _require(lambda value: (value >= 0) & (value < 1), "must be at least 0 and below 1")
+whole = _require(lambda value: (value >= 1) & (value == value.round()), "must be whole numbers of observations, from 1")
 
 
-def not_negative(value: Tensor) -> Tensor:
-    if not bool((value >= 0).all()):
-        raise ValueError("must not be negative")
-    return value
-
-
-def whole_period(value: Tensor) -> Tensor:
-    if not bool(((value >= 1) & (value == value.round())).all()):
-        raise ValueError("must be whole numbers of observations, 1 or more")
-    return value
-
-
-def fraction(value: Tensor) -> Tensor:
-    if not bool(((value >= 0) & (value < 1)).all()):
-        raise ValueError("must be at least 0 and below 1")
-    return value
-
-
-class Own(NamedTuple):
-    """Marks how many trailing dimensions of a setting are its own; those before them are batch."""
+class TrailingDims(NamedTuple):
+    """Annotation of a field: its last `dims` dimensions are its own, all leading ones are batch dimensions."""
 
     dims: int
 
 
 Numbers = Annotated[Tensor, BeforeValidator(to_tensor), AfterValidator(finite)]
-"""A number, or an array of them whose leading dimensions are batch."""
+"""A finite number, or an array of them, all of whose dimensions are batch dimensions."""
 Positive = Annotated[Numbers, AfterValidator(positive)]
 NotNegative = Annotated[Numbers, AfterValidator(not_negative)]
 Fraction = Annotated[Numbers, AfterValidator(fraction)]
-Period = Annotated[Numbers, AfterValidator(whole_period)]
-
-
-Vector = Annotated[Numbers, Own(1)]
+Period = Annotated[Numbers, AfterValidator(whole)]
+Vector = Annotated[Numbers, TrailingDims(1)]
 """A number, or (..., channels)."""
-PositiveVector = Annotated[Positive, Own(1)]
-Matrix = Annotated[Numbers, Own(2)]
+PositiveVector = Annotated[Positive, TrailingDims(1)]
+Matrix = Annotated[Numbers, TrailingDims(2)]
 """(..., rows, columns)."""
 
 
-def own_dims(cls: type) -> Mapping[str, int]:
-    """How many trailing dimensions of each setting of a class are its own."""
-    return _own_dims(cls)
+def trailing_dims(cls: type) -> Mapping[str, int]:
+    """The number of own trailing dimensions of each setting of a class; see `TrailingDims`."""
+    return _trailing_dims(cls)
 
 
 @functools.cache
-def _own_dims(cls: Any) -> Mapping[str, int]:
+def _trailing_dims(cls: Any) -> Mapping[str, int]:
     hints = get_type_hints(cls, include_extras=True)
     return {field.name: _marked(hints[field.name]) for field in dataclasses.fields(cls)}
 
 
 def _marked(hint: Any) -> int:
     parts = (*getattr(hint, "__metadata__", ()), *get_args(hint))
-    return max((part.dims if isinstance(part, Own) else _marked(part) for part in parts), default=0)
+    return max((part.dims if isinstance(part, TrailingDims) else _marked(part) for part in parts), default=0)
 
 
 def broadcast(*shapes: torch.Size) -> torch.Size:
-    """The batch dimensions of several settings together."""
+    """The common shape of several batch shapes; RuntimeError if there is none."""
     return torch.Size(torch.broadcast_shapes(*shapes))  # type: ignore[no-untyped-call]
 
 
 def batch_shape_of(part: Any) -> torch.Size:
-    """The batch dimensions of a part (a node, a mover, a kernel) that was declared by `settings`."""
+    """The common batch shape of all settings of an object, nested ones included."""
     shapes = []
-    for name, own in own_dims(type(part)).items():
+    for name, own in trailing_dims(type(part)).items():
         value = getattr(part, name)
         if isinstance(value, Tensor):
             shapes.append(value.shape[: max(value.dim() - own, 0)])
@@ -178,11 +162,11 @@ def batch_shape_of(part: Any) -> torch.Size:
     return broadcast(*shapes)
 
 
-def listed(value: Tensor) -> Tensor:
-    """A setting with a last dimension of its own: one number is a list of one."""
+def at_least_1d(value: Tensor) -> Tensor:
+    """A scalar as a tensor (1,); other tensors unchanged."""
     return value if value.dim() else value[None]
 
 
 def number(value: float) -> Tensor:
-    """A default for a `Numbers` field."""
+    """A float64 scalar, for defaults of `Numbers` fields."""
     return torch.tensor(value, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Generative processes: states that move by a flow with noise, and noisy observations of them."""
+"""Simulation of generative processes: states that follow a flow with noise, and noisy observations of them."""
 
 from __future__ import annotations
 
@@ -11,21 +11,20 @@ import torch
 from torch import Tensor
 
 from pcnet.errors import DivergenceError, SettingError
-from pcnet.functions.base import Function, Plain
+from pcnet.functions.base import Function, PlainFunction
 from pcnet.functions.check import check_function
 from pcnet.functions.systems import lotka_volterra
 from pcnet.functions.traced import as_function
 from pcnet.settings import broadcast, finite, not_negative, to_tensor
 
-Seed = int | np.random.Generator | Sequence[int]
-"""A seed, a generator, or a seed for each of several replicates."""
+OneSeed = int | np.random.Generator
+Seed = OneSeed | Sequence[int]
+"""A seed, a generator, or one seed for each of several replicates."""
 
 GLV_PARAMETERS = (0.2, -0.4, 0.1)
 """a₁₂, a₁₃ and a₂₃ of the paper's generative process."""
-
 GLV_INITIAL = (5 * 0.45, 5 * 0.22, 5 * 0.33)
 """x(0) of the paper's generative process."""
-
 GLV_STATE_SD, GLV_OBSERVATION_SD = 0.05, 0.1
 GLV_LOWER, GLV_UPPER = 0.0, 5.0
 AUTHORS_SAMPLES = 10_000
@@ -34,8 +33,8 @@ AUTHORS_SAMPLES = 10_000
 class Simulation(NamedTuple):
     """A simulated process: times (T,), states and state_noise (..., T, dim), the other two (..., T, dim_y).
 
-    states[t] is observed at times[t], with observation_noise[t]; state_noise[t] drives the step from t to t + 1, so
-    that the first state is x(0) and the last state noise has had no effect yet.
+    states[t] is observed at times[t] with observation_noise[t]. state_noise[t] acts on the step from t to t + 1, so the
+    first state is x(0) and the last state noise has no effect.
     """
 
     times: Tensor
@@ -47,24 +46,28 @@ class Simulation(NamedTuple):
 
 # --- noise -----------------------------------------------------------------------------------------------------------
 def smooth_noise(
-    samples: int, dim: int, *, sd: Any = 1.0, width: float = 0.0, dt: float = 1.0, seed: int | np.random.Generator
+    samples: int, dim: int, *, sd: Any = 1.0, width: float = 0.0, dt: float = 1.0, seed: OneSeed
 ) -> Tensor:
-    """Stationary Gaussian noise: white noise convolved with a Gaussian kernel of unit energy; (samples, dim).
+    """Stationary Gaussian noise: white noise n convolved with a Gaussian kernel k of unit energy.
 
-    z_t = sd Σ_j k_j n_{t−j}, k_j ∝ exp(−(j dt)²/2 width²), Σ k_j² = 1. The marginal standard deviation is sd, and the
-    autocorrelation exp(−h²/4 width²): the kernel's width times √2 is the `smoothness` w of exp(−h²/2w²) by which a
-    precision node knows such noise (exactly so at even lags; at odd ones up to 2e-4 if width = dt, less if it is more).
+    z_t = sd Σ_j k_j n_{t−j}, k_j ∝ exp(−(j dt)²/2 width²), Σ k_j² = 1. The autocorrelation is exp(−h²/4 width²), so the
+    `correlation_time` w of exp(−h²/2w²) that a precision node needs is √2 width (exact at even lags; the error at odd
+    lags is at most 2e-4 for width ≥ dt).
 
-    sd: one number or (dim,). width: of the kernel, in the time units of dt; 0 leaves the noise white.
+    Args:
+        sd: Marginal standard deviation; a number or (dim,).
+        width: Standard deviation of the kernel in the time units of dt; 0 gives white noise.
+
+    Returns:
+        The noise, (samples, dim).
     """
-    samples, dim = _whole("samples", samples), _whole("dim", dim)
-    dt, width = _positive("dt", dt), _not_negative("width", width)
+    samples, dim = _count("samples", samples), _count("dim", dim)
+    dt, width = _number("dt", dt, positive=True), _number("width", width)
     scale = _sd("sd", sd, dim)
     if scale.dim() > 1:
         raise SettingError(f"sd must be one number or ({dim},), not of shape {tuple(scale.shape)}")
-    rng = _generator(seed)
     kernel = _kernel(width / dt)
-    white = rng.standard_normal((samples + len(kernel) - 1, dim))
+    white = _generator(seed).standard_normal((samples + len(kernel) - 1, dim))
     smooth = np.zeros((samples, dim))
     for j, weight in enumerate(kernel):
         smooth += weight * white[j : j + samples]
@@ -72,7 +75,7 @@ def smooth_noise(
 
 
 def _kernel(width: float) -> list[float]:
-    """A Gaussian kernel of unit energy, width in samples, cut where it has fallen below the rounding of its sum."""
+    """Gaussian kernel of unit energy, truncated at 8 widths; width in samples."""
     reach = math.ceil(8 * width)
     values = [math.exp(-0.5 * (lag / width) ** 2) if lag else 1.0 for lag in range(-reach, reach + 1)]
     energy = math.fsum(value**2 for value in values)
@@ -81,7 +84,7 @@ def _kernel(width: float) -> list[float]:
 
 # --- processes -------------------------------------------------------------------------------------------------------
 def euler(
-    flow: Function | Plain,
+    flow: Function | PlainFunction,
     *,
     parameters: Any = (),
     initial: Any,
@@ -90,17 +93,23 @@ def euler(
     lower: Any = None,
     upper: Any = None,
 ) -> Tensor:
-    """States (..., T, dim) of x_0 = initial, x_{t+1} = clip(x_t + dt (f(x_t, θ) + z_t), lower, upper).
+    """Integrate x_0 = initial, x_{t+1} = clip(x_t + dt (f(x_t, θ) + z_t), lower, upper) by Euler steps.
 
-    parameters (..., p), initial (..., dim) and noise z (..., T, dim) may each have batch dimensions; lower and upper
-    are numbers, or (..., dim).
+    Args:
+        parameters: θ, (..., p).
+        initial: (..., dim).
+        noise: z, (..., T, dim).
+        lower, upper: Bounds of the states; numbers or (..., dim).
+
+    Returns:
+        The states, (..., T, dim).
     """
-    dt = _positive("dt", dt)
+    dt = _number("dt", dt, positive=True)
     theta, first = _vector("parameters", parameters), _vector("initial", initial)
-    drive = _numbers("noise", noise)
+    drive = _tensor("noise", noise)
     if drive.dim() < 2 or drive.shape[-1] != first.shape[-1] or drive.shape[-2] < 1:
         raise SettingError(f"noise has shape {tuple(drive.shape)}; it must end in (samples, {first.shape[-1]})")
-    batch = _batch({"parameters": theta.shape[:-1], "initial": first.shape[:-1], "noise": drive.shape[:-2]})
+    batch = _batch_shape(parameters=theta.shape[:-1], initial=first.shape[:-1], noise=drive.shape[:-2])
     clip = _clip(lower, upper)
     x = clip(first.expand(*batch, -1).clone())
     theta = theta.expand(*batch, -1)
@@ -112,17 +121,17 @@ def euler(
         for t in range(1, len(drive)):
             x = clip(x + dt * (flow(x, theta) + drive[t - 1]))
             states[t] = x
-    broken = ~torch.isfinite(states).flatten(1).all(1)
-    if bool(broken.any()):
+    diverged = ~torch.isfinite(states).flatten(1).all(1)
+    if bool(diverged.any()):
         raise DivergenceError(
-            f"the simulated states are no longer finite at sample {int(broken.nonzero()[0, 0])}; use a smaller dt, "
-            "less noise, or the clamps lower and upper"
+            f"the simulated states are no longer finite at sample {int(diverged.nonzero()[0, 0])}; use a smaller dt, "
+            "less noise, or the bounds lower and upper"
         )
     return states.movedim(0, -2).contiguous()
 
 
 def simulate(
-    flow: Function | Plain,
+    flow: Function | PlainFunction,
     *,
     parameters: Any = (),
     initial: Any,
@@ -131,49 +140,52 @@ def simulate(
     state_sd: Any,
     observation_sd: Any,
     width: float = 0.0,
-    mapping: Function | Plain | None = None,
+    mapping: Function | PlainFunction | None = None,
     mapping_parameters: Any = (),
     lower: Any = None,
     upper: Any = None,
     observation_lower: Any = None,
     seed: Seed,
 ) -> Simulation:
-    """A process x ← clip(x + dt (f(x, θ) + z)) and its observations y = max(g(x, θ_g) + w, observation_lower).
+    """Simulate x ← clip(x + dt (f(x, θ) + z)) and observe y = max(g(x, θ_g) + w, observation_lower).
 
-    The noises z and w are independent, and smoothed alike: see `smooth_noise` for width. z is held over each step, so
-    that where it is white its effect shrinks with dt.
+    The noises z and w are independent and have the same smoothness. z is constant over each step (zero-order hold), so
+    the effect of white state noise shrinks with dt. Batch dimensions of the arguments give independent processes.
 
-    flow, mapping: functions of (state, parameters) or a `Function`; no mapping is the identity.
-    initial (..., dim), parameters (..., p), mapping_parameters (..., q), state_sd and observation_sd (one number or
-    (..., channels)): their batch dimensions make a process each, with noise of its own.
-    seed: one, or a sequence of them for replicates along a new leading dimension, each as from its seed alone. A
-    longer process of the same seed begins with the shorter one.
+    Args:
+        flow, mapping: Functions of (state, parameters); no mapping is the identity.
+        parameters, initial, mapping_parameters: (..., p), (..., dim) and (..., q).
+        state_sd, observation_sd: Standard deviations of z and w; numbers or (..., channels).
+        width: Kernel width of the noises; see `smooth_noise`.
+        lower, upper: Bounds of the states.
+        seed: A seed, or a sequence of seeds for replicates along a new leading dimension. A replicate does not depend
+            on the other seeds, and the first samples do not depend on `samples`.
     """
-    samples, dt = _whole("samples", samples), _positive("dt", dt)
+    samples, dt = _count("samples", samples), _number("dt", dt, positive=True)
     theta, first = _vector("parameters", parameters), _vector("initial", initial)
     weights = _vector("mapping_parameters", mapping_parameters)
     dim = first.shape[-1]
-    seen = check_function("the mapping", as_function(mapping), dim, weights.shape[-1], None, first)
-    scale_x, scale_y = _sd("state_sd", state_sd, dim), _sd("observation_sd", observation_sd, seen)
-    given = {
-        "parameters": theta,
-        "initial": first,
-        "mapping_parameters": weights,
-        "state_sd": scale_x,
-        "observation_sd": scale_y,
-    }
-    batch = _batch({name: value.shape[:-1] for name, value in given.items()})
+    channels = check_function("the mapping", as_function(mapping), dim, weights.shape[-1], None, first)
+    scale_x, scale_y = _sd("state_sd", state_sd, dim), _sd("observation_sd", observation_sd, channels)
+    batch = _batch_shape(
+        parameters=theta.shape[:-1],
+        initial=first.shape[:-1],
+        mapping_parameters=weights.shape[:-1],
+        state_sd=scale_x.shape[:-1],
+        observation_sd=scale_y.shape[:-1],
+    )
 
-    def draw(seed: int | np.random.Generator) -> tuple[Tensor, Tensor]:
+    def noise(rng: np.random.Generator, scale: Tensor) -> Tensor:
+        flat = smooth_noise(samples, batch.numel() * scale.shape[-1], width=width, dt=dt, seed=rng)
+        return flat.view(samples, *batch, -1).movedim(0, -2) * scale[..., None, :]
+
+    def draw(seed: OneSeed) -> tuple[Tensor, Tensor]:
         for_states, for_observations = _generator(seed).spawn(2)
-        return (
-            _noise(for_states, batch, samples, dim, width=width, dt=dt) * scale_x[..., None, :],
-            _noise(for_observations, batch, samples, seen, width=width, dt=dt) * scale_y[..., None, :],
-        )
+        return noise(for_states, scale_x), noise(for_observations, scale_y)
 
     z, w = _replicate(draw, seed)
     states = euler(flow, parameters=theta, initial=first, noise=z, dt=dt, lower=lower, upper=upper)
-    return _observe(states, z, w, dt=dt, floor=observation_lower, mapping=mapping, weights=weights)
+    return _observe(states, z, w, dt, observation_lower, mapping, weights)
 
 
 def glv_process(
@@ -185,28 +197,25 @@ def glv_process(
     clamp_observations: bool = True,
     seed: Seed = 42,
 ) -> Simulation:
-    """The generalised Lotka–Volterra process of the paper: ẋ = x ⊙ Ax + z, y = x + w; (..., samples, 3).
+    """Simulate the paper's generalised Lotka–Volterra process ẋ = x ⊙ Ax + z, y = x + w; (..., samples, 3).
 
-    a₁₂ = 0.2, a₁₃ = −0.4, a₂₃ = 0.1; x(0) = 5·(0.45, 0.22, 0.33); z has standard deviation 0.05 and w 0.1; states are
-    clamped to [0, 5] and observations, unless clamp_observations=False, at 0.
+    a₁₂ = 0.2, a₁₃ = −0.4, a₂₃ = 0.1; x(0) = 5·(0.45, 0.22, 0.33); sd of z 0.05, of w 0.1; states are clamped to [0, 5]
+    and observations at 0.
 
-    noise: "smooth" has independent z and w of kernel width `width`, in time units, 0.05 (five samples at the default
-    dt) unless given; "white" has independent white z and w; "authors" is the noise of the published program: white,
-    and from one seed for both, so that w = 2z. With seed=42 and dt=0.01 that gives the authors' own 10,000
-    observations, or the first of them.
+    Args:
+        noise: "smooth": independent smooth z and w. "white": independent white z and w. "authors": the noise of the
+            authors' program, white and from one seed, so that w = 2z; with seed=42 and dt=0.01 these are the authors'
+            own 10,000 observations.
+        width: Kernel width of smooth noise in time units; 0.05 by default.
+        clamp_observations: Clamp observations at 0.
     """
     if noise not in ("smooth", "white", "authors"):
         raise SettingError(f"there is no noise {noise!r}; choose 'smooth', 'white' or 'authors'")
     if width is not None and noise != "smooth":
         raise SettingError(f"noise={noise!r} is white and takes no width; leave it out, or use noise='smooth'")
-    floor = GLV_LOWER if clamp_observations else None
-    process: dict[str, Any] = {
-        "parameters": GLV_PARAMETERS,
-        "initial": GLV_INITIAL,
-        "dt": dt,
-        "lower": GLV_LOWER,
-        "upper": GLV_UPPER,
-    }
+    lower = GLV_LOWER if clamp_observations else None
+    process: dict[str, Any] = {"parameters": GLV_PARAMETERS, "initial": GLV_INITIAL, "dt": dt}
+    process |= {"lower": GLV_LOWER, "upper": GLV_UPPER}
     if noise != "authors":
         return simulate(
             lotka_volterra,
@@ -215,70 +224,59 @@ def glv_process(
             state_sd=GLV_STATE_SD,
             observation_sd=GLV_OBSERVATION_SD,
             width=0.0 if noise == "white" else 0.05 if width is None else width,
-            observation_lower=floor,
+            observation_lower=lower,
             seed=seed,
         )
-    samples = _whole("samples", samples)
+    samples = _count("samples", samples)
     if samples > AUTHORS_SAMPLES:
         raise SettingError(f"noise='authors' has {AUTHORS_SAMPLES} samples, not {samples}; use noise='white' for more")
     z, w = _replicate(lambda each: _authors_noise(each, samples), seed)
-    states = euler(lotka_volterra, **process, noise=z)
-    return _observe(states, z, w, dt=dt, floor=floor)
+    return _observe(euler(lotka_volterra, **process, noise=z), z, w, dt, lower)
 
 
 # --- parts -----------------------------------------------------------------------------------------------------------
-def _authors_noise(seed: int | np.random.Generator, samples: int) -> tuple[Tensor, Tensor]:
-    """z and w = 2z, both (samples, 3): channel by channel 10,000 normals, of which the first are used."""
+def _authors_noise(seed: OneSeed, samples: int) -> tuple[Tensor, Tensor]:
+    """z and w = 2z, (samples, 3) each: the first of 10,000 normal numbers per channel."""
     if isinstance(seed, np.random.Generator):
-        raise SettingError("noise='authors' needs a seed, not a generator: its random numbers are of the legacy kind")
-    rng = np.random.RandomState(_whole_seed(seed))
+        raise SettingError("noise='authors' needs a seed, not a generator: it uses numpy's legacy random numbers")
+    rng = np.random.RandomState(_seed(seed))
     z = torch.from_numpy(rng.normal(0.0, GLV_STATE_SD, (3, AUTHORS_SAMPLES)).T[:samples].copy())
     return z, GLV_OBSERVATION_SD / GLV_STATE_SD * z
 
 
-def _noise(
-    rng: np.random.Generator, batch: torch.Size, samples: int, channels: int, *, width: float, dt: float
-) -> Tensor:
-    """Unit noise (*batch, samples, channels), different in every batch element."""
-    flat = smooth_noise(samples, batch.numel() * channels, width=width, dt=dt, seed=rng)
-    return flat.view(samples, *batch, channels).movedim(0, -2)
-
-
-def _replicate(draw: Callable[[int | np.random.Generator], tuple[Tensor, Tensor]], seed: Seed) -> tuple[Tensor, Tensor]:
-    """Both noises of a seed, or of a sequence of seeds stacked along a new first dimension."""
+def _replicate(draw: Callable[[OneSeed], tuple[Tensor, Tensor]], seed: Seed) -> tuple[Tensor, Tensor]:
+    """Both noises of one seed, or those of several seeds stacked along a new first dimension."""
     if isinstance(seed, np.ndarray):
         seed = seed.tolist()
     if not isinstance(seed, Sequence) or isinstance(seed, str):
         return draw(seed)
     if not seed:
         raise SettingError("seed must be a whole number, a generator, or a sequence of at least one whole number")
-    pairs = [draw(_whole_seed(each)) for each in seed]
-    return torch.stack([z for z, _ in pairs]), torch.stack([w for _, w in pairs])
+    z, w = zip(*(draw(_seed(each)) for each in seed), strict=True)
+    return torch.stack(z), torch.stack(w)
 
 
 def _observe(
     states: Tensor,
     z: Tensor,
     w: Tensor,
-    *,
     dt: float,
-    floor: Any,
-    mapping: Function | Plain | None = None,
+    lower: Any,
+    mapping: Function | PlainFunction | None = None,
     weights: Tensor | None = None,
 ) -> Simulation:
-    """y = max(g(x, weights) + w, floor), at all times together."""
+    """Observe y = max(g(x, weights) + w, lower) at all times."""
     with torch.no_grad():
         clean = states
         if mapping is not None and weights is not None:
             clean = mapping(states, weights[..., None, :].expand(*states.shape[:-1], -1))
-        observations = _clip(floor, None)(clean + w)
-    times = torch.arange(states.shape[-2], dtype=torch.float64) * dt
-    return Simulation(times, states, observations, z, w)
+        observations = _clip(lower, None)(clean + w)
+    return Simulation(torch.arange(states.shape[-2], dtype=torch.float64) * dt, states, observations, z, w)
 
 
 def _clip(lower: Any, upper: Any) -> Callable[[Tensor], Tensor]:
-    low = None if lower is None else _numbers("lower", lower)
-    high = None if upper is None else _numbers("upper", upper)
+    low = None if lower is None else _tensor("lower", lower)
+    high = None if upper is None else _tensor("upper", upper)
     if low is not None and high is not None and bool((low > high).any()):
         raise SettingError("lower must not be above upper")
     if low is None and high is None:
@@ -286,65 +284,54 @@ def _clip(lower: Any, upper: Any) -> Callable[[Tensor], Tensor]:
     return lambda value: value.clamp(low, high)
 
 
-def _batch(shapes: dict[str, torch.Size]) -> torch.Size:
+def _batch_shape(**shapes: torch.Size) -> torch.Size:
     try:
         return broadcast(*shapes.values())
     except RuntimeError:
-        found = {name: tuple(shape) for name, shape in shapes.items()}
-        raise SettingError(f"batch dimensions do not fit together: {found}") from None
+        given = {name: tuple(shape) for name, shape in shapes.items()}
+        raise SettingError(f"batch dimensions do not fit together: {given}") from None
 
 
-def _numbers(name: str, value: Any) -> Tensor:
+# --- validation ------------------------------------------------------------------------------------------------------
+def _tensor(name: str, value: Any, check: Callable[[Tensor], Tensor] = finite) -> Tensor:
     try:
-        tensor: Tensor = finite(to_tensor(value))
+        return check(finite(to_tensor(value)))
     except ValueError as error:
         raise SettingError(f"{name} {error}") from None
-    return tensor
 
 
-def _vector(name: str, value: Any) -> Tensor:
+def _vector(name: str, value: Any, check: Callable[[Tensor], Tensor] = finite) -> Tensor:
     """Numbers as (..., n)."""
-    tensor = _numbers(name, value)
+    tensor = _tensor(name, value, check)
     return tensor if tensor.dim() else tensor[None]
 
 
 def _sd(name: str, value: Any, channels: int) -> Tensor:
-    """A standard deviation as (..., channels)."""
-    tensor = _vector(name, value)
-    try:
-        not_negative(tensor)
-    except ValueError as error:
-        raise SettingError(f"{name} {error}") from None
+    """Standard deviations as (..., channels)."""
+    tensor = _vector(name, value, not_negative)
     if tensor.shape[-1] not in (1, channels):
         raise SettingError(f"{name} has {tensor.shape[-1]} values in its last dimension for {channels} channels")
     return tensor.expand(*tensor.shape[:-1], channels)
 
 
-def _positive(name: str, value: Any) -> float:
-    number = _not_negative(name, value)
-    if number == 0:
-        raise SettingError(f"{name} must be positive")
-    return number
-
-
-def _not_negative(name: str, value: Any) -> float:
-    tensor = _numbers(name, value)
-    if tensor.numel() != 1 or float(tensor) < 0:
-        raise SettingError(f"{name} must be one number that is not negative, not {value!r}")
+def _number(name: str, value: Any, positive: bool = False) -> float:
+    tensor = _tensor(name, value)
+    if tensor.numel() != 1 or float(tensor) < 0 or (positive and float(tensor) == 0):
+        raise SettingError(f"{name} must be one number, {'positive' if positive else '0 or more'}, not {value!r}")
     return float(tensor)
 
 
-def _whole(name: str, value: Any) -> int:
+def _count(name: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
         raise SettingError(f"{name} must be a whole number, 1 or more, not {value!r}")
     return int(value)
 
 
-def _generator(seed: int | np.random.Generator) -> np.random.Generator:
-    return seed if isinstance(seed, np.random.Generator) else np.random.default_rng(_whole_seed(seed))
+def _generator(seed: OneSeed) -> np.random.Generator:
+    return seed if isinstance(seed, np.random.Generator) else np.random.default_rng(_seed(seed))
 
 
-def _whole_seed(seed: Any) -> int:
+def _seed(seed: Any) -> int:
     if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or not 0 <= seed < 2**32:
         raise SettingError(f"a seed must be a whole number from 0 to 2³² − 1, not {seed!r}")
     return int(seed)

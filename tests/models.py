@@ -96,7 +96,7 @@ class Model:
             x = means[node.name]
             parts = [x]
             for k in self.graph.links:
-                if k.kind == "drives" and k.child is node and function.caused:
+                if k.kind == "drives" and k.child is node and function.takes_causes:
                     v = means[k.parent.name]
                     parts.append(torch.cat([v, v.new_zeros(len(x) - len(v), v.shape[1])]))
             return torch.cat(parts, 1)

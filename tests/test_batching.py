@@ -17,12 +17,13 @@ from pcnet.functions import systems as flows
 from pcnet.functions.base import Function
 from pcnet.functions.closed_form import Quadratic
 from pcnet.graphs import odem
-from pcnet.model.graph import Model
+from pcnet.model.digest import digest
+from pcnet.model.model import Model
 from pcnet.nodes import GeneralisedStateNode, ParameterNode, PrecisionNode, SensoryNode
 from pcnet.numerics.estimators import Exponential, RobbinsMonro, WindowMean
 from pcnet.numerics.integrators import ExplicitEuler, LocalLinearisation
 from pcnet.numerics.kernels import SquaredExponential
-from pcnet.sweeps.batching import digest, form, together
+from pcnet.sweeps.batching import batch_key, stack_models
 
 SEEN = torch.randn(7, 2, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
 
@@ -95,8 +96,8 @@ def model(
 
 def agree(models, seen=SEEN):
     """Beliefs, predictions and free energies of the batch against those of a loop."""
-    assert len({form(each) for each in models}) == 1
-    made = together(models)
+    assert len({batch_key(each) for each in models}) == 1
+    made = stack_models(models)
     batch = made.graph.run(seen.expand(len(models), *seen.shape), schedule=made.schedule)
     assert batch.batch_shape == (len(models),)
     for i, (graph, schedule) in enumerate(models):
@@ -171,7 +172,7 @@ def test_movers_are_settings_too():
         model(mover=LocalLinearisation(step_size=0.1)),
         model(mover=LocalLinearisation()),
     ]
-    assert len({form(each) for each in kinds}) == 3
+    assert len({batch_key(each) for each in kinds}) == 3
 
 
 def test_a_batch_as_long_as_there_are_channels():
@@ -197,13 +198,13 @@ def test_models_of_the_paper():
 
 
 def test_functions_that_are_shared_and_functions_that_are_not():
-    assert form(model(flow=decay)) == form(model(flow=decay))
-    assert form(model(flow=decay)) != form(model(flow=growth))
-    assert form(model(flow=lambda x, p: -x)) != form(model(flow=lambda x, p: -2 * x))
-    assert form(model(flow=pc.TracedFunction(decay))) == form(model(flow=pc.TracedFunction(decay)))
-    assert form(model(flow=pc.TracedFunction(decay, jacobian=growth))) != form(model(flow=decay))
-    assert form(odem()) == form(odem())
-    assert form(odem("glv")) != form(odem("lorenz"))
+    assert batch_key(model(flow=decay)) == batch_key(model(flow=decay))
+    assert batch_key(model(flow=decay)) != batch_key(model(flow=growth))
+    assert batch_key(model(flow=lambda x, p: -x)) != batch_key(model(flow=lambda x, p: -2 * x))
+    assert batch_key(model(flow=pc.TracedFunction(decay))) == batch_key(model(flow=pc.TracedFunction(decay)))
+    assert batch_key(model(flow=pc.TracedFunction(decay, jacobian=growth))) != batch_key(model(flow=decay))
+    assert batch_key(odem()) == batch_key(odem())
+    assert batch_key(odem("glv")) != batch_key(odem("lorenz"))
 
 
 def linear(matrix):
@@ -219,8 +220,8 @@ def linear(matrix):
 def test_numbers_within_a_flow_are_part_of_the_form():
     """A batch has one flow, so that models whose flows have other numbers cannot share one."""
     a, b = [[-1.0, 0.5], [0.0, -1.0]], [[-1.0, 0.6], [0.0, -1.0]]
-    assert form(linear(a)) == form(linear(a))
-    assert form(linear(a)) != form(linear(b))
+    assert batch_key(linear(a)) == batch_key(linear(a))
+    assert batch_key(linear(a)) != batch_key(linear(b))
     assert digest(linear(a)) == digest(linear(a))
     assert digest(linear(a)) != digest(linear(b))
 
@@ -242,8 +243,8 @@ FORMS = [
 
 @pytest.mark.parametrize("options", FORMS)
 def test_what_is_no_number_makes_another_form(options):
-    assert form(model(**options)) == form(model(**options))
-    assert form(model(**options)) != form(model())
+    assert batch_key(model(**options)) == batch_key(model(**options))
+    assert batch_key(model(**options)) != batch_key(model())
     assert digest(model(**options)) != digest(model())
 
 
@@ -255,7 +256,7 @@ def test_a_number_makes_another_digest_but_no_other_form(name):
     )
     assert digest(model(**{name: usual})) == digest(model())
     assert digest(model(**{name: other})) != digest(model())
-    assert form(model(**{name: other})) == form(model())
+    assert batch_key(model(**{name: other})) == batch_key(model())
 
 
 def test_an_initial_mean_counts():

@@ -162,7 +162,7 @@ def test_keys_move_play_and_choose(page):
     shown.key("n")
     assert shown.find("#panel h2").text == "x"
     shown.key("p", keys.ESCAPE)
-    assert shown.find("#panel h2").text == "Who is surprised"
+    assert shown.find("#panel h2").text == "Surprise by node"
     shown.key("?")
     assert shown.find("#help").is_displayed()
     shown.key(keys.ESCAPE)
@@ -310,14 +310,14 @@ def test_dark_follows_the_system_and_can_be_turned_over(page):
 def test_a_thinned_run_shows_the_extremes_of_each_stretch(page):
     result = repeated(paper_run(), 700)
     flow, shown = result.error_flow(), page(result.error_flow())
-    stretch = shown.run("return flow.stretch")
+    stretch = shown.run("return flow.bin_size")
     assert stretch > 1
     shown.point(number(result, "y"))
     for frame in (0, 1234):
         shown.to(frame)
         part = slice(frame * stretch, (frame + 1) * stretch)
         assert shown.values("surprise (1: as expected)") == pytest.approx([flow.surprise("y")[part].max()], rel=1e-6)
-        assert f"extremes of {stretch}" in shown.find("#now").text
+        assert f"range of {stretch}" in shown.find("#now").text
         assert f"t = {result.times[part][0]:.2f} to {result.times[part][-1]:.2f}" in shown.find("#now").text
     shown.key("s")
     assert shown.values("surprise (1: as expected)") == pytest.approx([flow.surprise("y").max()], rel=1e-6)

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from pcnet.errors import SettingError
 from pcnet.simulate import glv_process, smooth_noise
-from studies.calibration import calibrate, conclude, design, judging, measures, rivals, trials
-from studies.calibration.findings import summarise
+from studies.calibration import baselines, calibrate, conclude, design, measures, targets, trials
+from studies.calibration.results import summarise
 
 
 # --- measures --------------------------------------------------------------------------------------------------------
@@ -39,28 +39,28 @@ def test_coverage_of_gaussian_beliefs_is_that_of_the_normal_distribution():
     right = truth + sd * rng.normal(size=truth.shape)
     for scale in (1.0, 0.5):  # of the sd that is claimed
         expected = 2 * NormalDist().cdf(2 * scale) - 1
-        found = measures.covered(right, np.full_like(right, scale * sd), truth)
+        found = measures.coverage(right, np.full_like(right, scale * sd), truth)
         assert found.shape == (50,)
         assert found.mean() == pytest.approx(expected, abs=4 * math.sqrt(0.25 / truth.size))
 
 
 def test_what_is_not_a_number_is_not_covered():
     truth = np.zeros((1, 2))
-    assert measures.covered(np.array([[0.0, np.nan]]), np.ones((1, 2)), truth) == pytest.approx(0.5)
+    assert measures.coverage(np.array([[0.0, np.nan]]), np.ones((1, 2)), truth) == pytest.approx(0.5)
 
 
 def test_errors_by_seed():
     truth = np.zeros((2, 4, 3))
     off = truth + np.array([1.0, -2.0])[:, None, None]
-    assert measures.squared_error(off, truth) == pytest.approx([1, 4])
-    assert measures.worst(np.array([[0.1, -0.4], [0.2, 0.0]]), np.zeros(2)) == pytest.approx([0.4, 0.2])
+    assert measures.mean_squared_error(off, truth) == pytest.approx([1, 4])
+    assert measures.largest_error(np.array([[0.1, -0.4], [0.2, 0.0]]), np.zeros(2)) == pytest.approx([0.4, 0.2])
 
 
 # --- rivals ----------------------------------------------------------------------------------------------------------
 def test_the_extended_filter_of_a_linear_process_is_the_joint_gaussian():
     """Filtered beliefs are the conditional of the joint Gaussian of all states given all observations so far."""
     rng = np.random.default_rng(1)
-    steps, n, d = rivals.THINNING, 3, 2
+    steps, n, d = baselines.EVERY, 3, 2
     a = 0.9 * np.linalg.qr(rng.normal(size=(n, n)))[0]
     q, r = np.diag([0.1, 0.2, 0.3]), np.diag([0.5, 0.4])
     c = rng.normal(size=(d, n))
@@ -85,7 +85,7 @@ def test_the_extended_filter_of_a_linear_process_is_the_joint_gaussian():
     covariance = maps[-1] @ sources @ maps[-1].T - gain @ seen @ sources @ maps[-1].T
 
     tensor = torch.from_numpy
-    found = rivals.extended_kalman(
+    found = baselines.extended_kalman(
         lambda s: tensor(a) @ s, tensor(y), tensor(first)[None], tensor(spread)[None], tensor(q), tensor(c), tensor(r)
     )
     assert found.mean.shape == (1, 1, n)
@@ -95,7 +95,7 @@ def test_the_extended_filter_of_a_linear_process_is_the_joint_gaussian():
 
 @pytest.mark.parametrize("width", [5.0, 50.0])
 def test_the_markov_process_has_nearly_the_autocorrelation_of_smooth_noise(width):
-    forward, fresh, settled = rivals.markov(width)
+    forward, fresh, settled = baselines.markov(width)
     assert float(settled[0, 0]) == pytest.approx(1)
     assert torch.allclose(forward @ settled @ forward.T + fresh, settled, atol=1e-10)
     assert float(torch.linalg.eigvalsh(fresh).min()) > -1e-10
@@ -110,7 +110,7 @@ def test_matched_noise_has_the_power_of_smooth_noise_at_low_frequencies():
     """The variance of long means of smooth noise is that of white noise which is stronger by the factor."""
     process = design.CASES["smooth5"].process
     means = smooth_noise(400_000, 1, width=5.0, seed=3).view(1000, 400).mean(1)
-    assert float(means.var() * 400) == pytest.approx(process.matching, rel=0.15)
+    assert float(means.var() * 400) == pytest.approx(process.spectral_factor, rel=0.15)
 
 
 def test_the_unscented_filter_agrees_with_the_extended_one_where_noise_is_small():
@@ -118,8 +118,8 @@ def test_the_unscented_filter_agrees_with_the_extended_one_where_noise_is_small(
     from studies.calibration import unscented
 
     case = design.CASES["white"]
-    observations = case.process.realise(600, [design.DEVELOPMENT]).observations
-    theirs, ours = unscented.follow(case, observations, matched=False), rivals.follow(case, observations)
+    observations = case.process.simulate(600, [design.DEVELOPMENT]).observations
+    theirs, ours = unscented.run_filter(case, observations, matched=False), baselines.run_filter(case, observations)
     assert theirs.mean.shape == ours.mean.shape
     assert bool(((theirs.mean - ours.mean)[:, -1].abs() < 0.5 * ours.sd[:, -1]).all())
     assert torch.allclose(theirs.sd[:, -1], ours.sd[:, -1], rtol=0.2)
@@ -130,7 +130,7 @@ def test_the_unscented_filter_agrees_with_the_extended_one_where_noise_is_small(
     ("name", "options"), [("white", {"noise": "white"}), ("smooth5", {"noise": "smooth", "width": 0.05})]
 )
 def test_the_data_are_those_of_the_glv_process(name, options):
-    found = design.CASES[name].process.realise(300, [1000, 1001])
+    found = design.CASES[name].process.simulate(300, [1000, 1001])
     expected = glv_process(300, clamp_observations=False, seed=[1000, 1001], **options)
     assert torch.equal(found.states, expected.states)
     assert torch.equal(found.observations, expected.observations)
@@ -139,13 +139,13 @@ def test_the_data_are_those_of_the_glv_process(name, options):
 def test_the_flow_that_rivals_have_is_the_flow():
     model = design.CASES["white"].model
     x, theta = torch.randn(2, 5, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    assert model.written_out is not None
-    assert torch.allclose(model.written_out(x, theta), model.flow(x, theta))
+    assert model.plain_flow is not None
+    assert torch.allclose(model.plain_flow(x, theta), model.flow(x, theta))
 
 
 def test_a_jump_changes_the_second_half_alone():
-    jumped = design.CASES["jump-white"].process.realise(400, [1000])
-    steady = design.CASES["white"].process.realise(400, [1000])
+    jumped = design.CASES["jump-white"].process.simulate(400, [1000])
+    steady = design.CASES["white"].process.simulate(400, [1000])
     assert torch.equal(jumped.states[:, :201], steady.states[:, :201])
     assert not torch.allclose(jumped.states[:, 210:], steady.states[:, 210:], atol=1e-4)
     x, z = jumped.states[0], jumped.state_noise[0]
@@ -161,7 +161,7 @@ def test_no_development_seed_is_held_out():
 # --- verdicts --------------------------------------------------------------------------------------------------------
 def _rows(**columns):
     count = len(next(iter(columns.values())))
-    return pd.DataFrame({"raw": [0.01] * count, "lost": [False] * count, **columns})
+    return pd.DataFrame({"raw": [0.01] * count, "diverged": [False] * count, **columns})
 
 
 def test_a_summary_counts_what_is_near_enough_and_what_was_lost():
@@ -171,10 +171,10 @@ def test_a_summary_counts_what_is_near_enough_and_what_was_lost():
             precision_y=[1.19, 1.21, np.nan, 0.81],
             precision_x=[0.51, 1.9, np.nan, 2.1],
             error_later=[0.01, 0.03, np.nan, 0.02],
-            lost=[False, False, True, False],
+            diverged=[False, False, True, False],
         )
     )
-    assert (found.seeds, found.lost, found.mse) == (4, 1, 2.0)
+    assert (found.seeds, found.diverged, found.mse) == (4, 1, 2.0)
     assert (found.near_y.value, found.near_x.value, found.followed.value) == (0.5, 0.5, 0.5)
     assert math.isnan(found.error)
 
@@ -182,20 +182,20 @@ def test_a_summary_counts_what_is_near_enough_and_what_was_lost():
 def test_verdicts_say_by_how_much():
     good, bad = summarise(_rows(mse=[1.2])), summarise(_rows(mse=[1.5]))
     rival = summarise(_rows(mse=[1.0]))
-    assert judging.ratio("white", "", good, rival, "mse", 1.3)[3:] == ("holds", "")
-    assert judging.ratio("white", "", bad, rival, "mse", 1.2)[3:] == ("does not hold", "25 %")
-    assert judging.ratio("white", "", bad._replace(mse=12.0), rival, "mse", 1.2).missed == "10 ×"
-    assert judging.ratio("white", "", good._replace(lost=1), rival, "mse", 1.3).verdict == "does not hold"
-    assert judging.within("white", "", measures.wilson(0.95, 100)).verdict == "holds"
-    assert judging.within("white", "", measures.wilson(1.0, 100)).missed == "1.0 points"
-    assert judging.within("white", "", measures.wilson(0.5, 100)).missed == "40.0 points"
-    assert judging.at_least("white", "", measures.wilson(0.9, 100)).verdict == "holds"
-    assert judging.at_least("white", "", measures.wilson(math.nan, 0)).verdict == "not measured"
+    assert targets.ratio("white", "", good, rival, "mse", 1.3)[3:] == ("holds", "")
+    assert targets.ratio("white", "", bad, rival, "mse", 1.2)[3:] == ("does not hold", "25 %")
+    assert targets.ratio("white", "", bad._replace(mse=12.0), rival, "mse", 1.2).missed == "10 ×"
+    assert targets.ratio("white", "", good._replace(diverged=1), rival, "mse", 1.3).verdict == "does not hold"
+    assert targets.within("white", "", measures.wilson(0.95, 100)).verdict == "holds"
+    assert targets.within("white", "", measures.wilson(1.0, 100)).missed == "1.0 points"
+    assert targets.within("white", "", measures.wilson(0.5, 100)).missed == "40.0 points"
+    assert targets.at_least("white", "", measures.wilson(0.9, 100)).verdict == "holds"
+    assert targets.at_least("white", "", measures.wilson(math.nan, 0)).verdict == "not measured"
 
 
 # --- the whole -------------------------------------------------------------------------------------------------------
 def test_every_method_and_prior_is_tried():
-    found = trials.trials(list(design.CASES))
+    found = trials.list_trials(list(design.CASES))
     assert len({(t.case, t.method, t.prior) for t in found}) == len(found)
     assert sum(t.case == "smooth50" for t in found) == 5 + 5 + 4
 
@@ -206,8 +206,8 @@ def test_every_method_and_prior_is_tried():
 def test_a_trial_has_a_row_a_seed(case, method):
     prior = design.PRIORS[1] if method in ("pcnet", "paper") else None
     seeds = [1000, 1001, 1002]
-    world = design.CASES[case].process.realise(200, seeds)
-    outcome = trials.conduct(trials.Trial(case, method, prior), world, seeds)
+    world = design.CASES[case].process.simulate(200, seeds)
+    outcome = trials.run_trial(trials.Trial(case, method, prior), world, seeds)
     assert [row["seed"] for row in outcome.rows] == [1000, 1001, 1002]
     assert outcome.theta.shape == (3, 20, 3)
     for row, theta in zip(outcome.rows, outcome.theta[:, -1], strict=True):
@@ -217,18 +217,18 @@ def test_a_trial_has_a_row_a_seed(case, method):
 
 
 def test_without_dynamax_its_filter_is_skipped_with_a_reason(monkeypatch):
-    monkeypatch.setattr(trials, "missing", lambda: "it is not there")
-    world = design.CASES["white"].process.realise(200, [1000])
-    assert trials.conduct(trials.Trial("white", "ukf", None), world, [1000]).skipped == "it is not there"
+    monkeypatch.setattr(trials, "why_unavailable", lambda: "it is not there")
+    world = design.CASES["white"].process.simulate(200, [1000])
+    assert trials.run_trial(trials.Trial("white", "ukf", None), world, [1000]).skipped == "it is not there"
 
 
 def test_a_tiny_study_has_a_report(tmp_path, monkeypatch):
-    monkeypatch.setattr(trials, "missing", lambda: "it is not there")
+    monkeypatch.setattr(trials, "why_unavailable", lambda: "it is not there")
     white = design.CASES["white"]._replace(methods=("pcnet", "ekf", "ukf"), priors=design.RIGHT)
     monkeypatch.setitem(design.CASES, "white", white)
     said = []
     names = ["white", "jump-white"]
-    done = calibrate(tmp_path, seeds=2, samples=200, cells=names, first_seed=1000, processes=1, say=said.append)
+    done = calibrate(tmp_path, seeds=2, samples=200, cases=names, first_seed=1000, processes=1, log=said.append)
     files = {path.name for path in tmp_path.iterdir()}
     assert files == {"report.md", "report.html", "seeds.csv", "cells.json", "figures"}
     assert len(list((tmp_path / "figures").glob("*.png"))) == 4
@@ -250,7 +250,7 @@ def test_a_tiny_study_has_a_report(tmp_path, monkeypatch):
 
 
 def test_a_cell_that_is_not_there_is_refused(tmp_path):
-    with pytest.raises(SettingError, match="there is no cell 'red'; cells: white"):
-        calibrate(tmp_path, cells=["red"])
+    with pytest.raises(SettingError, match="there is no case 'red'; cases: white"):
+        calibrate(tmp_path, cases=["red"])
     with pytest.raises(SettingError, match="samples 200 or more"):
         calibrate(tmp_path, samples=10)

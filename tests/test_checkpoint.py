@@ -31,7 +31,7 @@ from pcnet.nodes import (
 from pcnet.numerics.estimators import Newton, NoiseScoring
 from pcnet.numerics.integrators import ImplicitEuler
 from pcnet.numerics.kernels import Matern, White
-from pcnet.results.recorder import TraceBuffer
+from pcnet.results.recorder import Recorder
 
 TICKS = 14
 
@@ -207,7 +207,7 @@ VERBS = [
     (GeneralisedStateNode, "update"),
     (GeneralisedStateNode, "update_covariance"),
     (PrecisionNode, "renew_prior"),
-    (TraceBuffer, "write"),
+    (Recorder, "append"),
 ]
 
 

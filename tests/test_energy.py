@@ -45,10 +45,10 @@ def leave_the_priors(session, seed):
     generator = torch.Generator().manual_seed(seed)
     for name, node in session.graph.nodes.items():
         if node.role in ("parameter", "precision"):
-            local = session.local(name)
-            away = torch.randn(local.belief.mean.shape, generator=generator, dtype=torch.float64)
+            state = session.state.nodes[name]
+            away = torch.randn(state.mean.shape, generator=generator, dtype=torch.float64)
             with torch.inference_mode():
-                local.belief = local.belief._replace(mean=local.belief.mean + 0.4 * away)
+                session.replace_nodes({name: state._replace(mean=state.mean + 0.4 * away)})
 
 
 @settings(max_examples=10, deadline=None)
@@ -69,7 +69,7 @@ def test_local_derivatives_are_those_of_the_total_energy(options):
         def energy(value, name=name):
             return model.energy({**means, name: value}, observed)
 
-        local = session.local(name)
+        local = session.context(name)
         expected = grad(energy)(means[name]).reshape(-1)
         torch.testing.assert_close(node.gradient(local)[0], expected, rtol=1e-9, atol=1e-9)
         expected = hessian(energy)(means[name]).reshape(len(expected), len(expected))
@@ -84,7 +84,7 @@ def test_gauss_newton_is_never_indefinite(options):
     session.step({name: y[0] for name, y in model.observations.items()})
     leave_the_priors(session, options["seed"])
     for name in means_of(session, model.graph):
-        curvature = model.graph[name].hessian(session.local(name))[0]
+        curvature = model.graph[name].hessian(session.context(name))[0]
         values = torch.linalg.eigvalsh(curvature)
         assert values.min() >= -1e-12 * values.max()
 

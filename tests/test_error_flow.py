@@ -143,9 +143,9 @@ def test_a_page_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
 def numbers(data):
     """(series, low and high, frames)."""
     block = np.frombuffer(base64.b64decode(data["numbers"]), "<f4")
-    frames = -(-data["ticks"] // data["stretch"])
-    rows = block.reshape(-1, 1 if data["stretch"] == 1 else 2, frames)
-    return np.repeat(rows, 2, 1) if data["stretch"] == 1 else rows
+    frames = -(-data["ticks"] // data["bin_size"])
+    rows = block.reshape(-1, 1 if data["bin_size"] == 1 else 2, frames)
+    return np.repeat(rows, 2, 1) if data["bin_size"] == 1 else rows
 
 
 def test_the_page_holds_the_numbers_of_the_result():
@@ -153,7 +153,7 @@ def test_the_page_holds_the_numbers_of_the_result():
     flow = result.error_flow()
     data = payload(flow, "title")
     block = numbers(data)
-    assert data["stretch"] == 1
+    assert data["bin_size"] == 1
     for node in data["nodes"]:
         np.testing.assert_allclose(block[node["share"], 0], flow.share(node["name"]), rtol=1e-6)
         if node["surprise"] is not None:
@@ -179,20 +179,20 @@ def test_ten_thousand_observations_of_the_papers_graph_fit_unthinned():
     assert len(flow.times) > 10_000
     page = render(flow)
     assert len(page.encode()) < 5_000_000
-    assert json.loads(re.search(r'type="application/json">(.*?)</script>', page)[1])["stretch"] == 1
+    assert json.loads(re.search(r'type="application/json">(.*?)</script>', page)[1])["bin_size"] == 1
 
 
 def test_a_long_run_is_thinned_and_no_surprise_disappears():
     flow = repeated(paper_run(), 700).error_flow()
     data = payload(flow, "title")
-    assert data["stretch"] > 1
+    assert data["bin_size"] > 1
     assert len(data["numbers"]) <= BYTES
     block = numbers(data)
     (y,) = [node for node in data["nodes"] if node["name"] == "y"]
     surprise = flow.surprise("y")
-    for i in range(0, len(surprise), data["stretch"]):
-        low, high = block[y["surprise"], :, i // data["stretch"]]
-        part = surprise[i : i + data["stretch"]].astype("f4")
+    for i in range(0, len(surprise), data["bin_size"]):
+        low, high = block[y["surprise"], :, i // data["bin_size"]]
+        part = surprise[i : i + data["bin_size"]].astype("f4")
         assert (low, high) == (part.min(), part.max())
 
 

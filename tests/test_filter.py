@@ -78,7 +78,7 @@ def test_it_is_the_kalman_filter(learn_noise):
     )
     if learn_noise:
         session = linear_graph(learn_noise).start(STILL).run(OBSERVATIONS)
-        result_shares = session.local("x").belief.carried.covariance[0].numpy()
+        result_shares = session.context("x").state.belief.covariance[0].numpy()
     for t, y in enumerate(OBSERVATIONS):
         oracle.step(y)
         np.testing.assert_allclose(result.mean("x")[t, 0], oracle.mean, rtol=1e-11, atol=1e-13)
@@ -317,7 +317,7 @@ def test_what_parameters_hear_is_the_slope_of_the_log_evidence(node):
     still = {**POINT, "log_x": [2 * math.log(1e3)] * 2, "log_y": [2 * math.log(1e4)] * 3}
     still[node] = [value + 1e-4 for value in POINT[node]]
     session = bent_graph(**still, initial_sd=1e-4).start(GATHER, record=()).run(truth)
-    found = -session.local(node).memory.gradient[0].numpy()
+    found = -session.context(node).state.accumulated.gradient[0].numpy()
 
     def evidence(value):
         run = bent_graph(**{**still, node: value}, initial_sd=1e-4).run(truth, GATHER, record=["energy"])
@@ -343,18 +343,18 @@ def test_what_a_smooth_noise_hears_is_the_slope_of_the_log_evidence():
 
     point = np.array([0.3, -0.2])
     session = graph(point).start(GATHER, record=()).run(OBSERVATIONS)
-    assert session.local("x").belief.mean.shape[1] == 2 + 2 * 5
+    assert session.context("x").state.belief.mean.shape[1] == 2 + 2 * 5
     expected = central_differences(
         lambda log: graph(log).run(OBSERVATIONS, GATHER, record=["energy"]).accuracy.sum(), point, 1e-5
     )
-    np.testing.assert_allclose(-session.local("noise_x").memory.gradient[0].numpy(), expected, rtol=1e-6)
+    np.testing.assert_allclose(-session.context("noise_x").state.accumulated.gradient[0].numpy(), expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("node", ["noise_x", "noise_y"])
 def test_for_a_linear_model_the_slope_is_exact(node):
     """Then there is nothing to leave out: the gradient in log-precisions is that of the log-evidence."""
     session = linear_graph(learn_noise=True).start(GATHER, record=()).run(OBSERVATIONS)
-    found = -session.local(node).memory.gradient[0].numpy()
+    found = -session.context(node).state.accumulated.gradient[0].numpy()
 
     def evidence(log_x: float, log_y: np.ndarray) -> float:
         oracle = kalman()
@@ -390,7 +390,7 @@ def test_what_may_be_wrong_with_parameters_is_not_taken_for_noise(unsure):
         return -0.5 * (math.log(2 * math.pi * variance) + error**2 / variance)
 
     expected = central_differences(evidence, np.array([log_x, log_y]), 1e-5)
-    found = [-session.local(name).memory.gradient.item() for name in ("noise_x", "noise_y")]
+    found = [-session.context(name).state.accumulated.gradient.item() for name in ("noise_x", "noise_y")]
     np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
@@ -504,7 +504,7 @@ def test_the_mean_of_a_gaussian_belief_moves_by_the_mean_of_a_quadratic_flow(flo
     graph.weighs(PrecisionNode("noise_y", mean=1.0, sd=1.0, kernel=White()), y)
     session = graph.start(STILL)
     session.run(np.array([[1.0, 2.5, 19.0], [1.3, 2.0, 19.5]]))
-    mean, covariance = session.mean("x")[0], session.local("x").belief.carried.covariance[0, :3, :3]
+    mean, covariance = session.mean("x")[0], session.context("x").state.belief.covariance[0, :3, :3]
     session.step(np.full(3, np.nan))
     theta, f = torch.tensor([28.0], dtype=torch.float64), pc.systems.lorenz
     points = math.sqrt(3) * torch.linalg.cholesky(covariance).mT
@@ -599,7 +599,7 @@ def test_without_shocks_smooth_noise_is_white_noise_of_its_strength():
     ],
 )
 def test_how_long_noise_lasts(kernel, expected):
-    assert kernel.duration.item() == pytest.approx(expected, rel=1e-6, abs=1e-12)
+    assert kernel.correlation_integral.item() == pytest.approx(expected, rel=1e-6, abs=1e-12)
 
 
 # --- the contract, batches, files ------------------------------------------------------------------------------------

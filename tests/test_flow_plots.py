@@ -92,7 +92,7 @@ def test_the_map_holds_the_surprise_of_each_node_at_each_time():
 def test_a_long_map_keeps_every_surprise_and_stays_in_time():
     flow = repeated(paper_run(), 20).error_flow()
     values, drawn = image(flow.map())
-    assert values.shape[1] <= flow_plots.COLUMNS
+    assert values.shape[1] <= flow_plots.MAP_COLUMNS
     stretch = 4  # 3,000 observations in at most 800 columns
     expected = flow.surprise("y").reshape(-1, stretch).max(1)
     np.testing.assert_allclose(values[list(flow.surprised).index("y")], expected)

@@ -528,7 +528,7 @@ def test_a_derived_function_knows_that_it_is_linear():
     layer = nn.Linear(3, 40).to(F64)
     for plain in (lambda x, theta: layer(x), lambda x, theta: torch.cat([x[..., :2]] * 20, -1) - 1):
         function, x, theta = TracedFunction(plain), torch.randn(2, 3, 3, dtype=F64), torch.zeros(2, 0, dtype=F64)
-        assert function.linearise(x, theta, 2).bend is None
+        assert function.linearise(x, theta, 2).jacobian_derivative is None
         assert function.contracted_hessian(x, theta, torch.randn(2, 2, 40, dtype=F64)) is None
 
 
@@ -560,10 +560,8 @@ def test_a_slope_that_is_not_formed_acts_as_if_it_were(rows, orders, out, bent, 
         else Precision(temporal, log_channel.exp(), log_det)
     )
     line = Linearisation(weighted, jacobian, bend if bent else None, orders)
-    torch.testing.assert_close(
-        line.pull(weighted), (weighted.flatten(1)[:, None] @ slope)[:, 0], rtol=1e-12, atol=1e-12
-    )
-    torch.testing.assert_close(line.sandwich(precision), slope.mT @ dense @ slope, rtol=1e-11, atol=1e-10)
+    torch.testing.assert_close(line.vjp(weighted), (weighted.flatten(1)[:, None] @ slope)[:, 0], rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(line.quadratic_form(precision), slope.mT @ dense @ slope, rtol=1e-11, atol=1e-10)
     assert torch.equal(line.slope, slope)
 
 

@@ -10,11 +10,12 @@ from scipy import special
 
 import pcnet as pc
 from pcnet.errors import GraphError, SettingError
-from pcnet.model.graph import Model
+from pcnet.model.digest import digest
+from pcnet.model.model import Model
 from pcnet.nodes import GeneralisedStateNode, PrecisionNode, SensoryNode
 from pcnet.numerics.generalised import temporal_covariance, temporal_precision
 from pcnet.numerics.kernels import Autocorrelation, Matern, SquaredExponential
-from pcnet.sweeps.batching import digest, form, together
+from pcnet.sweeps.batching import batch_key, stack_models
 
 HALVES = [0.5, 1.5, 2.5, 3.5, 4.5]
 OTHERS = [0.3, 1.0, 2.2, 3.0, 7.7, 40.0]
@@ -223,9 +224,9 @@ def test_a_batch_of_kernels_is_as_each_alone(kernel):
     observations = torch.linspace(0, 3, 12, dtype=torch.float64)[:, None].sin()
     batch = graph(kernel(WIDTHS), orders=2).run(observations, schedule=pc.odem(every=4))
     models = [Model(graph(kernel(width), orders=2), pc.odem(every=4)) for width in WIDTHS]
-    assert len({form(model) for model in models}) == 1
+    assert len({batch_key(model) for model in models}) == 1
     assert len({digest(model) for model in models}) == 3
-    stacked = together(models)
+    stacked = stack_models(models)
     swept = stacked.graph.run(observations, schedule=stacked.schedule)
     for i, model in enumerate(models):
         alone = model.graph.run(observations, schedule=model.schedule)
@@ -236,6 +237,6 @@ def test_a_batch_of_kernels_is_as_each_alone(kernel):
 
 def test_models_with_other_functions_are_of_another_form():
     one, other = (Model(graph(Autocorrelation(f), orders=2), pc.odem()) for f in (damped, lorentzian))
-    assert form(one) != form(other)
+    assert batch_key(one) != batch_key(other)
     assert digest(one) != digest(other)
     assert "0x" not in repr(one.graph["noise_x"])

@@ -11,11 +11,13 @@ from hypothesis import example, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from pcnet.model.node import BatchSpec, ErrorShape, Link, NodeContext
+from pcnet.model.context import Neighbours, NodeContext
+from pcnet.model.links import Weighs
+from pcnet.model.node import BatchSpec, ErrorShape
 from pcnet.nodes.precision import PrecisionNode
-from pcnet.numerics.laplace import covariance_of, posterior
+from pcnet.numerics.laplace import covariance_of, laplace_posterior
 from pcnet.numerics.matrix_exponential import exponential_step, log_abs_det
-from pcnet.numerics.precision import CholeskyPrecision, Precision, quadratic
+from pcnet.numerics.precision import CholeskyPrecision, Precision, weighted_squares
 
 EPS = np.finfo(float).eps
 RNG = np.random.default_rng(20)
@@ -193,7 +195,7 @@ def definite(n: int, spread: float) -> np.ndarray:
 @pytest.mark.parametrize("n", [1, 2, 6, 9])
 def test_posterior_of_a_definite_curvature_is_left_alone(n):
     curvatures = np.stack([definite(n, spread) for spread in (0.0, 1.0, 3.0)])
-    found = posterior(tensor(curvatures))
+    found = laplace_posterior(tensor(curvatures))
     assert found.regularised is None
     np.testing.assert_array_equal(found.precision.numpy(), curvatures)
     expected = np.array([-log_det(c) for c in curvatures])
@@ -216,7 +218,7 @@ def test_posterior_of_a_definite_curvature_is_left_alone(n):
 def test_posterior_of_an_indefinite_curvature_is_clamped(values):
     curvature = np.diag(values)  # diagonal: its eigenvalues are exact
     turned = rotated(values)
-    found = posterior(tensor(np.stack([curvature, turned])))
+    found = laplace_posterior(tensor(np.stack([curvature, turned])))
     floor = max(1e-9, 1e-12 * np.abs(values).max())
     lifted = np.maximum(values, floor)
     assert found.regularised is not None
@@ -237,7 +239,7 @@ def test_posterior_mends_only_what_needs_it():
     good = [definite(4, 2.0), definite(4, 0.5)]
     bad = np.diag([-1.0, 2.0, 3.0, 4.0])
     broken = np.full((4, 4), np.nan)
-    found = posterior(tensor(np.stack([good[0], bad, good[1], broken, bad])))
+    found = laplace_posterior(tensor(np.stack([good[0], bad, good[1], broken, bad])))
     assert found.regularised is not None
     assert found.regularised.tolist() == [False, True, False, False, True]
     for i, matrix in ((0, good[0]), (2, good[1])):
@@ -252,7 +254,7 @@ def test_posterior_mends_only_what_needs_it():
 def test_posterior_does_not_write_into_what_it_is_given():
     curvature = tensor(np.stack([np.diag([-1.0, 2.0]), np.eye(2)]))
     before = curvature.clone()
-    posterior(curvature)
+    laplace_posterior(curvature)
     assert torch.equal(curvature, before)
 
 
@@ -268,7 +270,7 @@ def test_covariance_of_broken_elements_leaves_their_neighbours_alone():
 
 def test_posterior_leaves_what_is_not_finite_to_be_reported():
     curvatures = tensor(np.stack([np.eye(2), np.full((2, 2), np.nan), np.array([[np.inf, 0], [0, 1.0]])]))
-    found = posterior(curvatures)
+    found = laplace_posterior(curvatures)
     assert found.regularised is None
     assert found.log_det_covariance[0].item() == 0.0
     assert not found.log_det_covariance[1:].isfinite().any()
@@ -294,9 +296,12 @@ def test_precision_is_a_kronecker_product(shape):
     expected = (dense @ error.reshape(batch, -1, 1)).reshape(batch, rows, dim)
     np.testing.assert_allclose(weighted.numpy(), expected, rtol=1e-12, atol=1e-12)
     np.testing.assert_allclose(
-        precision.sandwich(tensor(slope)).numpy(), slope.transpose(0, 2, 1) @ dense @ slope, rtol=1e-11, atol=1e-11
+        precision.quadratic_form(tensor(slope)).numpy(),
+        slope.transpose(0, 2, 1) @ dense @ slope,
+        rtol=1e-11,
+        atol=1e-11,
     )
-    by_channel = quadratic(weighted, tensor(error)).numpy()
+    by_channel = weighted_squares(weighted, tensor(error)).numpy()
     whole = np.einsum("bi,bij,bj->b", error.reshape(batch, -1), dense, error.reshape(batch, -1))
     np.testing.assert_allclose(by_channel.sum(-1), whole, rtol=1e-11)
     for i in range(dim):  # a channel's share is that of its errors alone: temporal · e^λ
@@ -309,11 +314,11 @@ def test_log_det_of_a_precision_is_that_of_the_kronecker_product(rows, dim):
     """As a precision node sends it, for a batch of widths."""
     mean = np.linspace(-2.0, 3.0, 2 * dim).reshape(2, dim)
     node = PrecisionNode("noise", mean=mean, sd=1.0, correlation_time=[0.5, 1.5])
-    link = Link("weighs", node, SimpleNamespace(name="child", error_shape=ErrorShape(rows, dim)), None, None)
-    local = NodeContext()
-    local.below = (link,)
-    node.begin(local, BatchSpec(2, torch.float64, torch.device("cpu"), torch.Size([2])))
-    precision = node.prediction(local, link).value
+    link = Weighs(node, SimpleNamespace(name="child", error_shape=ErrorShape(rows, dim)))
+    links, spec = Neighbours((), (link,)), BatchSpec(2, torch.float64, torch.device("cpu"), torch.Size([2]))
+    bound = node.bind(links, spec)
+    context = NodeContext("noise", links, bound, node.init(bound, spec), None)
+    precision = node.prediction(context, link).value
     np.testing.assert_allclose(precision.channel.numpy(), np.exp(mean), rtol=1e-14)
     parts = (precision.temporal, precision.channel, precision.log_det)
     for temporal, channel, ours in zip(*(v.numpy() for v in parts), strict=True):
@@ -351,7 +356,7 @@ def test_coupled_precision_is_a_kronecker_product(shape):
     expected = (dense @ error.reshape(batch, -1, 1)).reshape(batch, rows, dim)
     np.testing.assert_allclose(precision.weigh(tensor(error)).numpy(), expected, rtol=1e-11, atol=1e-12 * size)
     expected = slope.transpose(0, 2, 1) @ dense @ slope
-    np.testing.assert_allclose(precision.sandwich(tensor(slope)).numpy(), expected, rtol=1e-11, atol=1e-11 * size)
+    np.testing.assert_allclose(precision.quadratic_form(tensor(slope)).numpy(), expected, rtol=1e-11, atol=1e-11 * size)
 
 
 def coupled_energy(parameters, moment, rows, dim):
@@ -369,7 +374,7 @@ def test_what_an_error_says_of_a_coupled_precision(rows, dim):
     precision, temporal, matrix = coupled(rows, dim, 2, 5)
     error = tensor(np.random.default_rng(6).standard_normal((2, rows, dim)))
     weighted = precision.weigh(error)
-    slope, curvature = precision.slope(error, weighted), precision.curvature(error, weighted)
+    slope, curvature = precision.gradient(error, weighted), precision.curvature(error, weighted)
     i, j = torch.tril_indices(dim, dim, -1)
     for b in range(2):
         parameters = torch.cat([precision.log_channel[b], precision.factor[b, i, j]])
@@ -395,7 +400,7 @@ def test_an_error_is_content_with_the_precision_that_fits_it_best():
         torch.eye(6, dtype=torch.float64)[None], tensor(2 * np.log(scale))[None], tensor((root / scale).T)[None], 0
     )
     np.testing.assert_allclose(precision.channel[0].numpy(), matrix, rtol=1e-12)
-    assert precision.slope(error, precision.weigh(error)).abs().max() < 1e-12
+    assert precision.gradient(error, precision.weigh(error)).abs().max() < 1e-12
 
 
 # --- determinants -----------------------------------------------------------------------------------------------------

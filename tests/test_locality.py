@@ -4,6 +4,7 @@ import torch
 from models import build
 
 import pcnet as pc
+from pcnet.numerics.trees import flatten, tree_map
 
 
 def started(**options):
@@ -14,26 +15,24 @@ def started(**options):
     return session
 
 
-def after(session, name, verb, disturbed):
-    """The belief and memory of `name` after `verb`, once as it is and once with other nodes' beliefs disturbed."""
-    local = session.local(name)
-    node = session.graph[name]
-    outcomes = []
+def after(session, name, action, disturbed):
+    """Whether an action of `name` gives the same state when the states of other nodes are disturbed."""
+    states, outcomes = session.state.nodes, []
     with torch.inference_mode():
         for disturb in (False, True):
-            kept = {other: session.local(other).belief for other in session.graph.nodes}
-            memory = local.memory
-            if disturb:
-                for other in disturbed:
-                    belief = session.local(other).belief
-                    parts = {field: part * 1.7 + 0.3 for field, part in belief._asdict().items() if field != "seen"}
-                    session.local(other).belief = belief._replace(**parts)  # how many orders are seen is a count
-            getattr(node, verb)(local)
-            outcomes.append([*local.belief, *(local.memory or ())])
-            for other, belief in kept.items():
-                session.local(other).belief = belief
-            local.memory = memory
-    return all(torch.equal(a, b) for a, b in zip(*outcomes, strict=True))
+            changed = dict(states)
+            for other in disturbed if disturb else ():
+                parts = {field: moved(part) for field, part in states[other]._asdict().items() if field != "seen"}
+                changed[other] = states[other]._replace(**parts)  # how many orders are seen is a count
+            session.replace_nodes(changed)
+            outcomes.append(getattr(session.graph[name], action)(session.context(name)))
+            session.replace_nodes(states)
+    pairs = zip(*(flatten(outcome, name) for outcome in outcomes), strict=True)
+    return all(torch.equal(a, b) for (_, a), (_, b) in pairs)
+
+
+def moved(part):
+    return tree_map(moved, part) if isinstance(part, tuple) else part * 1.7 + 0.3
 
 
 def test_a_state_is_not_moved_by_another_branch():
@@ -70,9 +69,6 @@ def test_neighbours_do_matter():
 def test_messages_reach_a_node_on_its_own_links_only():
     session = started()
     for name in session.graph.nodes:
-        local = session.local(name)
+        context = session.context(name)
         own = {link for link in session.graph.links if name in (link.parent.name, link.child.name)}
-        assert set(local.above) | set(local.below) == own
-        strange = [link for link in session.graph.links if link not in own]
-        for link in strange:
-            assert link not in local._inbox
+        assert set(context.above) | set(context.below) == own

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import pcnet as pc
 from pcnet.errors import ObservationError, SettingError
 from pcnet.graphs import odem
+from pcnet.model.links import Predicts
 from pcnet.nodes import GeneralisedStateNode, InputNode, ParameterNode, PrecisionNode, SensoryNode
 from pcnet.numerics.generalised import taylor_operator, temporal_covariance, temporal_precision
 from pcnet.numerics.kernels import SquaredExponential
@@ -145,7 +146,7 @@ def test_a_precision_of_what_is_seen_is_that_of_the_marginal(coupled):
         if coupled
         else Precision(temporal[None], log_channel.exp()[None], none)
     )
-    found = whole.of_seen(seen)
+    found = whole.observed(seen)
     expected = torch.zeros(rows * dim, rows * dim, dtype=torch.float64)
     expected[torch.outer(there, there)] = dense(theta).flatten()
     close = {"rtol": 1e-9, "atol": 1e-9}
@@ -153,14 +154,14 @@ def test_a_precision_of_what_is_seen_is_that_of_the_marginal(coupled):
     torch.testing.assert_close(found.log_det[0], torch.logdet(dense(theta)), **close)
     torch.testing.assert_close(found.weigh(error)[0].flatten(), expected @ error.flatten(), **close)
     left, right = (torch.randn(1, rows * dim, n, generator=generator, dtype=torch.float64) for n in (5, 40))
-    torch.testing.assert_close(found.between(left, right)[0], left[0].T @ expected @ right[0], **close)
-    torch.testing.assert_close(found.sandwich(left)[0], left[0].T @ expected @ left[0], **close)
+    torch.testing.assert_close(found.bilinear_form(left, right)[0], left[0].T @ expected @ right[0], **close)
+    torch.testing.assert_close(found.quadratic_form(left)[0], left[0].T @ expected @ left[0], **close)
 
     def differences(function, at, h=1e-4):
         units = torch.eye(len(at), dtype=torch.float64) * h
         return torch.stack([(function(at + u) - function(at - u)) / (2 * h) for u in units], -1)
 
-    slope = found.slope(error, found.weigh(error))[0]
+    slope = found.gradient(error, found.weigh(error))[0]
     torch.testing.assert_close(slope, differences(energy, theta), rtol=1e-5, atol=1e-5)
     curvature = found.curvature(error, found.weigh(error))[0]
     full = curvature if curvature.dim() == 2 else curvature.diag_embed()
@@ -342,8 +343,8 @@ def test_an_input_that_is_missing_holds_at_rest():
     session = graph().start(pc.states_only(), record=())
     for value in (1.0, 2.0, None):
         session.step({"y": [0.0], "u": None if value is None else [value]})
-    (link,) = session.local("v").links_above("predicts")
-    assert session.local("v").prediction(link)[0, :, 0].tolist() == [2.0, 0.0]
+    (link,) = session.context("v").above_of(Predicts)
+    assert session.context("v").message(link).value[0, :, 0].tolist() == [2.0, 0.0]
     with pytest.raises(ObservationError, match="InputNode 'u' has no value yet"):
         graph().start(pc.states_only()).step({"y": [0.0]})
 

@@ -166,17 +166,17 @@ class TestStudentT(Small):
     def test_exact_curvature_is_the_slope_of_the_gradient(self):
         session = self.session(scale=torch.tensor(1.0, dtype=torch.float64))
         for name in ("x", "noise_y", "gain"):
-            node, local = session.graph[name], session.local(name)
+            node, local = session.graph[name], session.context(name)
             with torch.inference_mode():
-                belief, hessian = local.belief, node.hessian(local)[0]
+                state, hessian = local.state, node.hessian(local)[0]
                 for i in range(len(hessian)):
                     sides = []
                     for h in (1e-5, -1e-5):
-                        mean = belief.mean.clone()
+                        mean = state.mean.clone()
                         mean.view(-1)[i] += h
-                        local.belief = belief._replace(mean=mean)
+                        local.propose(state._replace(mean=mean))
                         sides.append(node.gradient(local)[0])
-                    local.belief = belief
+                    local.propose(state)
                     torch.testing.assert_close(hessian[i], (sides[0] - sides[1]) / 2e-5, rtol=1e-4, atol=1e-4)
 
     def test_it_is_heavy_tailed_in_each_channel_by_itself(self):

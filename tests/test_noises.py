@@ -11,7 +11,7 @@ import pcnet as pc
 from pcnet.errors import GraphError, SettingError
 from pcnet.functions.closed_form import Linear
 from pcnet.nodes import GeneralisedStateNode, KalmanStateNode, ParameterNode, PrecisionNode, SensoryNode
-from pcnet.nodes.precision import precision_error
+from pcnet.nodes.precision import precision_score
 from pcnet.numerics.estimators import Newton, NoiseScoring
 from pcnet.numerics.generalised import temporal_precision
 from pcnet.numerics.kernels import Autocorrelation, Matern, SquaredExponential, White
@@ -75,9 +75,9 @@ def test_noises_that_last_are_filtered_with_the_state():
         session.step(y)
         oracle.step(y)
         np.testing.assert_allclose(session.mean("x")[0].numpy(), oracle.mean[:2], rtol=1e-9, atol=1e-11)
-        belief = session.local("x").belief
+        belief = session.context("x").state.belief
         np.testing.assert_allclose(belief.mean[0].numpy(), oracle.mean, rtol=1e-9, atol=1e-11)
-        np.testing.assert_allclose(belief.carried.covariance[0].numpy(), oracle.covariance, rtol=1e-8, atol=1e-11)
+        np.testing.assert_allclose(belief.covariance[0].numpy(), oracle.covariance, rtol=1e-8, atol=1e-11)
     assert float(session.total_accuracy) == pytest.approx(oracle.log_evidence, rel=1e-9)
 
 
@@ -175,7 +175,9 @@ def test_each_noise_hears_its_own_slope_of_the_log_evidence(node):
         return oracle.log_evidence
 
     expected = central_differences(evidence, LOGS[node], 1e-5)
-    np.testing.assert_allclose(-session.local(node).memory.gradient[0].numpy(), expected, rtol=1e-6, atol=1e-8)
+    np.testing.assert_allclose(
+        -session.context(node).state.accumulated.gradient[0].numpy(), expected, rtol=1e-6, atol=1e-8
+    )
 
 
 def test_only_states_that_carry_their_belief_may_have_several_noises():
@@ -231,7 +233,7 @@ def test_what_observations_say_of_a_width_is_what_their_motion_is_like():
     bends, jerks = np.diff(y, 2, axis=0)[1:] / DT**2, np.diff(y, 3, axis=0) / DT**3
     z = np.log(np.sqrt(5) * np.abs(bends / jerks))
     weight = 4 / math.pi**2 * DT / (math.sqrt(math.pi) * WIDTH)
-    gathered = session.local("noise_y").memory
+    gathered = session.context("noise_y").state.accumulated
     assert -gathered.gradient[0, -1].item() == pytest.approx(weight * np.nansum(z - first), rel=1e-9)
     assert gathered.curvature[0, -1, -1].item() == pytest.approx(weight * np.isfinite(z).sum(), rel=1e-9)
 
@@ -243,9 +245,9 @@ def test_a_filter_follows_a_width_that_was_learned():
         PrecisionNode("noise_y", mean=0.0, sd=1.0, correlation_time=WIDTH, correlation_time_sd=1.0, estimator=Newton()),
     ).start(pc.adaptive_filtering(every=8), record=())
     session.run(np.random.default_rng(0).standard_normal((24, 3)).cumsum(0))
-    learned = session.read("noise_y", "smoothness").item()
+    learned = session.read("noise_y", "correlation_time").item()
     assert learned != WIDTH
-    assert session.local("x").memory.width[0, 1].item() == pytest.approx(learned)
+    assert session.context("x").state.reference.lengthscale[0, 1].item() == pytest.approx(learned)
 
 
 def test_a_width_is_not_learned_in_passes():
@@ -282,8 +284,8 @@ def test_an_error_says_of_a_width_what_the_energy_does(kernel):
     point = torch.tensor([0.3, -0.5, math.log(0.4)], dtype=torch.float64)
     error = torch.randn(1, 3, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     temporal = temporal_precision(kernel, 3)[None]
-    precision = Precision(temporal, point[None, :2].exp(), torch.zeros(1, dtype=torch.float64), bends=True)
-    said = precision_error(precision, error, precision.weigh(error))
+    precision = Precision(temporal, point[None, :2].exp(), torch.zeros(1, dtype=torch.float64), learns_lengthscale=True)
+    said = precision_score(precision, error, precision.weigh(error))
     flat = error.reshape(-1)
     slope = torch.func.grad(energy)(point, torch.outer(flat, flat), kernel)
     torch.testing.assert_close(-said.weighted[0], slope)
@@ -300,10 +302,10 @@ def test_of_what_is_missing_a_width_hears_nothing():
     level = torch.tensor([[2.0, 3.0]], dtype=torch.float64)
     nothing = torch.zeros(1, dtype=torch.float64)
     seen = torch.tensor([[2.0, 0.0]], dtype=torch.float64)
-    some = Precision(temporal_precision(kernel, 3)[None], level, nothing, bends=True).of_seen(seen)
-    alone = Precision(temporal_precision(kernel, 2)[None], level[:, :1], nothing, bends=True)
-    heard = precision_error(some, error, some.weigh(error))
-    expected = precision_error(alone, error[:, :2, :1], alone.weigh(error[:, :2, :1]))
+    some = Precision(temporal_precision(kernel, 3)[None], level, nothing, learns_lengthscale=True).observed(seen)
+    alone = Precision(temporal_precision(kernel, 2)[None], level[:, :1], nothing, learns_lengthscale=True)
+    heard = precision_score(some, error, some.weigh(error))
+    expected = precision_score(alone, error[:, :2, :1], alone.weigh(error[:, :2, :1]))
     torch.testing.assert_close(heard.weighted[:, [0, 2]], expected.weighted)
     torch.testing.assert_close(heard.precision[:, [0, 2]][..., [0, 2]], expected.precision)
     assert not heard.precision[0, 1].any()

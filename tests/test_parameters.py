@@ -93,7 +93,7 @@ def test_the_complexity_is_the_information_gained():
     session = graph.start(learning("update", "update_covariance", every=1)).run(OBSERVATIONS)
     mean, sd = expect(12)
     expected = (0.5 * ((mean - MEAN) / SD) ** 2 + np.log(SD / sd)).sum()
-    found = graph["gain"].energy(session.local("gain"))
+    found = graph["gain"].energy(session.context("gain"))
     assert found.accuracy is None
     assert found.complexity.item() == pytest.approx(expected, rel=1e-10)
 

@@ -1,28 +1,37 @@
-"""Tapes: what is kept raw and understood later is what it would have been at the time."""
+"""Recorders: raw values that are transformed block by block are what they would have been one by one."""
+
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from pcnet.graphs import odem
-from pcnet.model.node import NodeContext, Recordable
+from pcnet.model.node import Recordable
 from pcnet.results import recorder as record
-from pcnet.results.recorder import TraceBuffer
+from pcnet.results.recorder import Column, Recorder
 
 
 class Counter:
-    """A quantity (B,) that is tick + element/10, and its square as a meaning, with the lengths it was asked for."""
+    """A quantity (B,) that is tick + element/10, with its square as transform, and the lengths it was asked for."""
 
     def __init__(self, batch: int = 2) -> None:
         self.tick, self.batch, self.asked = 0, batch, []
 
-    def source(self) -> torch.Tensor:
+    def raw(self) -> torch.Tensor:
         self.tick += 1
         return self.tick + torch.arange(self.batch, dtype=torch.float64) / 10
 
-    def meaning(self, kept: torch.Tensor) -> torch.Tensor:
-        self.asked.append(len(kept))
-        return torch.stack([kept, kept**2], -1)
+    def transform(self, values: torch.Tensor) -> torch.Tensor:
+        self.asked.append(len(values))
+        return torch.stack([values, values**2], -1)
+
+    def recorder(self) -> Recorder:
+        return Recorder({"n": Column(("n",), self.raw, self.transform)})
+
+
+def add(recorder: Recorder, running=None) -> None:
+    recorder.append(recorder.read(float(len(recorder)), running))
 
 
 def expected(ticks: range, batch: int = 2) -> np.ndarray:
@@ -31,53 +40,49 @@ def expected(ticks: range, batch: int = 2) -> np.ndarray:
 
 
 @pytest.mark.parametrize("length", [1, 3, 4, 5, 8, 11])
-def test_meanings_of_a_block_are_those_of_its_values(length, monkeypatch):
+def test_transforms_of_a_block_are_those_of_its_values(length, monkeypatch):
     monkeypatch.setattr(record, "BLOCK", 4)
     counter = Counter()
-    tape = TraceBuffer(("n",), counter.source, counter.meaning)
-    assert tape.tensor() is None
+    recorder = counter.recorder()
+    assert recorder.tensor("n") is None
     for _ in range(length):
-        tape.write()
-    assert counter.asked == [4 * 2] * (length // 4)
+        add(recorder)
+    assert counter.asked == [4 * 2] * ((length - 1) // 4)
     for _ in range(2):  # reading changes nothing
-        np.testing.assert_allclose(tape.tensor(), expected(range(1, length + 1)), rtol=1e-15)
+        np.testing.assert_allclose(recorder.tensor("n"), expected(range(1, length + 1)), rtol=1e-15)
+    assert recorder.times == list(range(length))
 
 
-def test_what_is_large_is_not_kept_raw_for_long(monkeypatch):
-    monkeypatch.setattr(record, "ROOM", 3 * 100 * 8 + 1)
+def test_large_values_are_not_kept_raw_for_long(monkeypatch):
+    monkeypatch.setattr(record, "BLOCK_BYTES", 3 * 100 * 8 + 1)
     counter = Counter(100)
-    tape = TraceBuffer(("n",), counter.source, counter.meaning)
-    for _ in range(9):
-        tape.write()
+    recorder = counter.recorder()
+    for _ in range(10):
+        add(recorder)
     assert counter.asked == [3 * 100] * 3
-    monkeypatch.setattr(record, "ROOM", 1)
-    tape.write()
-    assert counter.asked[-1] == 100
-    np.testing.assert_allclose(tape.tensor(), expected(range(1, 11), 100), rtol=1e-15)
+    np.testing.assert_allclose(recorder.tensor("n"), expected(range(1, 11), 100), rtol=1e-15)
 
 
 def test_elements_are_nan_from_where_they_stopped():
-    counter = Counter()
-    tape = TraceBuffer(("n",), counter.source, counter.meaning)
-    for going in (None, None, torch.tensor([True, False])):
-        tape.write(going)
-    found, wanted = tape.tensor(), expected(range(1, 4))
+    recorder = Counter().recorder()
+    for running in (None, None, torch.tensor([True, False])):
+        add(recorder, running)
+    wanted = expected(range(1, 4))
     wanted[2, 1] = np.nan
-    np.testing.assert_allclose(found, wanted, rtol=1e-15)
+    np.testing.assert_allclose(recorder.tensor("n"), wanted, rtol=1e-15)
 
 
 @pytest.mark.parametrize("before", [0, 3, 20])
-def test_whole_blocks_are_forgotten_but_never_too_much(before, monkeypatch):
+def test_old_blocks_are_forgotten_but_never_too_many(before, monkeypatch):
     monkeypatch.setattr(record, "BLOCK", 4)
-    counter = Counter()
-    tape = TraceBuffer((), counter.source)
+    recorder = Recorder({"n": Column((), Counter().raw)})
     if before:
-        tape.restore(torch.zeros(before, 2, dtype=torch.float64), None, None)
+        recorder.restore([0.0] * before, {"n": torch.zeros(before, 2, dtype=torch.float64)}, {}, None)
     for tick in range(1, 31):
-        tape.write()
-        tape.keep(6)
-        held = tape.tensor()
-        assert min(6, tick + before) <= len(held) < 6 + max(4, before)
+        add(recorder)
+        recorder.keep_last(6)
+        held = recorder.tensor("n")
+        assert min(6, tick + before) <= len(held) < 6 + max(4, before) + 1
         own = min(6, tick)
         np.testing.assert_allclose(held[-own:, 0], np.arange(tick - own + 1, tick + 1))
 
@@ -91,7 +96,7 @@ def test_recorded_deviations_are_those_of_each_tick(monkeypatch):
     for y in 1.5 + 0.1 * draw.normal(size=(20, 3)):
         session.step(y)
         for name, values in wanted.items():
-            values.append(np.linalg.inv(session.local(name).belief.precision[0].numpy()))
+            values.append(np.linalg.inv(session.state.nodes[name].precision[0].numpy()))
     result = session.result()
     for name, values in wanted.items():
         deviations = np.sqrt(np.diagonal(values, axis1=1, axis2=2))
@@ -100,7 +105,5 @@ def test_recorded_deviations_are_those_of_each_tick(monkeypatch):
 
 
 def test_a_quantity_is_read_in_two_steps():
-    quantity = Recordable(("n",), lambda local: local.belief, torch.sqrt)
-    local = NodeContext()
-    local.belief = torch.tensor([4.0, 9.0])
-    assert quantity.read(local).tolist() == [2.0, 3.0]
+    quantity = Recordable(("n",), lambda ctx: ctx.state, torch.sqrt)
+    assert quantity.read(SimpleNamespace(state=torch.tensor([4.0, 9.0]))).tolist() == [2.0, 3.0]

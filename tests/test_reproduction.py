@@ -10,9 +10,8 @@ from typer.testing import CliRunner
 from pcnet.errors import SettingError
 from studies.paper import conclude, reproduce
 from studies.paper.__main__ import app
-from studies.paper.conduct import THINNING
-from studies.paper.design import GRIDS, build, worlds
-from studies.paper.findings import RATIOS, Cell, ratio_name
+from studies.paper.design import GRIDS, RATIOS, Cell, build, ratio_name, realisations
+from studies.paper.run import EVERY
 
 DATA = Path(__file__).parent / "data"
 
@@ -48,16 +47,16 @@ def test_settings_reach_the_graph():
 
 
 def test_replicates_differ_and_the_first_is_the_authors():
-    first, second = worlds("authors", 2, 50)
+    first, second = realisations("authors", 2, 50)
     measured = np.load(DATA / "authors_process.npz")
     np.testing.assert_allclose(first.observations.numpy(), measured["observations"][:50], rtol=1e-12)
     assert not np.allclose(first.observations, second.observations)
 
 
 def test_winners_have_the_lowest_free_action(done):
-    table = done.findings.table
+    table = done.results.table
     assert len(table) == 2 * 2 * 7 * 2
-    for row in done.findings.winners.to_dict("records"):
+    for row in done.results.winners.to_dict("records"):
         cell = table
         for name in ("model", "orders", "ratio", "replicate"):
             cell = cell[cell[name] == row[name]]
@@ -66,10 +65,10 @@ def test_winners_have_the_lowest_free_action(done):
 
 def test_what_was_run_again_is_what_was_summarised(done):
     """The error from the full trace equals the one that was summed up while sweeping, and so the free action."""
-    truth = done.findings.worlds[0].states.numpy()
-    winners = done.findings.winners
+    truth = done.results.realisations[0].states.numpy()
+    winners = done.results.winners
     for row in winners[winners["replicate"] == 0].to_dict("records"):
-        result = done.findings.traces[Cell(row["model"], row["orders"], row["ratio"])]
+        result = done.results.traces[Cell(row["model"], row["orders"], row["ratio"])]
         assert ((result.mean("x")[:, 0] - truth) ** 2).mean() == pytest.approx(row["x.mse"], rel=1e-9)
         assert result.free_energy.sum() == pytest.approx(row["free_action"], rel=1e-9)
         assert result.accuracy.sum() == pytest.approx(row["accuracy"], rel=1e-9)
@@ -77,12 +76,12 @@ def test_what_was_run_again_is_what_was_summarised(done):
 
 
 def test_slow_beliefs_of_all_replicates(done):
-    for cell, slow in done.findings.slow.items():
-        full = done.findings.traces[cell]
+    for cell, slow in done.results.slow.items():
+        full = done.results.traces[cell]
         assert slow.batch_shape == (2,)
-        np.testing.assert_array_equal(slow.times, full.times[THINNING - 1 :: THINNING])
-        np.testing.assert_array_equal(slow.mean("theta")[0], full.mean("theta")[THINNING - 1 :: THINNING])
-        last = done.findings.winners.set_index(["model", "orders", "ratio", "replicate"]).loc[(*cell, 1)]
+        np.testing.assert_array_equal(slow.times, full.times[EVERY - 1 :: EVERY])
+        np.testing.assert_array_equal(slow.mean("theta")[0], full.mean("theta")[EVERY - 1 :: EVERY])
+        last = done.results.winners.set_index(["model", "orders", "ratio", "replicate"]).loc[(*cell, 1)]
         assert slow.mean("lambda_y")[1, -1, 0] == pytest.approx(last["lambda_y.mean[0]"], rel=1e-9)
 
 
@@ -122,9 +121,9 @@ def test_bad_settings(tmp_path):
 def test_the_whole_study_gives_the_measured_errors(tmp_path):
     """3,024 inversions of the authors' 10,000 observations: the MSE of every cell within 2 % of the measured one."""
     done = reproduce(tmp_path, progress=True)
-    assert len(done.findings.table) == 2 * 1512
-    assert not done.findings.table["diverged_at"].notna().any()
-    errors = done.findings.winners.set_index(["model", "orders", "ratio"])["x.mse"]
+    assert len(done.results.table) == 2 * 1512
+    assert not done.results.table["diverged_at"].notna().any()
+    errors = done.results.winners.set_index(["model", "orders", "ratio"])["x.mse"]
     with (DATA / "authors_study.csv").open(encoding="utf-8") as lines:
         for row in csv.DictReader(lines):
             for ratio in RATIOS:

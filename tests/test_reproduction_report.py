@@ -15,8 +15,10 @@ from matplotlib.collections import PolyCollection
 from pcnet import simulate
 from pcnet.graphs import odem
 from pcnet.results.result import Result, Trace
-from studies.paper import claims, figures, judging, report
-from studies.paper.findings import MODELS, RATIOS, Cell, Findings, Speed, ratio_name
+from studies import reporting
+from studies.paper import checks, claims, figures, report
+from studies.paper.design import MODELS, RATIOS, Cell, ratio_name
+from studies.paper.results import Speed, StudyResults
 
 SLOW = ("theta", "lambda_x", "lambda_y")
 SPEED = Speed(90.0, 112, 300, 5000.0, 50.0, 2, 3 * 2**20)
@@ -97,7 +99,7 @@ def small_study(conventions, replicates, samples=300, kappas=(1.0, 0.25)):
                 traces[Cell(model, orders, c)] = part(result, elements[0])
                 slow[Cell(model, orders, c)] = part(result, elements, 10, SLOW)
     table = pd.concat(parts, ignore_index=True)
-    return Findings("authors", "small", conventions, worlds, table, lowest(table), traces, slow, SPEED)
+    return StudyResults("authors", "small", conventions, worlds, table, lowest(table), traces, slow, SPEED)
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +131,7 @@ def drawn(single, tmp_path_factory):
     """Four of the figures in files, coarse ones: that is quicker."""
     some = [figures.makers(single)[i] for i in (0, 1, 3, 7)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(figures, "DPI", 40)
+        patch.setattr(reporting, "DPI", 40)
         patch.setattr(figures, "makers", lambda findings: some)
         return figures.draw(single, tmp_path_factory.mktemp("report") / "figures")
 
@@ -196,7 +198,7 @@ def test_every_axis_is_labelled(drawings):
 
 def test_process_shows_states_and_observations(found):
     above, below = figures.process(found).figure.axes
-    world = found.worlds[0]
+    world = found.realisations[0]
     for ax, values in ((above, world.states), (below, world.observations)):
         np.testing.assert_array_equal(np.stack(lines(ax)), values.numpy().T)
 
@@ -282,7 +284,7 @@ def test_parameters_with_true_values(found):
 
 @pytest.mark.parametrize("orders", [2, 3])
 def test_states_and_sensations_row_by_row(found, orders):
-    world = found.worlds[0]
+    world = found.realisations[0]
     states, sensations = (make(found, orders) for make in (figures.inferred_states, figures.predicted_sensations))
     places = [Cell(model, orders, ratio) for ratio in RATIOS for model in MODELS]
     for cell, upper, lower in zip(places, states.figure.axes, sensations.figure.axes, strict=True):
@@ -410,7 +412,7 @@ def made(**changes):
         traces[cell] = fast(cell, worlds[0], options)
         slow[cell] = slowly(cell, options)
     table = pd.DataFrame(rows)
-    return Findings("white", "paper", "paper", worlds, table, lowest(table), traces, slow, SPEED)
+    return StudyResults("white", "paper", "paper", worlds, table, lowest(table), traces, slow, SPEED)
 
 
 def holding(traces, batch, times):
@@ -574,7 +576,7 @@ def test_replicates_are_counted_one_by_one():
 
 
 def test_lag_is_measured_in_time():
-    evidence = judging.Evidence(made())
+    evidence = checks.StudyView(made())
     assert claims.lag(evidence, Cell("glv", 2, 1 / 50)) == pytest.approx(40 * DT)
     assert claims.lag(evidence, Cell("glv", 3, 1 / 50)) == 0.0
 
@@ -649,7 +651,7 @@ def test_beliefs_of_replicates_are_found_where_some_have_no_winner():
     gone = findings.winners.eval("model == 'glv' and orders == 2 and ratio == 1.0 and replicate == 1")
     left = part(findings.slow[cell], [0, 2])
     left.traces["theta.mean"] = Trace(np.stack([np.full((100, 3), 0.0), np.full((100, 3), 2.0)]), ("dimension",))
-    evidence = judging.Evidence(findings._replace(winners=findings.winners[~gone], slow={cell: left}))
+    evidence = checks.StudyView(findings._replace(winners=findings.winners[~gone], slow={cell: left}))
     assert evidence.slow(cell, 0, "theta", "mean")[0, 0] == 0.0
     assert evidence.slow(cell, 1, "theta", "mean") is None
     assert evidence.slow(cell, 2, "theta", "mean")[0, 0] == 2.0
@@ -667,7 +669,7 @@ def test_nothing_left_is_not_measured(found):
 def test_real_runs_are_judged(found, single):
     for findings in (found, single):
         judged = claims.examine(findings)
-        assert all(claim.verdict in judging.VERDICTS and claim.measured and claim.criterion for claim in judged)
+        assert all(claim.verdict in checks.VERDICTS and claim.measured and claim.criterion for claim in judged)
         assert {claim.title for claim in judged} == {claim.title for claim in claims.examine(made())}
     judged = verdicts(found)
     assert judged["The model of the right form has less error"] == "holds"
@@ -688,7 +690,7 @@ def test_real_runs_are_judged(found, single):
     ],
 )
 def test_numbers_are_written_for_people(value, shown):
-    assert judging.number(value) == shown
+    assert reporting.number(value) == shown
 
 
 # --- report ----------------------------------------------------------------------------------------------------------
@@ -746,7 +748,7 @@ def test_markdown_links_to_its_figures(written, drawn):
 def test_both_hold_every_claim_and_caption(written, single, drawn):
     html = Page(written.html.read_text(encoding="utf-8")).text
     for claim in claims.examine(single):
-        for words in (claim.title, claim.says, claim.criterion, claim.measured.replace("**", "")):
+        for words in (claim.title, claim.statement, claim.criterion, claim.measured.replace("**", "")):
             assert " ".join(words.split()) in html
     for picture in drawn:
         assert picture.title in html
@@ -768,7 +770,7 @@ def test_tables_show_the_winners(written, single):
     row = next(line for line in errors.splitlines() if line.startswith("| GLV, 3 orders"))
     shown = [cell.strip() for cell in row.strip("|").split("|")][1:]
     rows = single.winners.query("model == 'glv' and orders == 3").sort_values("ratio")
-    assert shown == [judging.number(value) for value in rows["x.mse"]]
+    assert shown == [reporting.number(value) for value in rows["x.mse"]]
     lost = next(line for line in errors.splitlines() if line.startswith("| Lorenz, 3 orders"))
     assert lost.endswith("| diverged |")
 
@@ -808,12 +810,12 @@ def test_names_from_outside_are_only_words(single, drawn, tmp_path):
 
 def test_speed_in_words(found):
     text = report._speed(found)
-    assert "| Gain by running them together | 100 times |" in text
+    assert "| Speed-up by batching | 100 times |" in text
     assert "| Peak memory | 3 MiB |" in text
     assert "90 s with 2 processes" in text
     bare = report._speed(found._replace(speed=SPEED._replace(peak_memory=None, single_rate=0.0, seconds=9000.0)))
     assert "Peak memory" not in bare
-    assert "Gain" not in bare
+    assert "Speed-up" not in bare
     assert "2 h 30 min" in bare
 
 

@@ -476,4 +476,4 @@ def test_nodes_know_how_long_the_previous_observation_is_ago():
     session = odem(dt=[0.25, 0.5])[0].start(pc.states_only(), record=())
     session.step(np.ones(3)).step(np.ones(3))
     for name in session.graph.nodes:
-        assert session.local(name).elapsed.tolist() == [0.25, 0.5]
+        assert session.context(name).dt.tolist() == [0.25, 0.5]

@@ -7,7 +7,7 @@ import torch
 from models import build
 
 import pcnet as pc
-from pcnet.engine.program import Line
+from pcnet.engine.program import ScheduledAction
 from pcnet.errors import ScheduleError, SettingError
 from pcnet.model.schedule import LevelNodes
 from pcnet.nodes import GeneralisedStateNode, ParameterNode, PrecisionNode
@@ -149,16 +149,16 @@ def test_verbs_are_known():
     ("every", "expected"), [(10, [1, 2, 4, 8, 10, 20, 30, 40]), (8, [1, 2, 4, 8, 16, 24, 32, 40]), (1, range(1, 41))]
 )
 def test_windows_that_double_at_first(every, expected):
-    line = Line((), 1, (every,), None, doubling=True)
+    line = ScheduledAction("update", (), 1, (every,), None, doubling=True)
     assert [tick + 1 for tick in range(40) if line.due(tick)] == list(expected)
 
 
 def test_windows_double_by_batch_element():
     """Each of two elements steps at the ticks that a run of its own would have."""
     periods = torch.tensor([10, 3])
-    line = Line((), 1, (3, 10), periods, doubling=True)
+    line = ScheduledAction("update", (), 1, (3, 10), periods, doubling=True)
     for tick in range(40):
-        due = [Line((), 1, (int(period),), None, doubling=True).due(tick) for period in periods]
+        due = [ScheduledAction("update", (), 1, (int(period),), None, doubling=True).due(tick) for period in periods]
         found = line.due(tick)
         assert (found.tolist() if isinstance(found, torch.Tensor) else [found, found]) == due
 

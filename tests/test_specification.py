@@ -13,6 +13,7 @@ import test_checkpoint as checkpoints
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pcnet.io.schema import schema
 from test_checkpoint import stack
 from test_run import same
 
@@ -21,7 +22,6 @@ from pcnet.errors import PcnetError, SettingError, SpecificationError
 from pcnet.functions import registry
 from pcnet.graphs import odem
 from pcnet.graphs.adaptive_filter import noise_estimator
-from pcnet.io.schema import schema
 from pcnet.io.strict_yaml import Loader, parse
 from pcnet.model.node import Node
 from pcnet.model.schedule import LevelNodes, adaptive_filtering

@@ -90,7 +90,7 @@ def test_local_derivatives_of_a_stack_are_those_of_the_total_energy():
         def energy(value, name=name):
             return model.energy({**means, name: value}, observed)
 
-        node, local = model.graph[name], session.local(name)
+        node, local = model.graph[name], session.context(name)
         expected = grad(energy)(mean).reshape(-1)
         torch.testing.assert_close(node.gradient(local)[0], expected, rtol=1e-9, atol=1e-9)
         expected = hessian(energy)(mean).reshape(len(expected), len(expected))

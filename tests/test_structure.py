@@ -11,7 +11,7 @@ from student_t import StudentTSensoryNode
 import pcnet as pc
 from pcnet.errors import ResultError
 from pcnet.graphs import odem
-from pcnet.results.graph_summary import GraphSummary, kind_of
+from pcnet.results.graph_summary import GraphSummary
 
 
 def test_kinds_levels_and_clocks_of_a_stack():
@@ -42,7 +42,7 @@ def test_what_never_moves_is_fixed_and_a_batch_of_clocks_is_a_range():
 
 
 def test_a_kind_of_ones_own_is_shown_as_what_it_descends_from():
-    assert kind_of(StudentTSensoryNode("y", dim=1, orders=1)) == "sensory"
+    assert StudentTSensoryNode("y", dim=1, orders=1).kind == "sensory"
 
 
 def test_a_structure_survives_as_text():

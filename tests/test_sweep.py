@@ -27,7 +27,7 @@ from pcnet.nodes import GeneralisedStateNode, PrecisionNode, SensoryNode
 from pcnet.results.result import package_version
 from pcnet.sweeps import sweep as sweeps
 from pcnet.sweeps import workers
-from pcnet.sweeps.evaluate import given_data, rehearse
+from pcnet.sweeps.evaluate import dry_run, parse_data
 from pcnet.sweeps.study import Study
 
 WORLD = pc.simulate.glv_process(samples=25, noise="white", seed=3)
@@ -100,7 +100,7 @@ def test_one_truth_for_all_replicates():
 
 def test_batches_in_other_processes_are_the_same_loop(monkeypatch):
     """Two processes: batch for batch, the digits of one, which are those of a loop."""
-    monkeypatch.setattr(sweeps, "LARGEST", 4)
+    monkeypatch.setattr(sweeps, "MAX_BATCH", 4)
     same(sweep(truth={"x": STATES, "theta": THETA}, processes=2), sweep(truth={"x": STATES, "theta": THETA}))
 
 
@@ -288,7 +288,7 @@ def test_another_study_is_refused_and_left_as_it_is(tmp_path):
 
 def test_what_an_earlier_grid_left_open_is_finished_by_the_same_build_or_not_at_all(tmp_path, monkeypatch):
     path = tmp_path / "study.db"
-    monkeypatch.setattr(sweeps, "LARGEST", 1)
+    monkeypatch.setattr(sweeps, "MAX_BATCH", 1)
     interrupt_after(2, monkeypatch)
     with pytest.raises(KeyboardInterrupt):
         sweep({"kappa": [1.0, 0.5, 0.25, 0.75]}, SEEN, path)
@@ -315,7 +315,7 @@ def interrupt_after(batches, monkeypatch):
 
 def test_an_interrupt_leaves_a_file_to_go_on_with(tmp_path, monkeypatch):
     path, whole = tmp_path / "study.db", tmp_path / "whole.db"
-    monkeypatch.setattr(sweeps, "LARGEST", 3)
+    monkeypatch.setattr(sweeps, "MAX_BATCH", 3)
     sweep(file=whole)
     for done in (0, 1, 3):
         with monkeypatch.context() as patch:
@@ -335,14 +335,14 @@ def test_a_study_may_have_been_begun_by_another_version(tmp_path, monkeypatch):
     monkeypatch.setattr(sweeps, "package_version", lambda: "0.0.7")
     sweep({"kappa": [1.0]}, file=path)
     monkeypatch.undo()
-    with pytest.warns(UserWarning, match=r"begun by pcnet 0\.0\.7"):
+    with pytest.warns(UserWarning, match=r"started by pcnet 0\.0\.7"):
         sweep({"kappa": [1.0, 0.5]}, file=path)
 
 
 def test_one_file_under_two_names_is_one_file(tmp_path):
     (tmp_path / "real.db").touch()
     (tmp_path / "link.db").symlink_to(tmp_path / "real.db")
-    with sweeps._alone(tmp_path / "real.db"), pytest.raises(StudyError, match="another process is at work"):
+    with sweeps._exclusive(tmp_path / "real.db"), pytest.raises(StudyError, match="another process is working"):
         sweep({"kappa": [1.0]}, file=tmp_path / "link.db")
     assert sweep({"kappa": [1.0]}, file=tmp_path / "link.db").counts["done"] == 2
 
@@ -354,7 +354,7 @@ import pcnet as pc
 from pcnet.sweeps import sweep as sweeps
 from pcnet.graphs import odem
 
-sweeps.LARGEST = 3
+sweeps.MAX_BATCH = 3
 seen = pc.simulate.glv_process(samples=200, noise="white", seed=1).observations
 grid = {"kappa": [0.4, 0.6, 0.8, 1.0], "every": [8, 16], "orders": [3, 2], "rate": [1e-4, 30.0]}
 pc.sweep(lambda **settings: odem(**settings), grid, seen, sys.argv[1], processes=int(sys.argv[2]))
@@ -414,7 +414,7 @@ class Script:
 
 def test_interrupted_at_any_moment_nothing_is_lost_and_nothing_done_twice(tmp_path, monkeypatch):
     """Killed at random, with one process and with two, and stopped by Ctrl-C; then to the end, digit for digit."""
-    monkeypatch.setattr(sweeps, "LARGEST", 3)
+    monkeypatch.setattr(sweeps, "MAX_BATCH", 3)
     path = tmp_path / "killed.db"
     random_ = random.Random(7)
     finished = None
@@ -424,7 +424,7 @@ def test_interrupted_at_any_moment_nothing_is_lost_and_nothing_done_twice(tmp_pa
             assert study.counts["open"] > 0
             assert study.to_dataframe()["status"].isin(["done", "diverged"]).any()
             if processes == 1:
-                with pytest.raises(StudyError, match=r"another process is at work on .*Study\.open"):
+                with pytest.raises(StudyError, match=r"another process is working on .*Study\.open"):
                     sweep(file=path)
             time.sleep(random_.uniform(0.0, 0.3))
             children, said = script.interrupt(how)
@@ -457,8 +457,8 @@ def test_batches_keep_to_the_budget(processes, share, monkeypatch):
     """All batches at work together take no more than the budget, and no batch is smaller for no reason."""
     grid = {"kappa": np.linspace(0.5, 1.0, 20).tolist()}
     seen = SEEN[:2]
-    monkeypatch.setattr(sweeps, "choose", lambda *_: workers.Here())  # what is meant is how they are cut
-    one = rehearse(build(), given_data(seen, {}, build()))
+    monkeypatch.setattr(sweeps, "choose_workers", lambda *_: workers.InProcess())  # what is meant is how they are cut
+    one = dry_run(build(), parse_data(seen, {}, build()))
     found = sizes(sweep(grid, seen, memory=one * share, processes=processes))
     fits = max(1, share // processes)
     assert sum(found) == 20
@@ -468,7 +468,7 @@ def test_batches_keep_to_the_budget(processes, share, monkeypatch):
 
 
 def test_models_of_other_shapes_are_other_batches_and_large_ones_are_cut(monkeypatch):
-    monkeypatch.setattr(sweeps, "LARGEST", 5)
+    monkeypatch.setattr(sweeps, "MAX_BATCH", 5)
     grid = {"kappa": np.linspace(0.5, 1.0, 12).tolist(), "orders": [2, 3]}
     study = sweep(grid, SEEN[:2])
     assert sizes(study) == [4] * 6
@@ -488,7 +488,7 @@ def memory(what):
     (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(what)]
     return 1024 * int(line.split()[1])
 
-sweeps.LARGEST = 10**9
+sweeps.MAX_BATCH = 10**9
 seen = pc.simulate.glv_process(samples=4, noise="white", seed=1).observations.numpy()
 grid = {"kappa": [1.0, 0.5], "every": [2]}
 pc.sweep(odem, grid, seen, processes=1)
@@ -524,7 +524,7 @@ def test_memory_stays_within_about_the_budget():
         ({"grid": {"x.y": [1]}}, StudyError, r"cannot be called 'x\.y'"),
         ({"grid": {"kapa": [1.0]}}, TypeError, "kapa"),
         ({"grid": {"kappa": [-1.0]}}, SettingError, "kappa"),
-        ({"build": lambda **_: None}, StudyError, "build must return a graph.*it gave None"),
+        ({"build": lambda **_: None}, StudyError, "build must return a graph.*it returned None"),
         ({"build": lambda **_: (build()[0], "odem")}, StudyError, "a graph and a schedule"),
         ({"build": lambda **_: build(kappa=[1.0, 0.5])}, StudyError, r"batch dimensions \(2,\).*single numbers"),
         ({"build": build()}, StudyError, "build must be a function of settings, not Model"),
@@ -570,7 +570,7 @@ def test_an_error_in_build_says_for_which_settings():
 
 
 def test_an_error_in_a_worker_ends_the_sweep_with_that_error(tmp_path, monkeypatch):
-    monkeypatch.setattr(sweeps, "LARGEST", 2)
+    monkeypatch.setattr(sweeps, "MAX_BATCH", 2)
     here = os.getpid()
 
     def elsewhere(kappa):

@@ -102,7 +102,7 @@ def figures(study):
 
 def test_a_worker_is_killed_and_the_study_is_the_same(cluster, tmp_path, monkeypatch):
     """Only the address differs from the sweep on one machine: the same batches, the same digits."""
-    monkeypatch.setattr(sweeps, "LARGEST", 2)
+    monkeypatch.setattr(sweeps, "MAX_BATCH", 2)
     local = pc.sweep(build, GRID, SEEN, tmp_path / "local.db", processes=1)
     assert local.counts == {"open": 0, "done": 8, "diverged": 8}
     mark = tmp_path / "mark"
@@ -166,7 +166,7 @@ def test_a_worker_with_several_threads_does_one_batch_at_a_time(monkeypatch):
 
     monkeypatch.setattr(workers, "invert", invert)
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(workers._invert_packed, [pickle.dumps(i) for i in range(8)]))
+        found = list(pool.map(workers._invert_pickled, [pickle.dumps(i) for i in range(8)]))
     assert found == [[i, True] for i in range(8)]
 
 
@@ -193,6 +193,6 @@ def test_what_workers_lack_is_named(cluster, tmp_path, monkeypatch):
 
 
 def test_no_scheduler_there(monkeypatch):
-    monkeypatch.setattr(workers, "PATIENCE", 1)
+    monkeypatch.setattr(workers, "SCHEDULER_TIMEOUT", 1)
     with pytest.raises(StudyError, match=r"there is no Dask scheduler at 'tcp://127\.0\.0\.1:"):
         pc.sweep(build, {"kappa": [1.0]}, SEEN, scheduler=f"tcp://127.0.0.1:{free_port()}")

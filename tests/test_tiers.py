@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from contract import NodeContract
+from pcnet.io.schema import schema
 from test_filter import DT, STILL, Kalman
 
 import pcnet as pc
@@ -16,7 +17,6 @@ from pcnet.errors import GraphError, SettingError
 from pcnet.functions.closed_form import Linear
 from pcnet.graphs import Level, hierarchy
 from pcnet.io import strict_yaml
-from pcnet.io.schema import schema
 from pcnet.model.schedule import LevelNodes, adaptive_filtering
 from pcnet.nodes import CategoricalNode, KalmanStateNode, ParameterNode, PrecisionNode, SensoryNode
 from pcnet.numerics.dwell_time import DwellTime
@@ -411,7 +411,7 @@ def test_a_convolution_is_inverted_causally():
     graph = pc.Graph()
     graph.predicts(x, y, via=Linear(gain))
     # noise that is another at each substep, as strong as SPM's and as what the cause asks for
-    strength = SquaredExponential(width).duration.item() / d["M1_W"][0, 0]
+    strength = SquaredExponential(width).correlation_integral.item() / d["M1_W"][0, 0]
     variances = substeps * np.array([strength, strength, 2 * variance / lasts])
     graph.weighs(PrecisionNode("noise_x", mean=-np.log(variances), sd=1.0, kernel=White()), x)
     graph.weighs(PrecisionNode("noise_y", mean=math.log(d["M1_V"][0, 0]), sd=1.0, correlation_time=width), y)

@@ -50,8 +50,8 @@ def test_a_mover_takes_the_time_that_has_passed(integrator):
     from_first = swinging(integrator(0.3), 0.3)
     session = from_first.start(pc.states_only()).step(y[0])
     with torch.inference_mode():
-        local = session.local("x")
-        local.belief = local.belief._replace(mean=torch.as_tensor(short.mean("x")[0])[None])
+        state = session.state.nodes["x"]
+        session.replace_nodes({"x": state._replace(mean=torch.as_tensor(short.mean("x")[0])[None])})
     for t in range(1, 6):
         session.step(y[t])
     np.testing.assert_allclose(session.result().mean("x")[later][-1], short.mean("x")[-1], rtol=1e-9)
@@ -71,14 +71,14 @@ def test_times_at_the_sampling_interval_change_nothing():
 def test_all_nodes_hear_of_the_time_that_has_passed():
     session = odem(dt=[0.25, 0.5])[0].start(pc.states_only(), record=())
     session.step(np.ones(3), t=3.0)
-    assert session.local("x").elapsed.tolist() == [0.25, 0.5]
+    assert session.context("x").dt.tolist() == [0.25, 0.5]
     session.step(np.ones(3), t=4.0)
     for name in session.graph.nodes:
-        assert session.local(name).elapsed.tolist() == [1.0, 1.0]
-        assert session.local(name).pace.tolist() == [4.0, 2.0]
+        assert session.context(name).dt.tolist() == [1.0, 1.0]
+        assert session.context(name).relative_dt.tolist() == [4.0, 2.0]
     session.step(np.ones(3))
-    assert session.local("x").elapsed.tolist() == [0.25, 0.5]
-    assert session.local("x").pace is None
+    assert session.context("x").dt.tolist() == [0.25, 0.5]
+    assert session.context("x").relative_dt is None
 
 
 def test_a_step_without_a_time_comes_an_interval_later():

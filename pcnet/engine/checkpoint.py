@@ -1,7 +1,7 @@
-"""Checkpoints: a run in a file, from which it goes on to the same digits.
+"""Checkpoints: a session in a file, from which it continues to the same digits.
 
-A file is of the safetensors format: tensors, and a JSON header with what is not a tensor. A digest over both tells a
-file that is whole from one that is not. Nothing in it is code, and nothing is imported because it says so.
+A file has the safetensors format: tensors, and a JSON header with everything else. A digest over both detects damage.
+Nothing in it is code, and nothing is imported because of it.
 """
 
 from __future__ import annotations
@@ -17,51 +17,56 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from pcnet.engine.divergence import OnDivergence
-from pcnet.engine.session import Session
+from pcnet.engine.clock import Clock
+from pcnet.engine.divergence import DivergenceEvent, DivergenceLog
+from pcnet.engine.session import Session, Snapshot
+from pcnet.engine.state import GraphState
+from pcnet.engine.tick import Outputs
 from pcnet.errors import CheckpointError, SpecificationError
 from pcnet.files import atomic_write
-from pcnet.model.graph import Graph, Model
-from pcnet.model.schedule import Schedule
-from pcnet.model.specification import describe, load_model
+from pcnet.model.digest import digest
+from pcnet.model.model import Model, OnDivergence, device_of
+from pcnet.model.specification import from_spec, to_spec
 from pcnet.results.recorder import Record
 from pcnet.results.result import package_version
-from pcnet.sweeps.batching import digest
 
-FORMAT = 1
-"""The version of the file format that `save` writes."""
-TAPE, OPEN, GOING = "/tape/", "/open tape/", "/going on tape"
-"""What is recorded: blocks that are full, the values of those that are not, and the batch elements that these are of.
-
-No node has a name with a slash.
-"""
+FORMAT = 2
+"""The version of the file format that `save` writes; 1 was that of pcnet 0.1."""
+RECORDED, RAW, RUNNING = "/recorded/", "/raw/", "/running"
+"""Recorded values; raw values of the open block; batch elements that ran during it. No node has a name with a slash."""
 
 
-def save(live: Session, path: Path, recording: bool = True) -> Path:
-    """Write a run as it is now; see `Live.save`."""
+def save(session: Session, path: Path, recording: bool = True) -> Path:
+    """Write a checkpoint; see `Session.save`."""
     if not path.parent.is_dir():
         raise CheckpointError(f"there is no folder {str(path.parent)!r} to save into")
-    tensors, facts = live.state()
+    now = session.snapshot
+    tensors = now.state.tensors()
     if recording:
-        for name, tape in live.tapes.items():
-            full, unfinished = tape.state()
-            parts = {TAPE + name: full, OPEN + name: unfinished, GOING: tape.going}
-            tensors |= {key: value for key, value in parts.items() if value is not None}
-    record = live.record
+        full, raw, running = session.recorder.state()
+        tensors |= {RECORDED + name: value for name, value in full.items()}
+        tensors |= {RAW + name: value for name, value in raw.items()}
+        tensors |= {} if running is None else {RUNNING: running}
+    record = session.record
     about = {
         "format": FORMAT,
         "pcnet_version": package_version(),
         "torch_version": torch.__version__,
-        "spec": _spec(live),
-        "model": digest(Model(live.graph, live.schedule)),
-        "dtype": str(live.dtype).removeprefix("torch."),
-        "on_divergence": live.on_divergence,
+        "spec": _spec(session.model),
+        "model": digest(session.model),
+        "dtype": str(session.dtype).removeprefix("torch."),
+        "on_divergence": session.on_divergence,
         "record": [record.quantities, record.nodes, record.every, record.messages],
-        "times": live.recorded_times if recording else [],
+        "times": session.recorder.times if recording else [],
         "strides": {name: value.stride() for name, value in tensors.items()},
-        **facts,
+        "batch_shape": list(session.batch_shape),
+        "tick": now.tick,
+        "clock": list(now.clock),
+        "regular": now.relative_dt is None,
+        "stopped": [[i, when, name] for i, (when, name) in now.log.stopped.items()],
+        "events": [list(event) for event in now.log.events],
     }
-    # in a fresh piece of memory each: tensors of a run may share theirs, and files know no views
+    # each in memory of its own: tensors of a run may share theirs, and files have no views
     kept = {name: value.detach().cpu().clone(memory_format=torch.contiguous_format) for name, value in tensors.items()}
     text = json.dumps(about, sort_keys=True, allow_nan=False)
     with atomic_write(path) as scratch:
@@ -69,70 +74,89 @@ def save(live: Session, path: Path, recording: bool = True) -> Path:
     return path
 
 
-def _spec(live: Session) -> dict[str, Any] | None:
-    """A description of the model, if its functions have names."""
+def _spec(model: Model) -> dict[str, Any] | None:
+    """The model as plain data, if its functions have names."""
     try:
-        return describe(live.graph, live.schedule)
+        return to_spec(model)
     except SpecificationError:
         return None
 
 
 def resume(
     path: str | Path,
-    graph: Graph | None = None,
-    schedule: Schedule | None = None,
+    model: Model | None = None,
     *,
     device: torch.device | str = "cpu",
     threads: int | None = 1,
     strict: bool = True,
     on_divergence: OnDivergence | None = None,
 ) -> Session:
-    """The run that `live.save(path)` wrote, to go on as if it had never stopped.
+    """Continue the session that `session.save(path)` wrote, as if it had never stopped.
 
-    graph, schedule: those of the run; a file holds no code. They may be left out if all of its functions have names
-    here (see `pcnet.register`). With strict=False they may differ in numbers and functions, but must have the same
-    nodes. on_divergence: what to do from here on, if not what was done so far.
+    Args:
+        path: The checkpoint.
+        model: The model of the session; a file contains no code. It may be left out if all of its functions have names
+            (see `pcnet.register`).
+        device: A device of torch.
+        threads: As for `Model.run`.
+        strict: Whether the model must be the same; with False it may differ in numbers and functions, but must have the
+            same nodes.
+        on_divergence: What to do from here on; as before unless given.
     """
     path = Path(path)
     about, tensors = _read(path)
-    if graph is None or schedule is None:
+    if model is None:
         if about["spec"] is None:
-            raise CheckpointError(f"{str(path)!r} is of a graph whose functions have no names: give graph and schedule")
-        model = load_model(about["spec"])
-        graph, schedule = graph or model.graph, schedule or model.schedule
-    if strict and digest(Model(graph, schedule)) != about["model"]:
+            raise CheckpointError(f"{str(path)!r} is of a model whose functions have no names: give model=...")
+        model = from_spec(about["spec"])
+    if not isinstance(model, Model):
+        raise CheckpointError(f"give the model of the session, a pcnet.Model, not {model!r}")
+    if strict and digest(model) != about["model"]:
         raise CheckpointError(
-            f"{str(path)!r} was written by a run of another graph or schedule, or of other settings; give those of "
-            "that run, or strict=False to go on with these"
+            f"{str(path)!r} was written by a run of another graph or schedule, or of other settings; give the model of "
+            "that run, or strict=False to continue with this one"
         )
     quantities, nodes, every, messages = about["record"]
-    live = Session(
-        graph,
-        schedule,
+    place = device_of(device)
+    session = Session(
+        model,
         record=Record(tuple(quantities), None if nodes is None else tuple(nodes), every, messages),
         dtype=getattr(torch, about["dtype"]),
-        device=torch.device(device),
+        device=place,
         threads=threads,
         on_divergence=about["on_divergence"] if on_divergence is None else on_divergence,
     )
-    taken = {name for name in tensors if name.startswith((TAPE, OPEN)) or name == GOING}
-    tapes = {name: tensors.pop(name).to("cpu" if name.startswith(TAPE) else device) for name in taken}
-    moved = {name: _strided(value.to(device), about["strides"][name]) for name, value in tensors.items()}
+    full = {name: tensors.pop(RECORDED + name) for name in _names(tensors, RECORDED)}
+    raw = {name: tensors.pop(RAW + name).to(place) for name in _names(tensors, RAW)}
+    running = tensors.pop(RUNNING, None)
+    moved = {name: _strided(value.to(place), about["strides"][name]) for name, value in tensors.items()}
+
+    def snapshot(like: GraphState) -> Snapshot:
+        state = like.with_tensors(moved)
+        stopped = {i: (when, name) for i, when, name in about["stopped"]}
+        log = DivergenceLog(tuple(DivergenceEvent(*event) for event in about["events"]), stopped)
+        relative = None if about["regular"] else state.dt / session.intervals
+        rows = len(about["times"])
+        return Snapshot(about["tick"], state, Clock(*about["clock"]), relative, log, Outputs({}), None, rows)
+
     try:
-        live.restore(moved, about)
+        session.restore(about["batch_shape"], snapshot)
+        session.recorder.restore(about["times"], full, raw, None if running is None else running.to(place))
     except (KeyError, RuntimeError) as error:
         raise CheckpointError(f"{str(path)!r} is of a graph with other nodes than this one: {error}") from None
-    going, now = tapes.get(GOING), moved.get("going")
-    if going is not None and now is not None and torch.equal(going, now):
-        going = now  # blocks end where another goes on
-    for name, tape in live.tapes.items():
-        tape.restore(tapes.get(TAPE + name), tapes.get(OPEN + name), going)
-    live.recorded_times.extend(about["times"])
-    return live
+    return session
+
+
+def _names(tensors: Mapping[str, Tensor], prefix: str) -> list[str]:
+    return [name.removeprefix(prefix) for name in tensors if name.startswith(prefix)]
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """What a checkpoint holds, or why it does not."""
+    """Header and tensors of a checkpoint.
+
+    Raises:
+        CheckpointError: If it cannot be read, is damaged, or has another format.
+    """
     if not path.is_file():
         raise CheckpointError(f"there is no file {str(path)!r}")
     try:
@@ -148,13 +172,12 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         version = int(about["format"])
     except (ValueError, TypeError, KeyError):
         raise CheckpointError(f"{str(path)!r} is damaged: its header cannot be read") from None
-    if version > FORMAT:
+    if version != FORMAT:
         raise CheckpointError(
-            f"{str(path)!r} has format {version}, of pcnet {about.get('pcnet_version', '')}; this pcnet reads up to "
-            f"{FORMAT}"
+            f"{str(path)!r} has format {version}, of pcnet {about.get('pcnet_version', '')}; this pcnet reads {FORMAT}"
         )
     if header.get("digest") != _digest(header["pcnet"], tensors):
-        raise CheckpointError(f"{str(path)!r} is damaged: its content does not fit its digest")
+        raise CheckpointError(f"{str(path)!r} is damaged: its content does not match its digest")
     return about, tensors
 
 
@@ -167,9 +190,9 @@ def _digest(text: str, tensors: Mapping[str, Tensor]) -> str:
 
 
 def _strided(value: Tensor, strides: list[int]) -> Tensor:
-    """A tensor laid out in memory as it was: what is computed from it may depend on that in its last digit.
+    """A tensor with these strides: the last digit of what is computed from it may depend on its memory layout.
 
-    In memory of its own, which begins where torch lets memory begin, and not where a file has it.
+    It has memory of its own, aligned as torch aligns it.
     """
     if list(value.stride()) == strides:
         return value.clone()

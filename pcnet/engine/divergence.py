@@ -1,25 +1,29 @@
-"""Batch elements that diverge: which, when and why, and what a run does with them."""
+"""Batch elements that diverge: which, when and why, and what becomes of them."""
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple, get_args
+from collections.abc import Mapping
+from typing import NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
+from pcnet.engine.program import Program
+from pcnet.engine.state import GraphState, select_nodes
+from pcnet.engine.tick import Failure, Inputs, Outputs, Workspace
 from pcnet.errors import DivergenceError, SettingError
-from pcnet.model.node import BatchSpec, Energy, Node, NodeContext, merge
+from pcnet.model.context import Now
+from pcnet.model.model import OnDivergence
+from pcnet.model.node import AnyNode, Energy
+from pcnet.numerics.trees import flatten
 
-OnDivergence = Literal["raise", "stop", "hold", "reset"]
-"""What to do with batch elements that diverge: end the run, or them alone; go on as if the observation were missing, or
-begin anew with the next one."""
+MAX_EVENTS = 1000
 
 
 class DivergenceEvent(NamedTuple):
-    """A batch element that diverged: at which observation, at which node, and what was wrong there."""
+    """A batch element that diverged: at which observation, at which node, and why."""
 
     observation: int
     node: str
@@ -27,131 +31,142 @@ class DivergenceEvent(NamedTuple):
     why: str
 
 
-Beliefs = list[tuple[Any, Any]]
-"""Belief and memory of each node."""
+class DivergenceLog(NamedTuple):
+    """What has diverged so far. It is never changed, only replaced.
+
+    events: the last of them. stopped: by batch element, the observation and the node at which it stopped.
+    """
+
+    events: tuple[DivergenceEvent, ...] = ()
+    stopped: Mapping[int, tuple[int, str]] = {}
+
+    def with_events(self, events: list[DivergenceEvent], stop: bool) -> DivergenceLog:
+        kept = tuple(deque((*self.events, *events), maxlen=MAX_EVENTS))
+        stopped = {event.element: (event.observation, event.node) for event in events} if stop else {}
+        return DivergenceLog(kept, {**self.stopped, **stopped})
 
 
-class Failures:
-    """The batch elements of a run that have failed, for a tick or for good."""
+def check_policy(policy: OnDivergence, nodes: Mapping[str, AnyNode]) -> None:
+    """Raise `SettingError` for an unknown policy, or one that is also the name of a node."""
+    if policy not in get_args(OnDivergence):
+        raise SettingError(f"on_divergence must be 'raise', 'stop', 'hold' or 'reset', not {policy!r}")
+    if policy in nodes:
+        raise SettingError(f"the node name {policy!r} is also a policy on divergence; rename the node")
 
-    def __init__(self, nodes: Mapping[str, Node], locals_: Mapping[str, NodeContext], policy: OnDivergence) -> None:
-        if policy not in get_args(OnDivergence):
-            raise SettingError(f"on_divergence must be 'raise', 'stop', 'hold' or 'reset', not {policy!r}")
-        if policy in nodes:
-            raise SettingError(f"a node is called {policy!r}, as what is done on divergence is; rename it")
-        self.policy = policy
-        self.divergence_events: deque[DivergenceEvent] = deque(maxlen=1000)
-        """The last of them: when, at which node, and why."""
-        self.stopped: dict[int, tuple[int, str]] = {}
-        """When and at which node batch elements failed for good."""
-        self.going: Tensor | None = None
-        """Which batch elements go on (B,), once some have stopped."""
-        self.missed: Tensor
-        """How many ticks each batch element lost (B,)."""
-        self._nodes, self._locals = nodes, locals_
-        self._now: dict[int, tuple[Node, str]] = {}  # who fails at this tick
-        self._start: BatchSpec
 
-    def begin(self, start: BatchSpec) -> None:
-        self._start = start
-        self.missed = torch.zeros(start.batch, dtype=start.dtype, device=start.device)
+def everything_failed(program: Program, state: GraphState, node: AnyNode, why: str) -> Outputs:
+    """Outputs of a tick that ended with a numerical error: all batch elements that run have failed."""
+    return Outputs(dict.fromkeys(program.nodes, Energy()), (Failure(node, state.running, why),))
 
-    def beliefs(self) -> Beliefs:
-        """How things are, to go back to."""
-        return [(local.belief, local.memory) for local in self._locals.values()]
 
-    def mark(self) -> tuple[Any, ...]:
-        """What went wrong so far, to go back to."""
-        return self.going, self.missed, dict(self.stopped), self.divergence_events.copy()
+def resolve(
+    policy: OnDivergence,
+    space: Workspace,
+    before: GraphState,
+    after: GraphState,
+    outputs: Outputs,
+    inputs: Inputs,
+    tick: int,
+) -> tuple[GraphState, list[DivergenceEvent]]:
+    """Apply the policy to batch elements that have diverged in a tick.
 
-    def go_back(self, mark: tuple[Any, ...]) -> None:
-        self.going, self.missed, self.stopped, self.divergence_events = mark
-        self._now.clear()
+    Elements that stopped, now or earlier, keep the state before. Held elements keep it too, and their sensory nodes
+    observe a missing value. Reset elements get the initial state.
 
-    def note(self, node: Node, where: Tensor | None, why: str, tick: int) -> None:
-        """A node cannot go on with batch elements (B,), or with any: end the run, or remember it for the tick's end."""
-        if where is None:
-            where = torch.ones_like(self.missed, dtype=torch.bool) if self.going is None else self.going
-        indices = where.nonzero()[:, 0].tolist()
-        if self.policy == "raise":
-            raise DivergenceError(f"{node.title} at observation {tick}{_elements(indices, len(where))}: {why}")
-        for i in indices:
-            self._now.setdefault(i, (node, why))
+    Returns:
+        The state after the tick with its energies summed up, and the events.
+    """
+    program, running = space.program, before.running
+    failed_by = _failures(program, before, after, outputs, policy, tick)
+    all_running = bool(running.all())
+    if not failed_by and all_running:
+        return _sum_energies(after, None, None), []
+    failed = torch.zeros_like(running)
+    failed[list(failed_by)] = True
+    events = [DivergenceEvent(tick, node.name, i, why) for i, (node, why) in failed_by.items()]
+    nodes = select_nodes(running & ~failed, after.nodes, before.nodes)
+    state = after._replace(nodes=nodes, started=torch.where(failed, before.started, after.started))
+    if policy == "stop":
+        running = running & ~failed
+        state = _sum_energies(state._replace(running=running), None, running)
+    else:
+        if events:
+            missing = {
+                name: torch.where(failed[:, None], torch.nan, value) for name, value in inputs.observations.items()
+            }
+            space.load(state.nodes, Now(state.time, inputs.dt, inputs.relative_dt), missing)
+            if policy == "hold":
+                space.take("observe", program.observers, failed)
+                state = state._replace(nodes=space.nodes)
+            else:
+                initial = select_nodes(failed, program.initial.nodes, state.nodes)
+                state = state._replace(nodes=initial, started=state.started & ~failed)
+            state = state._replace(missed=state.missed + failed)
+        state = _sum_energies(state, failed if events else None, None if all_running else running)
+    return state, events
 
-    def deal_with(self, energies: Sequence[Energy], free_energy: Tensor, before: Beliefs, tick: int) -> Tensor | None:
-        """After a tick: end the run if need be, or do as the policy says; which go on (B,), but without this tick.
 
-        Back where they were they are finite, so that whatever is computed of them does not spoil their neighbours.
-        """
-        counted = free_energy if self.going is None else free_energy[self.going]
-        if not self._now and math.isfinite(counted.sum().item()):
-            return None
-        lost = ~torch.isfinite(free_energy)
-        if self.going is not None:
-            lost = lost & self.going
-        for i in lost.nonzero()[:, 0].tolist():
-            self._now.setdefault(i, self._culprit(i, energies))
-        if not self._now:  # finite each, but not their sum over the batch
-            return None
-        if self.policy == "raise":
-            node, why = next(iter(self._now.values()))
+def _failures(
+    program: Program, before: GraphState, after: GraphState, outputs: Outputs, policy: OnDivergence, tick: int
+) -> dict[int, tuple[AnyNode, str]]:
+    """The node and the reason for each batch element that failed; with the policy "raise", an error."""
+    found: dict[int, tuple[AnyNode, str]] = {}
+    running = before.running
+    for failure in outputs.failures:
+        indices = (failure.where & running).nonzero()[:, 0].tolist()
+        if indices and policy == "raise":
             raise DivergenceError(
-                f"{node.title} is no longer finite at observation {tick}"
-                f"{_elements(list(self._now), len(lost))}: {why}; smaller steps (lower kappa or rate), lower "
-                "precisions, a longer correlation_time or an initial_mean help"
+                f"{failure.node.title} at observation {tick}{_elements(indices, len(running))}: {failure.why}"
             )
-        failed = self.put_down(tick)
-        for local, (belief, memory) in zip(self._locals.values(), before, strict=True):
-            local.belief = merge(~failed, local.belief, belief)
-            local.memory = local.memory if memory is None else merge(~failed, local.memory, memory)
-        if self.policy == "stop":
-            return None
-        self.missed = self.missed + failed
-        self._go_on_without(failed)
-        return failed
+        for i in indices:
+            found.setdefault(i, (failure.node, failure.why))
+    free = after.complexity - after.accuracy
+    if not found and math.isfinite(free.sum().item()):
+        return found
+    lost = ~torch.isfinite(free) & running
+    for i in lost.nonzero()[:, 0].tolist():
+        found.setdefault(i, _culprit(i, program, after, outputs))
+    if found and policy == "raise":
+        node, why = next(iter(found.values()))
+        raise DivergenceError(
+            f"{node.title} is no longer finite at observation {tick}{_elements(list(found), len(running))}: {why}; "
+            "use smaller steps (lower kappa or rate), lower precisions, a longer correlation time, or an initial_mean"
+        )
+    return found
 
-    def put_down(self, tick: int) -> Tensor:
-        """Enter those who fail now, and let them stop if they are to; which they are, (B,)."""
-        failed = torch.zeros_like(self.missed, dtype=torch.bool)
-        for i, (node, why) in self._now.items():
-            failed[i] = True
-            self.divergence_events.append(DivergenceEvent(tick, node.name, i, why))
-        if self.policy == "stop" and self._now:
-            self.stopped |= {i: (tick, node.name) for i, (node, _) in self._now.items()}
-            self.going = ~failed if self.going is None else self.going & ~failed
-        self._now.clear()
-        return failed
 
-    def _go_on_without(self, failed: Tensor) -> None:
-        """Let batch elements go on as if this observation had been missing, or begin anew."""
-        reset = self.policy == "reset"
-        for name, node in self._nodes.items():
-            if not (reset or node.observes):
-                continue
-            local = self._locals[name]
-            if local.observation is not None:
-                local.observation = torch.where(failed[:, None], torch.nan, local.observation)
-            local.mask = failed
-            try:
-                if reset:
-                    node.begin(local, self._start)
-                else:
-                    node.observe(local)
-            finally:
-                local.mask = None
+def _culprit(i: int, program: Program, state: GraphState, outputs: Outputs) -> tuple[AnyNode, str]:
+    """The first node whose belief or energy is not finite in a batch element, and which part of it."""
+    nodes = program.nodes
+    for name, energy in outputs.energies.items():
+        parts: dict[str, Tensor | None] = {**dict(flatten(state.nodes[name], name)), "free energy": energy.free}
+        for path, part in parts.items():
+            was = dict(flatten(program.initial.nodes[name], name)).get(path)
+            legal = was is not None and not bool(torch.isfinite(was[i]).all())  # histories start with NaN or infinity
+            if part is not None and not legal and not bool(torch.isfinite(part[i]).all()):
+                return nodes[name], f"its {path.rpartition('/')[2].replace('_', ' ')} is no longer finite"
+    return next(iter(nodes.values())), "the sum of all free energies is not finite"
 
-    def _culprit(self, i: int, energies: Sequence[Energy]) -> tuple[Node, str]:
-        """The first node whose belief or share of the free energy is not finite in a batch element, and what of it."""
-        for (name, node), energy in zip(self._nodes.items(), energies, strict=True):
-            parts = self._locals[name].belief._asdict() | {"free energy": energy.free}
-            for what, part in parts.items():
-                if part is not None and not bool(torch.isfinite(part[i]).all()):
-                    return node, f"its {what.replace('_', ' ')} is no longer finite"
-        return next(iter(self._nodes.values())), "the sum of all free energies is not finite"
+
+def _sum_energies(state: GraphState, failed: Tensor | None, running: Tensor | None) -> GraphState:
+    """Add the energies of the tick to the sums: NaN for elements that have stopped, nothing for a lost tick."""
+    accuracy, complexity = state.accuracy, state.complexity
+    if running is not None:
+        accuracy, complexity = (torch.where(running, each, torch.nan) for each in (accuracy, complexity))
+    added = (accuracy, complexity)
+    if failed is not None:
+        added = torch.where(failed, 0.0, accuracy), torch.where(failed, 0.0, complexity)
+        accuracy, complexity = (torch.where(failed, torch.nan, each) for each in (accuracy, complexity))
+    return state._replace(
+        accuracy=accuracy,
+        complexity=complexity,
+        sum_accuracy=state.sum_accuracy + added[0],
+        sum_complexity=state.sum_complexity + added[1],
+    )
 
 
 def _elements(indices: list[int], batch: int) -> str:
-    """Which batch elements, in words, where there are several."""
+    """Batch elements as text, if there are several."""
     if batch == 1:
         return ""
     more = ", …" if len(indices) > 8 else ""

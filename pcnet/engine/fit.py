@@ -1,13 +1,13 @@
-"""Recorded data, pass after pass, until the free action settles.
+"""Fitting to recorded data by repeated passes, until the free action converges.
 
-In a pass states run over all observations while parameters and precisions μ, with priors N(η, P⁻¹), stand still and
-gather gradients g and curvatures C of the errors. After it they take the step of Gauss and Newton,
-μ ← μ − (P + C)⁻¹(g + P(μ − η)), and the next pass begins anew from there: the same data do not count twice.
+In a pass, states run over all observations while parameters and precisions μ with priors N(η, P⁻¹) stay fixed and
+accumulate gradients g and curvatures C of the errors. After it they take a Gauss–Newton step,
+μ ← μ − (P + C)⁻¹(g + P(μ − η)), and the next pass starts anew from there, so that the same data do not count twice.
 
-What is minimised is the free action of a pass, Σ_t F_t + ½(μ − η)ᵀP(μ − η): with a `FilterNode` that is
-−log p(y | μ) − log p(μ), but for a constant. Where a step has not lowered it, it is taken back and tried again at half
-its length. In the last pass, and in its free action, the posterior has the covariance Σ = (P + C)⁻¹: with
-½(log|P⁻¹| − log|Σ|) added that is Laplace's approximation of −log p(y), for comparing models.
+The objective is the free action of a pass, Σ_t F_t + ½(μ − η)ᵀP(μ − η). With a Kalman state that is
+−log p(y | μ) − log p(μ) up to a constant. A step that does not lower it is taken back and halved. In the last pass, and
+in its free action, the posterior has the covariance Σ = (P + C)⁻¹: with ½(log|P⁻¹| − log|Σ|) added, this is Laplace's
+approximation of −log p(y), for comparing models.
 """
 
 from __future__ import annotations
@@ -25,35 +25,37 @@ from torch import Tensor
 from tqdm import tqdm
 
 from pcnet.engine.session import Session
-from pcnet.errors import DivergenceError, ObservationError, ResultError, ScheduleError, SettingError
-from pcnet.model.graph import Graph
-from pcnet.model.schedule import Schedule
+from pcnet.errors import DivergenceError, GraphError, ObservationError, ResultError, ScheduleError, SettingError
+from pcnet.model.model import Model
+from pcnet.model.protocols import FitsRecordedData
+from pcnet.model.schedule import Act
 from pcnet.numerics.estimators import ParameterEstimator
-from pcnet.numerics.lbfgs import Descent, Stand
+from pcnet.numerics.lbfgs import LBFGS, Iterate
+from pcnet.numerics.trees import tree_map
 from pcnet.results.recorder import Record
 from pcnet.results.result import Array, Interval, Result
 
 Slopes = Literal["exact", "messages"]
-"""Where the slopes of the free action are taken from: copies of a run that are varied a little, or messages."""
+"""Where the slopes of the free action come from: copies of a run with varied values, or messages."""
 
 
 class Fit(NamedTuple):
-    """What repeated passes have found. Arrays lead with the batch dimensions of the run, (...)."""
+    """The result of a fit. Arrays lead with the batch dimensions of the run, (...)."""
 
     result: Result
-    """The last pass, with what was found."""
+    """The last pass, with the fitted values."""
     free_actions: Array
-    """What is minimised, after each pass; (..., passes). It never rises: what would raise it is taken back."""
+    """The objective after each pass, (..., iterations). It never rises: a step that would raise it is taken back."""
     converged: Array
-    """Whether it changed by less than the tolerance in the end; (...)."""
-    passes: Array
-    """How many passes it took; (...)."""
+    """Whether the objective changed by less than the tolerance in the end, (...)."""
+    iterations: Array
+    """Number of passes, (...)."""
     backtracks: Array
-    """How often a step was taken back and halved; (...)."""
+    """How often a step was taken back and halved, (...)."""
     means: Mapping[str, Array]
-    """What was found, by node; (..., n)."""
+    """Fitted values by node, (..., n)."""
     covariances: Mapping[str, Array]
-    """How sure it is, by node, the others taken as given; (..., n, n)."""
+    """Their covariances by node, given the other nodes, (..., n, n)."""
 
     def mean(self, node: str) -> Array:
         return self.means[self._known(node)]
@@ -66,7 +68,7 @@ class Fit(NamedTuple):
         return deviation
 
     def interval(self, node: str, probability: float = 0.95) -> Interval:
-        """The central credible interval of what was found."""
+        """The central credible interval of the fitted values."""
         if not 0 < probability < 1:
             raise ResultError(f"a probability must be between 0 and 1, not {probability}")
         reach = NormalDist().inv_cdf(0.5 + probability / 2) * self.sd(node)
@@ -74,13 +76,13 @@ class Fit(NamedTuple):
 
     def _known(self, node: str) -> str:
         if node not in self.means:
-            raise ResultError(f"{node!r} took no steps after passes; those that did: {', '.join(self.means)}")
+            raise ResultError(f"{node!r} was not fitted; fitted nodes: {', '.join(self.means)}")
         return node
 
     def __repr__(self) -> str:
         count, batch = int(self.converged.sum()), self.converged.shape
-        one = "settled" if count else "not settled"
-        converged = f"{count} of {self.converged.size} settled" if batch else one
+        one = "converged" if count else "not converged"
+        converged = f"{count} of {self.converged.size} converged" if batch else one
         lines = [f"Fit of {self.result.observations} observations in {self.free_actions.shape[-1]} passes, {converged}"]
         if not batch:
             lines.append(f"  free action {self.free_actions[0]:.6g} → {self.free_actions[-1]:.6g}")
@@ -90,90 +92,88 @@ class Fit(NamedTuple):
 
 
 class Passes:
-    """Runs over the same observations, as often as they are asked for. What stands still is one vector (B, n)."""
+    """Passes over the same observations. The values that stay fixed during a pass are one vector (B, n)."""
 
-    def __init__(
-        self, graph: Graph, schedule: Schedule, observations: Any, times: list[float] | None, bar: Any, **options: Any
-    ) -> None:
-        self.names = _check(graph, schedule)
-        self.graph, self.schedule, self.observations, self.times, self.bar = graph, schedule, observations, times, bar
+    def __init__(self, model: Model, observations: Any, times: list[float] | None, bar: Any, **options: Any) -> None:
+        self.names = _check(model)
+        self.model, self.observations, self.times, self.bar = model, observations, times, bar
         self.options = options
-        live = self._start(record=()).prepare(observations)
-        self.prior = {name: live.local(name).belief for name in self.names}
-        ends = [0, *itertools.accumulate(belief.mean.shape[1] for belief in self.prior.values())]
+        session = Session(model, record=(), **options).prepare(observations)
+        self.prior: dict[str, Any] = {name: session.state.nodes[name] for name in self.names}
+        ends = [0, *itertools.accumulate(state.mean.shape[1] for state in self.prior.values())]
         self.parts = {name: slice(*ends[i : i + 2]) for i, name in enumerate(self.names)}
-        self.first = torch.cat([belief.mean for belief in self.prior.values()], 1)
+        self.first = torch.cat([state.mean for state in self.prior.values()], 1)
 
-    def _start(self, **options: Any) -> Session:
-        return Session(self.graph, self.schedule, **self.options, **options)
-
-    def run(self, beliefs: Mapping[str, Any], copies: int | None = None, **options: Any) -> Session:
-        """One pass that begins with these beliefs, up to its last observation."""
-        live = self._start(**options)
-        live.warm_start(beliefs, copies)
-        live.watchers.append(lambda *_: self.bar.update())
+    def run(self, states: Mapping[str, Any], copies: int | None = None, **options: Any) -> Session:
+        """One pass that starts from these states, up to its last observation."""
+        session = Session(self.model, **self.options, **options, warm_start=states, copies=copies)
+        session.watchers.append(lambda *_: self.bar.update())
         self.bar.reset(total=self.bar.total)
-        live.run(self.observations, progress=False, times=self.times)
-        self.bar.total = live.tick
-        return live
+        session.run(self.observations, progress=False, times=self.times)
+        self.bar.total = session.tick
+        return session
 
-    def stand(self, mean: Tensor, scales: Tensor | None) -> tuple[Stand, Session]:
-        """One pass with its closing: where it stood, and what it led to.
+    def evaluate(self, mean: Tensor, scales: Tensor | None) -> tuple[Iterate, Session]:
+        """One pass at these values with the update after it.
 
-        scales: the units (B, n) in which to vary what stands still, to find slopes by the free actions of copies of the
-        run; None for the slopes that messages tell.
+        Args:
+            mean: The values, (B, n).
+            scales: Units (B, n) in which to vary them, to find slopes from the free actions of copies of the run; None
+                for the slopes of messages.
         """
         batch, varied = len(mean), mean[None]
         if scales is not None:
             by = torch.finfo(mean.dtype).eps ** 0.2 * scales
             each = by.diag_embed().movedim(1, 0)
             varied = torch.cat([varied, mean + each, mean - each])
-        live = self.run(self._beliefs(varied), len(varied), record=(), on_divergence="stop")
-        actions = live.free_action.view(-1, batch)
+        session = self.run(self._states(varied), len(varied), record=(), on_divergence="stop")
+        actions = session.free_action.view(-1, batch)
         if scales is not None:
             up, down = actions[1:].chunk(2)
-            self._go_by(live, (up - down).mT / (2 * by))
-        slopes = torch.cat([live.local(name).memory.gradient[:batch] for name in self.names], 1)
-        live.close()
-        after = {name: _first(live.local(name).belief, batch) for name in self.names}
-        able = torch.as_tensor(live.diverged.at == -1, device=mean.device).view(-1, batch)[0]
-        step = torch.cat([belief.mean for belief in after.values()], 1) - mean
+            self._set_slopes(session, (up - down).mT / (2 * by))
+        states: Mapping[str, Any] = session.state.nodes
+        slopes = torch.cat([states[name].accumulated.gradient[:batch] for name in self.names], 1)
+        session.finish()
+        after: dict[str, Any] = {name: _first(session.state.nodes[name], batch) for name in self.names}
+        able = torch.as_tensor(session.diverged.at == -1, device=mean.device).view(-1, batch)[0]
+        step = torch.cat([state.mean for state in after.values()], 1) - mean
         precision = torch.zeros_like(step).diag_embed()
         for name, part in self.parts.items():
             precision[:, part, part] = after[name].precision
-        return Stand(actions[0], mean, step, able, slopes, precision, after), live
+        return Iterate(actions[0], mean, step, able, slopes, precision, after), session
 
-    def _beliefs(self, means: Tensor) -> dict[str, Any]:
+    def _states(self, means: Tensor) -> dict[str, Any]:
         """Priors with other means (copies, B, n), by node."""
         found = {}
         for name, prior in self.prior.items():
-            copied = type(prior)(*(each.repeat(len(means), *(1,) * (each.dim() - 1)) for each in prior))
+            copied = tree_map(lambda each: each.repeat(len(means), *(1,) * (each.dim() - 1)), prior)
             found[name] = copied._replace(mean=means[..., self.parts[name]].flatten(0, 1))
         return found
 
-    def _go_by(self, live: Session, slopes: Tensor) -> None:
-        """Let nodes step by these slopes (B, n), where they are finite, instead of those that they have gathered."""
+    def _set_slopes(self, session: Session, slopes: Tensor) -> None:
+        """Replace accumulated gradients by these slopes (B, n), where they are finite."""
+        changed = {}
         for name, part in self.parts.items():
-            local, slope = live.local(name), slopes[:, part]
-            told = local.memory.gradient.clone()
-            told[: len(slope)] = torch.where(torch.isfinite(slope), slope, told[: len(slope)])
-            local.memory = local.memory._replace(gradient=told)
+            state: Any = session.state.nodes[name]
+            slope, gradient = slopes[:, part], state.accumulated.gradient.clone()
+            gradient[: len(slope)] = torch.where(torch.isfinite(slope), slope, gradient[: len(slope)])
+            changed[name] = state._replace(accumulated=state.accumulated._replace(gradient=gradient))
+        session.replace_nodes(changed)
 
 
-def _first(belief: Any, batch: int) -> Any:
-    """A belief of the first of all copies."""
-    return type(belief)(*(part[:batch] for part in belief))
+def _first(state: Any, batch: int) -> Any:
+    """The state of the first of all copies."""
+    return tree_map(lambda part: part[:batch], state)
 
 
-def _scales(beliefs: Iterable[Any]) -> Tensor:
-    """How far each number may be off while the others stand still, (B, n)."""
-    return torch.cat([belief.precision.diagonal(dim1=-2, dim2=-1) ** -0.5 for belief in beliefs], 1)
+def _scales(states: Iterable[Any]) -> Tensor:
+    """Standard deviation of each value given the others, (B, n)."""
+    return torch.cat([state.precision.diagonal(dim1=-2, dim2=-1) ** -0.5 for state in states], 1)
 
 
 def fit(
-    graph: Graph,
+    model: Model,
     observations: Any,
-    schedule: Schedule,
     *,
     max_iterations: int,
     tolerance: float,
@@ -187,13 +187,13 @@ def fit(
     progress: bool | None,
     times: Iterable[float] | None,
 ) -> Fit:
-    """Passes until the free action settles; see `Graph.fit`."""
+    """Passes until the free action converges; see `Model.fit`."""
     if isinstance(max_iterations, bool) or not isinstance(max_iterations, int) or max_iterations < 1:
         raise SettingError(f"max_iterations must be a whole number, 1 or more, not {max_iterations!r}")
     if not tolerance >= 0:
         raise SettingError(f"tolerance must be 0 or more, not {tolerance!r}")
     if on_divergence not in ("raise", "stop"):
-        raise SettingError(f"on_divergence must be 'raise' or 'stop' for passes, not {on_divergence!r}")
+        raise SettingError(f"on_divergence must be 'raise' or 'stop' for a fit, not {on_divergence!r}")
     if slopes not in get_args(Slopes):
         raise SettingError(f"slopes must be 'exact' or 'messages', not {slopes!r}")
     if isinstance(observations, Iterator):
@@ -201,100 +201,106 @@ def fit(
             f"observations are read once for each pass, and a {type(observations).__name__} can be read only once: "
             "give an array, or a list: list(observations)"
         )
-    if not isinstance(schedule, Schedule):
-        raise ScheduleError(f"schedule must be a Schedule, such as pcnet.batch(), not {schedule!r}")
     if estimator is not None:
-        graph = _moved_by(graph, schedule, estimator)
+        model = _with_estimator(model, estimator)
     hidden = not (sys.stderr.isatty() if progress is None else progress)
     options = {"dtype": dtype, "device": device, "threads": threads}
     with torch.inference_mode(), tqdm(disable=hidden, unit="obs", leave=False) as bar:
-        every = Passes(graph, schedule, observations, None if times is None else list(times), bar, **options)
+        passes = Passes(model, observations, None if times is None else list(times), bar, **options)
         exact = slopes == "exact"
         bar.set_description("pass 1")
-        first, live = every.stand(every.first, _scales(every.prior.values()) if exact else None)
-        if on_divergence == "raise" and not bool(first.able.all()):
-            _raise(live, first)
-        descent = Descent.begin(first)
-        actions = [descent.best.action]
-        while len(actions) < max_iterations and bool(descent.going.any()):
+        first, session = passes.evaluate(passes.first, _scales(passes.prior.values()) if exact else None)
+        if on_divergence == "raise" and not bool(first.feasible.all()):
+            _raise(session, first)
+        descent = LBFGS.init(first)
+        actions = [descent.best.free_action]
+        while len(actions) < max_iterations and bool(descent.active.any()):
             bar.set_description(f"pass {len(actions) + 1}, free action {float(actions[-1].nanmean()):.6g}")
             scales = _scales(descent.best.beliefs.values()) if exact else None
-            descent = descent.judge(every.stand(descent.next, scales)[0], tolerance, remember=exact)
-            actions.append(descent.best.action)
+            descent = descent.update(passes.evaluate(descent.candidate, scales)[0], tolerance, remember=exact)
+            actions.append(descent.best.free_action)
         bar.set_description("last pass")
         found = {
-            name: belief._replace(mean=descent.best.mean[:, every.parts[name]])
-            for name, belief in descent.best.beliefs.items()
+            name: state._replace(mean=descent.best.mean[:, passes.parts[name]])
+            for name, state in descent.best.beliefs.items()
         }
-        live = every.run(found, record=record, on_divergence=on_divergence)
-    shape = live.batch_shape
+        session = passes.run(found, record=record, on_divergence=on_divergence)
+    shape = session.batch_shape
     return Fit(
-        live.result(),
+        session.result(),
         torch.stack(actions, -1).reshape(*shape, -1).cpu().numpy(),
         descent.converged.reshape(shape).cpu().numpy(),
-        descent.passes.long().reshape(shape).cpu().numpy(),
+        descent.iterations.long().reshape(shape).cpu().numpy(),
         descent.backtracks.long().reshape(shape).cpu().numpy(),
-        {name: live.mean(name).cpu().numpy() for name in every.names},
-        {name: live.read(name, "covariance").cpu().numpy() for name in every.names},
+        {name: session.mean(name).cpu().numpy() for name in passes.names},
+        {name: session.read(name, "covariance").cpu().numpy() for name in passes.names},
     )
 
 
-def _check(graph: Graph, schedule: Schedule) -> list[str]:
-    """The names of what steps after a pass, or why that cannot be."""
+def _check(model: Model) -> list[str]:
+    """The names of the nodes that are fitted; raises an error if the schedule does not fit them."""
+    graph, schedule = model
     nodes = graph.nodes
     graph.check()
     schedule.check(nodes)
-    closing = {verb: _who(schedule.on_end, verb, graph) for verb in ("update", "update_covariance", "renew_prior")}
-    names = [name for name in nodes if name in closing["update"]]
+    ending = {
+        action: _takes(model, schedule.on_end, action) for action in ("update", "update_covariance", "renew_prior")
+    }
+    names = [name for name in nodes if name in ending["update"]]
     if not names:
         raise ScheduleError(
-            f"{schedule.name}: nothing steps after a pass, so that passes would be all the same; use pcnet.batch(), "
-            "or a schedule of your own with on_end=(act('update', 'parameter'), act('update_covariance', 'parameter'))"
+            f"{schedule.name}: nothing is updated after a pass; use pcnet.batch(), or a schedule with "
+            "on_end=(act('update', 'parameter'), act('update_covariance', 'parameter'))"
         )
     for name in names:
-        for verb in ("update", "update_covariance", "renew_prior"):
-            if name in _who(schedule.acts, verb, graph):
-                raise ScheduleError(f"{schedule.name}: {name!r} is to {verb} within a pass and to step after it")
-        if name in closing["renew_prior"]:
+        for action in ending:
+            if name in _takes(model, schedule.acts, action):
+                raise ScheduleError(f"{schedule.name}: {name!r} takes {action!r} within a pass and is updated after it")
+        if name in ending["renew_prior"]:
             raise ScheduleError(
-                f"{schedule.name}: {name!r} is to renew its prior after a pass, but the same data must not "
-                "count as news again"
+                f"{schedule.name}: {name!r} renews its prior after a pass, so that the same data would count twice; "
+                "leave that out"
             )
-        if name not in closing["update_covariance"]:
+        if name not in ending["update_covariance"]:
             raise ScheduleError(
-                f"{schedule.name}: {name!r} has act('update') after a pass; add act('update_covariance') there too"
+                f"{schedule.name}: {name!r} is updated after a pass; add act('update_covariance', {name!r}) to on_end"
             )
-        if name not in _who(schedule.acts, "accumulate", graph):
+        if name not in _takes(model, schedule.acts, "accumulate"):
             raise ScheduleError(
-                f"{schedule.name}: {name!r} steps after a pass but never accumulates; add act('accumulate', …)"
+                f"{schedule.name}: {name!r} is updated after a pass but accumulates nothing; add "
+                f"act('accumulate', {name!r})"
             )
-        nodes[name].check_passes(graph.above(nodes[name]))
+        node = nodes[name]
+        if not isinstance(node, FitsRecordedData):
+            raise GraphError(f"{node.title} cannot be updated after a pass; let it act at every observation")
+        node.check_fit(graph.neighbours(node))
     return names
 
 
-def _who(acts: Iterable[Any], verb: str, graph: Graph) -> set[str]:
-    return {name for act in acts if act.action == verb for name in act.names(graph.nodes)}
+def _takes(model: Model, acts: Iterable[Act], action: str) -> set[str]:
+    """The names of the nodes that take an action in these acts."""
+    return {name for act in acts if act.action == action for name in act.names(model.graph.nodes)}
 
 
-def _moved_by(graph: Graph, schedule: Schedule, estimator: ParameterEstimator) -> Graph:
-    """The same graph, but that what steps after a pass does so by this estimator."""
+def _with_estimator(model: Model, estimator: ParameterEstimator) -> Model:
+    """The same model, with this estimator for whatever is updated after a pass."""
     if not isinstance(estimator, ParameterEstimator):
         raise SettingError(f"estimator must be one of parameters, such as pcnet.estimators.Newton(), not {estimator!r}")
-    nodes: dict[str, Any] = dict(graph.nodes)
-    for name in _who(schedule.on_end, "update", graph):
+    nodes: dict[str, Any] = dict(model.graph.nodes)
+    for name in _takes(model, model.schedule.on_end, "update"):
         nodes[name] = dataclasses.replace(nodes[name], estimator=estimator)
-    return graph.with_nodes(nodes)
+    return Model(model.graph.with_nodes(nodes), model.schedule)
 
 
-def _raise(live: Session, first: Stand) -> None:
-    """Say what was wrong with the first pass where it diverged."""
-    batch = len(first.able)
-    incident = next(each for each in live.divergence_events if each.element < batch)
-    of = f" (batch element {incident.element})" if batch > 1 else ""
+def _raise(session: Session, first: Iterate) -> None:
+    """Raise an error that says why the first pass diverged."""
+    batch = len(first.feasible)
+    event = next(each for each in session.divergence_events if each.element < batch)
+    of = f" (batch element {event.element})" if batch > 1 else ""
     raise DivergenceError(
-        f"{live.graph[incident.node].title} at observation {incident.observation} of the first pass{of}: "
-        f"{incident.why}; a prior nearer to the truth, lower precisions, or log-precisions that move by "
-        "NoiseScoring() help, and on_divergence='stop' lets the others of a batch go on"
+        f"{session.graph[event.node].title} at observation {event.observation} of the first pass{of}: {event.why}; "
+        "use a prior nearer to the truth, lower precisions, or estimator=NoiseScoring() for log-precisions; "
+        "on_divergence='stop' lets the other batch elements go on"
     )
 
 

@@ -1,11 +1,10 @@
-"""What a graph expects to come: forecasts with intervals that grow, draws from its model, errors one step ahead.
+"""Forecasts with growing intervals, draws from the model, and innovations.
 
-The graph is read as ẋ = f(x, v, θ) + ω, y = g(x, v, θ) + ω_y with smooth noises ω whose variance and autocorrelation
-its precision nodes believe in. States begin where they are believed to be, parameters stay as they are believed, causes
-are what is expected of them plus noise, and inputs hold; parameters that a state above predicts go on with it, as far
-from that as they are believed to be. What each node makes of this it says itself. A single state that carries its
-belief says all that it expects, noise that lasts included; draws, and forecasts of several states, begin with noise
-that is new.
+The graph is read as ẋ = f(x, v, θ) + ω, y = g(x, v, θ) + ω_y with smooth noises ω, whose variance and autocorrelation
+come from the precision nodes. States start at their beliefs, parameters stay at theirs, causes are their predictions
+plus noise, and inputs hold. Parameters that a state above predicts move with it, at their present distance. A single
+Kalman state forecasts itself, including noise that persists; draws, and forecasts of several states, start with new
+noise.
 """
 
 from __future__ import annotations
@@ -22,7 +21,9 @@ from torch import Tensor
 from torch.func import jvp, vmap
 
 from pcnet.errors import DivergenceError, GraphError, ResultError, SettingError
-from pcnet.model.node import ForecastContext, NodeContext
+from pcnet.model.context import NodeContext
+from pcnet.model.links import Predicts, Weighs
+from pcnet.model.protocols import ForecastContext, Forecasts, ForecastsAlone
 from pcnet.numerics.kernels import Kernel, White
 from pcnet.results.result import Interval
 
@@ -33,15 +34,15 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 SUBSTEPS = 4
-"""How many steps of integration there are to a sampling interval, at least."""
-LONGEST = 4000
-"""The most steps for which noise is drawn: its covariance over all of them is a matrix."""
+"""Smallest number of integration steps in a sampling interval."""
+MAX_STEPS = 4000
+"""Largest number of steps for which noise is drawn: its covariance over all of them is a matrix."""
 NEGLIGIBLE = 1e-10
-"""Correlations of noise below this are taken for none."""
+"""Correlations of noise below this are neglected."""
 
 
 class Forecast:
-    """Means and standard deviations of states and observations to come; (..., time, dim), batch leading."""
+    """Means and standard deviations of future states and observations, (..., time, dim), batch leading."""
 
     def __init__(self, times: Array, means: Mapping[str, Array], sds: Mapping[str, Array]) -> None:
         self.times = times
@@ -52,11 +53,11 @@ class Forecast:
         return self._of(self._means, node)
 
     def sd(self, node: str) -> Array:
-        """Of a state, or of an observation: then with its noise."""
+        """Standard deviation of a state, or of an observation including its noise."""
         return self._of(self._sds, node)
 
     def interval(self, node: str, probability: float = 0.95) -> Interval:
-        """The central interval that holds the state or the observation with this probability."""
+        """The central interval that contains the state or the observation with this probability."""
         if not 0 < probability < 1:
             raise ResultError(f"a probability must be between 0 and 1, not {probability}")
         reach = NormalDist().inv_cdf(0.5 + probability / 2)
@@ -85,76 +86,77 @@ class Forecast:
 
 
 class Draws(NamedTuple):
-    """Times, and for each state and sensory node what came out; (draws, ..., time, dim)."""
+    """Times, and drawn values of each state and sensory node, (draws, ..., time, dim)."""
 
     times: Array
     values: dict[str, Array]
 
 
 class Innovation(NamedTuple):
-    """How far an observation is from what was expected of it, and the standard deviation of that; (..., dim)."""
+    """The difference of an observation from its forecast, and its standard deviation; (..., dim)."""
 
     error: Array
     sd: Array
 
 
-# --- what is asked for ----------------------------------------------------------------------------------------------
-def forecast(live: Session, horizon: float, every: float | None = None, *, parameters: bool = True) -> Forecast:
+# --- forecasts, draws, innovations -----------------------------------------------------------------------------------
+def forecast(session: Session, horizon: float, every: float | None = None, *, parameters: bool = True) -> Forecast:
     """Means and standard deviations at every `every` until `horizon` from now; see `Live.forecast`."""
-    every, count = _grid(live, horizon, every)
+    every, count = _grid(session, horizon, every)
     with torch.inference_mode(False), torch.no_grad():
-        found = _by_itself(live, every, count, parameters)
+        found = _forecast_alone(session, every, count, parameters)
         if found is not None:
             means = {name: torch.stack([each[name][0] for each in found]) for name in found[0]}
             spread = {name: torch.stack([each[name][1] for each in found]) for name in found[0]}
             sds = {name: each.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt() for name, each in spread.items()}
         else:
-            system = System(live, parameters=parameters)
-            means, sds = _propagate(system, every, count, _substeps(live, every))
-    times = live.time + every * np.arange(1, count + 1)
-    shape = live.batch_shape
+            system = System(session, parameters=parameters)
+            means, sds = _propagate(system, every, count, _substeps(session, every))
+    times = session.time + every * np.arange(1, count + 1)
+    shape = session.batch_shape
     _check_finite(means | {f"{name} (sd)": sd for name, sd in sds.items()}, times)
     return Forecast(times, _arrays(means, shape), _arrays(sds, shape))
 
 
-def _by_itself(
-    live: Session, every: float, count: int, parameters: bool
+def _forecast_alone(
+    session: Session, every: float, count: int, parameters: bool
 ) -> list[dict[str, tuple[Tensor, Tensor]]] | None:
-    """Mean and covariance by node, time by time, if there is one state, led by nothing, that can say so itself."""
-    states = [node for node in live.graph.nodes.values() if node.role == "state"]
-    led = any(link.kind == "predicts" and not link.child.observes for link in live.graph.links)
-    if len(states) != 1 or led or bool((live.intervals != live.intervals[0]).any()):
+    """Mean and covariance by node at each time, if there is a single state that can forecast itself."""
+    graph = session.graph
+    states = [node for node in graph.nodes.values() if node.role == "state"]
+    stacked = any(isinstance(link, Predicts) and not link.child.observes for link in graph.links)
+    if len(states) != 1 or stacked or bool((session.intervals != session.intervals[0]).any()):
         return None
-    (node,) = states
-    steps = max(1, round(every / live.interval))  # of the sampling interval, or nearly so
+    name = states[0].name
+    if not isinstance(states[0], ForecastsAlone):
+        return None
+    steps = max(1, round(every / session.interval))  # of about the sampling interval
     with torch.inference_mode():
-        step = torch.full_like(live.intervals, every / steps)
-        coming = node.forecast(live.local(node.name), step, steps, count, parameters)
-    if coming is None:
-        return None
-    return [{node.name: (each.mean, each.covariance), **each.below} for each in coming]
+        step = torch.full_like(session.intervals, every / steps)
+        found = states[0].forecast(session.context(name), step, steps, count, parameters)
+    return [{name: (each.mean, each.covariance), **each.below} for each in found]
 
 
-def draw(live: Session, horizon: float, draws: int, every: float | None, seed: int) -> Draws:
+def draw(session: Session, horizon: float, draws: int, every: float | None, seed: int) -> Draws:
     """Draws from the model that the graph is; see `Live.sample`."""
-    every, count = _grid(live, horizon, every)
+    every, count = _grid(session, horizon, every)
     if isinstance(draws, bool) or not isinstance(draws, int) or draws < 1:
         raise SettingError(f"draws must be a whole number, 1 or more, not {draws!r}")
-    substeps = _substeps(live, every)
-    if count * substeps > LONGEST:
+    substeps = _substeps(session, every)
+    if count * substeps > MAX_STEPS:
         raise SettingError(f"{count * substeps} steps are too many to draw noise for; use a shorter horizon")
     generator = torch.Generator().manual_seed(seed)
     with torch.inference_mode(False), torch.no_grad():
-        values = _simulate(System(live, copies=draws), every, count, substeps, generator)
-    times = live.time + every * np.arange(1, count + 1)
+        values = _simulate(System(session, copies=draws), every, count, substeps, generator)
+    times = session.time + every * np.arange(1, count + 1)
     _check_finite(values, times)
-    return Draws(times, _arrays(values, (draws, *live.batch_shape)))
+    return Draws(times, _arrays(values, (draws, *session.batch_shape)))
 
 
-def one_ahead(live: Session, observation: Mapping[str, Tensor], t: float | None) -> dict[str, Innovation]:
-    """Errors of predictions of values, one step ahead; NaN where an observation is missing."""
-    wait = _interval(live) if t is None else t - live.time
-    expected = forecast(live, wait, wait)
+def innovation(session: Session, observation: Mapping[str, Tensor], t: float | None) -> dict[str, Innovation]:
+    """Errors of one-step forecasts; NaN where an observation is missing."""
+    wait = _interval(session) if t is None else t - session.time
+    expected = forecast(session, wait, wait)
     found = {}
     for name, value in observation.items():
         if name in expected._means:
@@ -164,8 +166,8 @@ def one_ahead(live: Session, observation: Mapping[str, Tensor], t: float | None)
     return found
 
 
-def _grid(live: Session, horizon: float, every: float | None) -> tuple[float, int]:
-    every = _interval(live) if every is None else every
+def _grid(session: Session, horizon: float, every: float | None) -> tuple[float, int]:
+    every = _interval(session) if every is None else every
     for name, value in (("horizon", horizon), ("every", every)):
         number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
         if not number or not 0 < value < 1e300:
@@ -176,14 +178,14 @@ def _grid(live: Session, horizon: float, every: float | None) -> tuple[float, in
     return float(every), count
 
 
-def _interval(live: Session) -> float:
-    if bool((live.intervals != live.intervals[0]).any()):
+def _interval(session: Session) -> float:
+    if bool((session.intervals != session.intervals[0]).any()):
         raise SettingError("batch elements have sampling intervals of their own: give `every`, or a time t, for all")
-    return live.interval
+    return session.interval
 
 
-def _substeps(live: Session, every: float) -> int:
-    return max(1, math.ceil(SUBSTEPS * every / float(live.intervals.min()) - 1e-9))
+def _substeps(session: Session, every: float) -> int:
+    return max(1, math.ceil(SUBSTEPS * every / float(session.intervals.min()) - 1e-9))
 
 
 def _arrays(values: Mapping[str, Tensor], shape: tuple[int, ...]) -> dict[str, Array]:
@@ -201,102 +203,102 @@ def _check_finite(values: Mapping[str, Tensor], times: Array) -> None:
             )
 
 
-# --- the graph as one system ------------------------------------------------------------------------------------------
-class Source(NamedTuple):
-    """A noise: which of the system's noise inputs it is, its covariance (B, m, m) and its autocorrelation.
+# --- the graph as one dynamical system -------------------------------------------------------------------------------
+class NoiseSource(NamedTuple):
+    """A noise: its place among the noise inputs, its covariance (B, m, m) and its autocorrelation.
 
-    stays: how long it stays the same if it is white, (B,).
+    hold: how long white noise is held constant, (B,).
     """
 
     place: slice
     covariance: Tensor
     kernel: Kernel
-    stays: Tensor
+    hold: Tensor
 
 
 class System:
-    """The numbers of all nodes that have a part in what is to come, in one vector z.
+    """The variables of all nodes that take part in a forecast, in one vector z.
 
-    `flow` is ż (B, n) of z and of the noise inputs, `seen` what nodes show of z without the noise of observing them.
-    What each node makes of it is for the node to say, from what it hears of those above it. With `copies`, everything
-    is there so many times, copy by copy.
+    `flow` is ż (B, n) as a function of z and the noise inputs, `values` what is shown of z, without observation noise.
+    Each node contributes its part from the messages of the nodes above it. With `copies`, everything exists so many
+    times, copy by copy.
     """
 
-    def __init__(self, live: Session, copies: int = 1, parameters: bool = True) -> None:
-        self.nodes = live.graph.topological_order
+    def __init__(self, session: Session, copies: int = 1, parameters: bool = True) -> None:
+        order = session.graph.topological_order
+        self.nodes: dict[str, Forecasts] = {name: node for name, node in order.items() if isinstance(node, Forecasts)}
         self.copies = copies
-        self.locals: dict[str, NodeContext] = {name: live.local(name) for name in self.nodes}
+        self.contexts: dict[str, NodeContext[Any, Any]] = {name: session.context(name) for name in order}
         self.places: dict[str, slice] = {}
         means, covariances, first = [], [], 0
         for name, node in self.nodes.items():
-            standing = node.standing(self.locals[name])
-            if standing is not None:
-                mean, covariance = self.repeated(standing.mean), self.repeated(standing.covariance)
-                known = node.role == "parameter" and not parameters
+            start = node.forecast_start(self.contexts[name])
+            if start is not None:
+                mean, covariance = self.repeated(start.mean), self.repeated(start.covariance)
+                known = order[name].role == "parameter" and not parameters
                 means.append(mean)
                 covariances.append(torch.zeros_like(covariance) if known else covariance)
                 self.places[name] = slice(first, first + mean.shape[-1])
                 first += mean.shape[-1]
-        if not any(self.nodes[name].role == "state" for name in self.places):
-            raise GraphError("there is no state in the graph that could be forecast")
+        if not any(order[name].role == "state" for name in self.places):
+            raise GraphError("there is no state in the graph that can be forecast")
         self.mean, self.covariance = torch.cat(means, -1), _block_diagonal(covariances)
-        self.sources: list[Source] = []
+        self.sources: list[NoiseSource] = []
         self._inputs: dict[str, list[slice]] = {name: [] for name in self.nodes}
         self.noises = 0
-        for name, node in self.nodes.items():
-            stays = self.repeated(live.intervals * live.period(name))
-            for covariance, kernel in [] if node.observes else self.noises_of(name):
+        for name in self.nodes:
+            hold = self.repeated(session.intervals * session.program.period(name, "predict"))
+            for covariance, kernel in [] if order[name].observes else self.noises_of(name):
                 here = slice(self.noises, self.noises + covariance.shape[-1])
                 self._inputs[name].append(here)
-                self.sources.append(Source(here, covariance, kernel, stays))
+                self.sources.append(NoiseSource(here, covariance, kernel, hold))
                 self.noises = here.stop
-        shown = self.seen(self.mean)
-        self.states = [name for name in live.graph.nodes if name in shown and not self.nodes[name].observes]
-        self.sensors = [name for name in live.graph.nodes if name in shown and self.nodes[name].observes]
+        shown = self.values(self.mean)
+        self.states = [name for name, node in session.graph.nodes.items() if name in shown and not node.observes]
+        self.sensors = [name for name, node in session.graph.nodes.items() if name in shown and node.observes]
 
     def repeated(self, value: Tensor) -> Tensor:
         return value.clone().repeat(self.copies, *(1,) * (value.dim() - 1))
 
     def noises_of(self, name: str) -> list[tuple[Tensor, Kernel]]:
-        """The covariance of each of a node's noises at one time (B, m, m), and its autocorrelation."""
+        """The covariance of each noise of a node at one time (B, m, m), and its autocorrelation."""
         found: list[tuple[Tensor, Kernel]] = []
-        for link in self.locals[name].links_above("weighs"):
-            message = self.locals[name].message(link)
+        for link in self.contexts[name].above_of(Weighs):
+            message = self.contexts[name].message(link)
             channel = self.repeated(message.value.channel)
             covariance = channel.reciprocal().diag_embed() if channel.dim() == 2 else torch.linalg.inv(channel)
-            assert message.kernel is not None
             found.append((covariance, message.kernel))
         return found
 
-    # --- functions of z -----------------------------------------------------------------------------------------------
+    # --- functions of z ------------------------------------------------------------------------------------------
     def at(self, z: Tensor, noise: Tensor | None = None) -> dict[str, ForecastContext]:
-        """A moment at which things are so, as each node would find it."""
+        """The future z as each node sees it."""
         found: dict[str, ForecastContext] = {}
         for name in self.nodes:
-            heard = {}
-            for link in self.locals[name].above:
-                if link.kind != "weighs":
-                    sender = link.parent.name
-                    heard[link] = link.parent.forecast_message(self.locals[sender], link, found[sender])
-            pushes = [] if noise is None else [noise[..., place] for place in self._inputs[name]]
-            pushed = sum(pushes[1:], pushes[0]) if pushes else z.new_zeros(())
-            found[name] = ForecastContext(z[..., self.places.get(name, slice(0))], pushed, heard)
+            messages = {}
+            for link in self.contexts[name].above:
+                sender = link.parent.name
+                if sender in self.nodes:
+                    messages[link] = self.nodes[sender].forecast_message(self.contexts[sender], link, found[sender])
+            inputs = [] if noise is None else [noise[..., place] for place in self._inputs[name]]
+            total = sum(inputs[1:], inputs[0]) if inputs else z.new_zeros(())
+            found[name] = ForecastContext(z[..., self.places.get(name, slice(0))], total, messages)
         return found
 
-    def origin(self, z: Tensor) -> Tensor:
-        """z in numbers of which those that have no motion of their own stand still."""
+    def offset(self, z: Tensor) -> Tensor:
+        """z in coordinates in which variables without a velocity of their own stand still."""
         now = self.at(z)
-        return torch.cat([self.nodes[name].origin(self.locals[name], now[name]) for name in self.places], -1)
+        return torch.cat([self.nodes[name].offset(self.contexts[name], now[name]) for name in self.places], -1)
 
     def flow(self, z: Tensor, noise: Tensor) -> Tensor:
         now = self.at(z, noise)
-        return torch.cat([self.nodes[name].drift(self.locals[name], now[name]) for name in self.places], -1)
+        return torch.cat([self.nodes[name].velocity(self.contexts[name], now[name]) for name in self.places], -1)
 
-    def seen(self, z: Tensor) -> dict[str, Tensor]:
+    def values(self, z: Tensor) -> dict[str, Tensor]:
         """What forecasts show, by node."""
         now, found = self.at(z), {}
         for name, node in self.nodes.items():
-            value = node.forecast_value(self.locals[name], now[name])
+            value = node.forecast_value(self.contexts[name], now[name])
             if value is not None:
                 found[name] = value
         return found
@@ -323,9 +325,9 @@ def _slope(function: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:
 
 # --- moments ---------------------------------------------------------------------------------------------------------
 def _cells(kernel: Kernel, step: float, most: int, interval: Tensor) -> Tensor:
-    """Covariances ∫∫κ of a noise of variance 1 integrated over cells of time that are j apart; (cells, B or 1).
+    """Covariances ∫∫κ of a noise of variance 1, integrated over time cells that are j apart; (cells, B or 1).
 
-    White noise stays for a sampling `interval` (B,), and is as strong as that in between.
+    White noise is held for `interval` (B,).
     """
     like = interval
     if isinstance(kernel, White):
@@ -346,13 +348,13 @@ def _cells(kernel: Kernel, step: float, most: int, interval: Tensor) -> Tensor:
 def _propagate(system: System, every: float, count: int, substeps: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Mean and covariance along the flow, linearised, with its noises; (T, B, dim) of each state and sensor."""
     step = every / substeps
-    turned = _slope(system.origin, system.mean)
-    z, covariance = system.origin(system.mean), turned @ system.covariance @ turned.mT
+    turned = _slope(system.offset, system.mean)
+    z, covariance = system.offset(system.mean), turned @ system.covariance @ turned.mT
     nothing = z.new_zeros(z.shape[0], system.noises)
-    lags = [_cells(source.kernel, step, count * substeps, source.stays) for source in system.sources]
-    # how past noise has come through, the newest first: (cells, B, n, m)
+    lags = [_cells(source.kernel, step, count * substeps, source.hold) for source in system.sources]
+    # the effect of past noise, the newest first: (cells, B, n, m)
     carried = [z.new_zeros(0, *z.shape, source.covariance.shape[-1]) for source in system.sources]
-    own = {name: system.noises_of(name)[0][0] for name in system.sensors}
+    own = {name: noises[0][0] for name in system.sensors if (noises := system.noises_of(name))}
     means: dict[str, list[Tensor]] = {name: [] for name in [*system.states, *system.sensors]}
     sds: dict[str, list[Tensor]] = {name: [] for name in means}
     eye = torch.eye(z.shape[-1], dtype=z.dtype, device=z.device)
@@ -374,8 +376,8 @@ def _propagate(system: System, every: float, count: int, substeps: int) -> tuple
             carried[i] = torch.cat([new[None], past])
         z = after
         if (k + 1) % substeps == 0:
-            for name, value in system.seen(z).items():
-                seen = _slope(lambda v, of=name: system.seen(v)[of], z)  # type: ignore[misc]
+            for name, value in system.values(z).items():
+                seen = _slope(lambda v, of=name: system.values(v)[of], z)  # type: ignore[misc]
                 spread = (seen @ covariance * seen).sum(-1)
                 spread = spread + own[name].diagonal(dim1=-2, dim2=-1) if name in own else spread
                 means[name].append(value)
@@ -386,7 +388,7 @@ def _propagate(system: System, every: float, count: int, substeps: int) -> tuple
 def _runge_kutta(
     flow: Callable[[Tensor], Tensor], slope: Callable[[Tensor], Tensor], z: Tensor, step: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Where z is after half a step and after a step, and how a small change of it has changed by then."""
+    """z after half a step and after a full step, and the Jacobian of the full step."""
     eye = torch.eye(z.shape[-1], dtype=z.dtype, device=z.device).expand(z.shape[0], -1, -1)
     k1, m1 = flow(z), slope(z)
     at = z + 0.5 * step * k1
@@ -403,12 +405,12 @@ def _runge_kutta(
 def _simulate(system: System, every: float, count: int, substeps: int, generator: torch.Generator) -> dict[str, Tensor]:
     """One path for each batch element and copy; (T, B, dim) of each state and sensor."""
     step, steps = every / substeps, count * substeps
-    values, vectors = torch.linalg.eigh(system.covariance)  # what is known for sure has no square root of Cholesky's
+    values, vectors = torch.linalg.eigh(system.covariance)  # singular where something is known exactly
     start = vectors * values.clamp_min(0).sqrt()[:, None, :]
-    z = system.origin(system.mean + (start @ _normal(system.mean[..., None], generator))[..., 0])
+    z = system.offset(system.mean + (start @ _normal(system.mean[..., None], generator))[..., 0])
     noise = z.new_zeros(steps, z.shape[0], system.noises)
     for source in system.sources:
-        weights = _cells(source.kernel, step, steps, source.stays) / step**2
+        weights = _cells(source.kernel, step, steps, source.hold) / step**2
         noise[..., source.place] = _coloured(weights, steps, source.covariance, generator)
     found: dict[str, list[Tensor]] = {name: [] for name in [*system.states, *system.sensors]}
     for k in range(steps):
@@ -418,11 +420,14 @@ def _simulate(system: System, every: float, count: int, substeps: int, generator
         k3 = system.flow(z + 0.5 * step * k2, now)
         z = z + step / 6 * (k1 + 2 * k2 + 2 * k3 + system.flow(z + step * k3, now))
         if (k + 1) % substeps == 0:
-            for name, value in system.seen(z).items():
+            for name, value in system.values(z).items():
                 found[name].append(value)
     paths = {name: torch.stack(path) for name, path in found.items()}
     for name in system.sensors:
-        ((covariance, kernel),) = system.noises_of(name)
+        noises = system.noises_of(name)
+        if not noises:  # a likelihood of its own
+            continue
+        ((covariance, kernel),) = noises
         weights = kernel.correlation(every * torch.arange(count, dtype=z.dtype)[:, None])
         paths[name] = paths[name] + _coloured(weights, count, covariance, generator)
     return paths

@@ -1,115 +1,119 @@
-"""Scheduled message passing: wakes nodes when their clocks tick. Nothing here knows what kind a node is."""
+"""Sessions: a model at work, one observation at a time."""
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from pcnet.engine import program as plan
-from pcnet.engine.clock import Clock
-from pcnet.engine.divergence import DivergenceEvent, Failures, OnDivergence
-from pcnet.engine.inputs import Observation, ObservationReader, Sample, moment
-from pcnet.engine.message_cache import connect
-from pcnet.engine.program import Line
-from pcnet.engine.state import Course, Mark
+from pcnet.engine.clock import Clock, Interval
+from pcnet.engine.divergence import DivergenceEvent, DivergenceLog, check_policy, everything_failed, resolve
+from pcnet.engine.inputs import Observation, ObservationReader, Sample, time_of
+from pcnet.engine.program import Program
+from pcnet.engine.state import GraphState
+from pcnet.engine.tick import Inputs, NumericalError, Outputs, Workspace, tick
 from pcnet.errors import ObservationError, ScheduleError, SettingError
-from pcnet.model.graph import Graph
-from pcnet.model.node import BatchSpec, Energy, Node, NodeContext
-from pcnet.model.schedule import Schedule
+from pcnet.model.context import NodeContext, Now
+from pcnet.model.links import Link
+from pcnet.model.model import Model, OnDivergence
+from pcnet.model.node import BatchSpec
+from pcnet.model.protocols import FitsRecordedData
+from pcnet.numerics.precision import Precision
 from pcnet.results.graph_summary import GraphSummary
-from pcnet.results.recorder import ENERGY, Record, TraceBuffer
+from pcnet.results.recorder import ENERGY, Column, Record, Recorder, Row
 from pcnet.results.result import Divergence, Result, Trace
 from pcnet.settings import broadcast
 
 if TYPE_CHECKING:
     from pcnet.engine.forecast import Draws, Forecast, Innovation
 
+Watcher = Callable[[float, Tensor | None], None]
 
-class NumericalError(Exception):
-    """A node cannot do what it is asked to: some matrix of it cannot be inverted or factorised."""
 
-    def __init__(self, node: Node, why: str) -> None:
-        super().__init__(why)
-        self.node, self.why = node, why
+class Snapshot(NamedTuple):
+    """Where a session is: replaced as a whole by each observation, so that it is taken in completely or not at all.
+
+    tick: number of observations. relative_dt: of the last one. row: the last recorded row, and rows: how many there
+    are with it.
+    """
+
+    tick: int
+    state: GraphState
+    clock: Clock
+    relative_dt: Tensor | None
+    log: DivergenceLog
+    outputs: Outputs
+    row: Row | None = None
+    rows: int = 0
 
 
 class Session:
-    """A graph at work, one observation at a time. Made by `graph.start(...)`."""
+    """A model at work. Made by `model.start(...)`; the options are those of `Model.run`."""
 
     def __init__(
         self,
-        graph: Graph,
-        schedule: Schedule,
+        model: Model,
         *,
         record: Record | Iterable[str] | None = None,
         dtype: torch.dtype = torch.float64,
         device: torch.device | None = None,
         threads: int | None = 1,
         on_divergence: OnDivergence = "raise",
+        warm_start: Mapping[str, Any] | None = None,
+        copies: int | None = None,
     ) -> None:
-        if not isinstance(schedule, Schedule):
-            raise ScheduleError(f"schedule must be a Schedule, such as pcnet.odem(), not {schedule!r}")
+        """warm_start, copies: states of nodes that a fit continues from, as so many copies of the batch."""
         if dtype not in (torch.float32, torch.float64):
             raise SettingError(f"dtype must be torch.float32 or torch.float64, not {dtype!r}")
         device = device or torch.device("cpu")
-        graph.check(dtype, device)
-        self.graph = graph
-        self.schedule = schedule
+        model.graph.check(dtype, device)
+        check_policy(on_divergence, model.graph.nodes)
+        model.schedule.check(model.graph.nodes)
+        self.model = model
+        self.graph, self.schedule = model
         self.record = Record.of(record)
         self.dtype, self.device, self.threads = dtype, device, threads
-        self.watchers: list[Callable[[float, Tensor | None], None]] = []
-        """Called after each observation with its time and which batch elements go on, if not all."""
-        self._nodes = graph.nodes
-        self._locals = {name: NodeContext() for name in self._nodes}
-        self._course = Course(self._locals, Failures(self._nodes, self._locals, on_divergence))
-        self._observers = [name for name, node in self._nodes.items() if node.observes]
-        dims = {node.name: node.observed_width for node in self._nodes.values() if node.observes}
-        self._intake = ObservationReader(dims, self.dtype, self.device)
-        schedule.check(self._nodes)
+        self.on_divergence: OnDivergence = on_divergence
+        self.watchers: list[Watcher] = []
+        """Called after each observation with its time and the batch elements that have not stopped, None for all."""
+        self._nodes = self.graph.nodes
+        sizes = {name: node.observation_size for name, node in self._nodes.items() if node.observes}
+        self._reader = ObservationReader(sizes, dtype, device)
         self._check_record()
-        self._channels = connect(graph, self._locals)
-        self._begun = False
-        self._opening: tuple[Line, ...] = ()
-        self._closing: tuple[Line, ...] = ()
-        self._once = {name for act in schedule.on_end for name in act.names(self._nodes)}
-        self._standing: Mapping[str, Any] = {}
-        self._copies: int | None = None
-        self._acts: tuple[Line, ...] = ()
-        self._start: BatchSpec
+        self._warm_start, self._copies = warm_start or {}, copies
+        self._program: Program | None = None
+        self._space: Workspace
+        self._interval: Interval
+        self._recorder: Recorder
+        self._now: Snapshot
+        self._showing: Snapshot
 
-    @property
-    def tick(self) -> int:
-        """How many observations have been taken in."""
-        return self._course.tick
-
-    @tick.setter
-    def tick(self, tick: int) -> None:
-        self._course.tick = tick
-
-    # --- one observation at a time --------------------------------------------------------------------------------
+    # --- observations --------------------------------------------------------------------------------------------
     def step(self, observation: Any, t: float | None = None) -> Session:
-        """Take in one observation, (..., dim) or a mapping from sensory names to these, at the time t.
+        """Take in one observation.
 
-        NaN is a channel that is missing; None, or no name, a sensory node. Without t it comes a sampling interval after
-        the one before.
+        Args:
+            observation: (..., dim), or a mapping from names of sensory nodes to these. NaN is a missing channel, None
+                (or a missing name) a missing node.
+            t: Its time; one sampling interval after the previous one unless given.
         """
-        with torch.inference_mode(), Limited(self.threads):
-            self._take(self._intake.timed(observation), t)
+        with torch.inference_mode(), ThreadLimit(self.threads):
+            self._take(self._reader.timed(observation), t)
         return self
 
     def run(self, observations: Any, progress: bool | None = None, *, times: Iterable[float] | None = None) -> Session:
-        """Take in observations to the end of them; times: one for each, unless they come at regular intervals."""
-        stream, total = self._intake.stream(observations)
+        """Take in all observations; the arguments are those of `Model.run`."""
+        stream, total = self._reader.stream(observations)
         hidden = not (sys.stderr.isatty() if progress is None else progress)
-        with torch.inference_mode(), Limited(self.threads):
+        with torch.inference_mode(), ThreadLimit(self.threads):
             shown = tqdm(stream, total=total, disable=hidden, unit="obs", desc=self.schedule.name)
             for observation, t in _with_times(shown, times):
                 self._take(observation, t)
@@ -117,35 +121,8 @@ class Session:
             raise ObservationError("there are no observations; give at least one")
         return self
 
-    def prepare(self, observations: Any) -> Session:
-        """Begin as observations ask for, without taking any in."""
-        first = next(self._intake.stream(observations)[0], None)
-        if first is None:
-            raise ObservationError("there are no observations; give at least one")
-        with torch.inference_mode():
-            self._begin(first.observation if isinstance(first, Sample) else first)
-        return self
-
-    def warm_start(self, beliefs: Mapping[str, Any], copies: int | None = None) -> None:
-        """Let nodes begin with these beliefs, which another pass over the same observations has led to.
-
-        copies: as a batch of so many copies of the run, which lead its batch dimensions.
-        """
-        self._standing, self._copies = beliefs, copies
-
-    def close(self) -> None:
-        """Do what the schedule has for the end of a pass."""
-        self._need_begun()
-        with torch.inference_mode(), Limited(self.threads):
-            try:
-                for line in self._closing:
-                    self._do(line, None)
-            except NumericalError as broken:
-                self._course.failures.note(broken.node, None, broken.why, self.tick)
-            self._course.failures.put_down(self.tick)
-
     async def arun(self, observations: AsyncIterable[Any]) -> Session:
-        """Take in observations (or `Sample`s) as they arrive, to the end of them."""
+        """Take in observations (or `Sample`s) of an asynchronous iterator as they arrive."""
         if not isinstance(observations, AsyncIterable):
             raise ObservationError(f"give an asynchronous iterator, not {type(observations).__name__}; or call run")
         async for observation in observations:
@@ -154,154 +131,261 @@ class Session:
             raise ObservationError("there are no observations; give at least one")
         return self
 
+    def prepare(self, observations: Any) -> Session:
+        """Bind the model to the batch of these observations, without taking any in."""
+        first = next(self._reader.stream(observations)[0], None)
+        if first is None:
+            raise ObservationError("there are no observations; give at least one")
+        with torch.inference_mode():
+            self._bind(first.observation if isinstance(first, Sample) else first)
+        return self
+
+    def finish(self) -> None:
+        """Take the actions that the schedule has for the end of a pass."""
+        program, now = self._bound(), self._now
+        with torch.inference_mode(), ThreadLimit(self.threads):
+            self._load()
+            outputs = now.outputs
+            try:
+                self._space.take_all(program.on_end, None if bool(now.state.running.all()) else now.state.running)
+                outputs = Outputs({}, tuple(self._space.failures))
+            except NumericalError as error:
+                outputs = everything_failed(program, now.state, error.node, error.why)
+            events, running = [], now.state.running.clone()
+            for failure in outputs.failures:
+                for i in (failure.where & running).nonzero()[:, 0].tolist():
+                    events.append(DivergenceEvent(now.tick, failure.node.name, i, failure.why))
+                    running[i] = False
+            state = now.state._replace(nodes=self._space.nodes, running=running)
+            self._now = now._replace(state=state, log=now.log.with_events(events, self.on_divergence == "stop"))
+
+    def replace_nodes(self, nodes: Mapping[str, Any]) -> None:
+        """Replace the states of some nodes."""
+        state = self.state
+        self._now = self._now._replace(state=state._replace(nodes={**state.nodes, **nodes}))
+        self._load()
+
+    def _take(self, given: Observation | Sample, t: float | None) -> None:
+        """One tick. If anything fails, the session is as it was."""
+        if isinstance(given, Sample):
+            if t is not None:
+                raise ObservationError(f"observation {self.tick} has two times: t = {t} and that of its sample")
+            observation, t = given
+        else:
+            observation = given
+        t = None if t is None else time_of(t)
+        new = self._program is None
+        if new:
+            self._bind(observation)
+        try:
+            self._advance(observation, t)
+        except BaseException:
+            if new:
+                self._program = None
+            raise
+
+    def _advance(self, observation: Observation, t: float | None) -> None:
+        program, now, space = self._bound(), self._now, self._space
+        filled = {name: self._expanded(name, value) for name, value in observation.items()}
+        clock, dt, relative_dt = self._interval.advance(now.clock, t, now.tick)
+        inputs = Inputs(filled, dt, relative_dt, program.due(now.tick), now.tick == 0)
+        try:
+            after, outputs = self._tick(now.state, inputs)
+        except NumericalError as error:  # the batch elements that are to blame are not known
+            outputs = everything_failed(program, now.state, error.node, error.why)
+            time = dt + now.state.time
+            after = now.state._replace(time=time, dt=dt, accuracy=program.zeros, complexity=program.zeros)
+        state, events = resolve(self.on_divergence, space, now.state, after, outputs, inputs, now.tick)
+        log = now.log.with_events(events, self.on_divergence == "stop") if events else now.log
+        space.load(state.nodes, Now(state.time, dt, relative_dt))
+        running = None if bool(state.running.all()) else state.running
+        following = Snapshot(now.tick + 1, state, clock, relative_dt, log, outputs, None, now.rows)
+        self._showing = following
+        if (now.tick + 1) % self.record.every == 0 and self._recorder.columns:
+            row = self._recorder.read(clock.time, running)
+            following = following._replace(row=row, rows=now.rows + 1)
+        self._now = following
+        self._flush()
+        for see in self.watchers:
+            see(clock.time, running)
+
+    def _tick(self, state: GraphState, inputs: Inputs) -> tuple[GraphState, Outputs]:
+        """The tick itself; a subclass may override it to look on, as examples/benchmark_live.py does."""
+        return tick(self._bound(), state, inputs, self._space)
+
+    def _flush(self) -> None:
+        """Append the last row to the recording, if that was interrupted or not done yet."""
+        if self._now.row is not None and len(self._recorder) < self._now.rows:
+            self._recorder.append(self._now.row)
+
+    def _expanded(self, name: str, value: Tensor) -> Tensor:
+        spec = self._bound().spec
+        try:
+            return spec.expand(value, 1)
+        except RuntimeError:
+            raise ObservationError(
+                f"observation {self.tick} of {name!r} has batch dimensions {tuple(value.shape[:-1])}; the run "
+                f"began with {tuple(spec.batch_shape)}"
+            ) from None
+
+    # --- beliefs -------------------------------------------------------------------------------------------------
+    @property
+    def tick(self) -> int:
+        """Number of observations so far."""
+        return self._now.tick if self._program is not None else 0
+
+    @property
+    def state(self) -> GraphState:
+        """The state of the run: all that changes, as a tree of tensors. It is safe to keep."""
+        self._bound()
+        return self._now.state
+
+    def context(self, node: str) -> NodeContext[Any, Any]:
+        """What a node sees now: its state, and the messages on its links."""
+        name = self.graph[node].name
+        self._bound()
+        self._load()
+        return self._space.contexts[name]
+
     def read(self, node: str, quantity: str) -> Tensor:
-        """A quantity of a node as it is now; (..., *dims)."""
+        """A quantity of a node now, (..., *dims)."""
         quantities = self.graph[node].quantities
         if quantity not in quantities:
             raise ScheduleError(f"{self.graph[node].title} has no {quantity!r}; it has: {', '.join(quantities)}")
-        self._need_begun()
         with torch.inference_mode():
-            value = quantities[quantity].read(self._locals[node])
-        return value.reshape(*self._start.batch_shape, *value.shape[1:]).clone()
-
-    def local(self, node: str) -> NodeContext:
-        """A node's little world, for looking inside: its belief, memory and messages."""
-        return self._locals[self.graph[node].name]
+            value: Tensor = quantities[quantity].read(self.context(node))
+        return value.reshape(*self.batch_shape, *value.shape[1:]).clone()
 
     def mean(self, node: str) -> Tensor:
+        """The mean of a node's belief, (..., *dims)."""
         return self.read(node, "mean")
 
     def sd(self, node: str) -> Tensor:
+        """The standard deviation of a node's belief, (..., *dims)."""
         return self.read(node, "sd")
 
     @property
     def free_energy(self) -> Tensor:
         """F at the last observation, (...)."""
-        self._need_begun()
-        return self._shaped(self._course.complexity - self._course.accuracy)
+        return self._shaped(self.state.complexity - self.state.accuracy)
 
     @property
     def free_action(self) -> Tensor:
-        """The sum of F over all observations, (...); NaN where the run diverged."""
+        """The sum of F over all observations, (...); NaN for batch elements that have stopped."""
         return self.total_complexity - self.total_accuracy
 
     @property
     def total_accuracy(self) -> Tensor:
         """The sum of the accuracy over all observations, (...)."""
-        self._need_begun()
-        return self._shaped(self._course.sum_accuracy)
+        return self._shaped(self.state.sum_accuracy)
 
     @property
     def total_complexity(self) -> Tensor:
         """The sum of the complexity over all observations, (...)."""
-        self._need_begun()
-        return self._shaped(self._course.sum_complexity)
+        return self._shaped(self.state.sum_complexity)
 
     @property
     def diverged(self) -> Divergence:
-        """Which batch elements have stopped, when and at which node; they are held where they were before."""
-        self._need_begun()
-        at, node = np.full(self._start.batch, -1), np.full(self._start.batch, "", dtype=object)
-        for i, (tick, name) in self._course.failures.stopped.items():
-            at[i], node[i] = tick, name
-        shape = tuple(self._start.batch_shape)
-        return Divergence(at.reshape(shape), node.astype(str).reshape(shape))
-
-    @property
-    def fallbacks(self) -> dict[str, Tensor]:
-        """How often named fallbacks acted, by node, and how often a tick was lost to "hold" or "reset"; (...)."""
-        found = {}
-        for name, node in self._nodes.items():
-            count = node.fallbacks(self._locals[name]) if self._begun else None
-            if count is not None:
-                found[name] = self._shaped(count)
-        if self._begun and self.on_divergence in ("hold", "reset"):
-            found[self.on_divergence] = self._shaped(self._course.failures.missed)
-        return found
-
-    @property
-    def on_divergence(self) -> OnDivergence:
-        """What is done with batch elements that diverge."""
-        return self._course.failures.policy
+        """Which batch elements have stopped, when and at which node."""
+        batch = self._bound().spec.batch
+        at, node = np.full(batch, -1), np.full(batch, "", dtype=object)
+        for i, (when, name) in self._now.log.stopped.items():
+            at[i], node[i] = when, name
+        return Divergence(at.reshape(self.batch_shape), node.astype(str).reshape(self.batch_shape))
 
     @property
     def divergence_events(self) -> Sequence[DivergenceEvent]:
-        """The last batch elements that diverged, if the run goes on: when, at which node, and why."""
-        return self._course.failures.divergence_events
+        """The last batch elements that diverged, if the run went on: when, at which node, and why."""
+        return self._now.log.events if self._program is not None else ()
 
-    # --- what is to come --------------------------------------------------------------------------------------------
-    def forecast(self, horizon: float, every: float | None = None, *, parameters: bool = True) -> Forecast:
-        """What states and observations are expected to be until `horizon` from now, with standard deviations that grow.
-
-        every: the time between two of them; the sampling interval unless given. Covariances follow the linearised flow,
-        fed by the noises that the precision nodes believe in. parameters: whether what is not known of them counts too.
-        """
-        from pcnet.engine.forecast import forecast
-
-        self._need_begun()
-        with Limited(self.threads):
-            return forecast(self, horizon, every, parameters=parameters)
-
-    def sample(self, horizon: float, draws: int = 1, *, every: float | None = None, seed: int) -> Draws:
-        """What might come: draws from the model that the graph is, from the beliefs as they are now."""
-        from pcnet.engine.forecast import draw
-
-        self._need_begun()
-        with Limited(self.threads):
-            return draw(self, horizon, draws, every, seed)
-
-    def innovation(self, observation: Any, t: float | None = None) -> dict[str, Innovation]:
-        """How far an observation that is about to be taken in is from its forecast, by sensory node."""
-        from pcnet.engine.forecast import one_ahead
-
-        self._need_begun()
-        if t is not None and moment(t) <= self.time:
-            raise ObservationError(f"t = {t} is not after the last observation at t = {self.time:g}")
-        with Limited(self.threads):
-            return one_ahead(self, self._intake.one(observation), None if t is None else moment(t))
+    @property
+    def fallbacks(self) -> dict[str, Tensor]:
+        """How often named fallbacks were used, by node, and how many ticks were lost to "hold" or "reset"; (...)."""
+        if self._program is None:
+            return {}
+        counts = {name: node.fallbacks(self.context(name)) for name, node in self._nodes.items()}
+        found = {name: self._shaped(count) for name, count in counts.items() if count is not None}
+        if self.on_divergence in ("hold", "reset"):
+            found[self.on_divergence] = self._shaped(self.state.missed)
+        return found
 
     @property
     def time(self) -> float:
-        """When the last observation came; the first is at 0 unless times are given."""
-        return self._course.clock.time if self._begun else 0.0
+        """Time of the last observation; the first is at 0 unless times are given."""
+        return self._now.clock.time if self._program is not None else 0.0
 
     @property
     def interval(self) -> float:
-        """The sampling interval, if all batch elements have the same."""
-        self._need_begun()
-        return self._course.clock.dt
-
-    @property
-    def batch_shape(self) -> tuple[int, ...]:
-        self._need_begun()
-        return tuple(self._start.batch_shape)
+        """The sampling interval; 1 if batch elements have different ones."""
+        self._bound()
+        return self._interval.dt
 
     @property
     def intervals(self) -> Tensor:
         """The sampling interval of each batch element, (B,)."""
-        self._need_begun()
-        return self._course.clock.interval
+        return self._bound().interval
 
-    def period(self, node: str) -> Tensor:
-        """After how many observations a node that is carried on is so again, (B,); 1 for others."""
-        self._need_begun()
-        return plan.period(self._acts, self._locals[node], "predict", self._nothing)
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        return tuple(self._bound().spec.batch_shape)
 
+    @property
+    def program(self) -> Program:
+        """The bound model."""
+        return self._bound()
+
+    # --- forecasts -----------------------------------------------------------------------------------------------
+    def forecast(self, horizon: float, every: float | None = None, *, parameters: bool = True) -> Forecast:
+        """Forecast states and observations, with standard deviations.
+
+        Covariances follow the linearised flow, driven by the noises of the precision nodes.
+
+        Args:
+            horizon: How far from now, in time units.
+            every: Time between two forecasts; the sampling interval unless given.
+            parameters: Whether to include the uncertainty of the parameters.
+        """
+        from pcnet.engine.forecast import forecast
+
+        self._bound()
+        with ThreadLimit(self.threads):
+            return forecast(self, horizon, every, parameters=parameters)
+
+    def sample(self, horizon: float, draws: int = 1, *, every: float | None = None, seed: int) -> Draws:
+        """Draw futures from the model, from the present beliefs on."""
+        from pcnet.engine.forecast import draw
+
+        self._bound()
+        with ThreadLimit(self.threads):
+            return draw(self, horizon, draws, every, seed)
+
+    def innovation(self, observation: Any, t: float | None = None) -> dict[str, Innovation]:
+        """The difference of a coming observation from its forecast, by sensory node, with standard deviation."""
+        from pcnet.engine.forecast import innovation
+
+        self._bound()
+        if t is not None and time_of(t) <= self.time:
+            raise ObservationError(f"t = {t} is not after the last observation at t = {self.time:g}")
+        with ThreadLimit(self.threads):
+            return innovation(self, self._reader.one(observation), None if t is None else time_of(t))
+
+    # --- results and files ---------------------------------------------------------------------------------------
     def result(self) -> Result:
-        """All that was recorded so far."""
-        self._need_begun()
-        return self.result_of(self._tapes, self._times)
+        """Everything that was recorded so far."""
+        self._bound()
+        self._flush()
+        return self.result_of(self._recorder)
 
-    def result_of(self, tapes: Mapping[str, TraceBuffer], times: Sequence[float]) -> Result:
-        """What these tapes hold of these last times as a result, with all else as it is now."""
-        shape = tuple(self._start.batch_shape)
-        traces = {}
-        for key, tape in tapes.items():
-            values = tape.tensor()
+    def result_of(self, recorder: Recorder, last: int | None = None) -> Result:
+        """The rows of a recorder, or the last so many of them, as a result."""
+        shape, traces = self.batch_shape, {}
+        times = recorder.times[-last:] if last else recorder.times
+        for name, column in recorder.columns.items():
+            values = recorder.tensor(name)
             if values is not None:
                 values = values[len(values) - len(times) :]
                 array = values.movedim(0, 1).reshape(*shape, values.shape[0], *values.shape[2:])
-                traces[key] = Trace(array.numpy(), tape.dims)
+                traces[name] = Trace(array.numpy(), column.dims)
         return Result(
             traces=traces,
             batch_shape=shape,
@@ -316,261 +400,158 @@ class Session:
             structure=GraphSummary.of(self.graph, self.schedule),
         )
 
-    def _need_begun(self) -> None:
-        if not self._begun:
-            raise ObservationError("there is nothing to read before the first observation; call step(y) first")
-
-    # --- a tick ---------------------------------------------------------------------------------------------------
-    def _take(self, observation: Observation | Sample, t: float | None) -> None:
-        """One tick, at its time."""
-        if isinstance(observation, Sample):
-            if t is not None:
-                raise ObservationError(f"observation {self.tick} has two times: t = {t} and that of its sample")
-            seen, t = observation
-        else:
-            seen = observation
-        t = None if t is None else moment(t)
-        begun = self._begun
-        if not begun:
-            self._begin(seen)
-        mark, recorded = self._course.mark(), len(self._times)
-        try:
-            filled = {name: self._fill(name, value) for name, value in seen.items()}
-            self._course.clock.advance(t, self.tick)
-            for name, value in filled.items():
-                self._locals[name].observation = value
-            self._tick(mark)
-        except BaseException:  # also by Ctrl-C: what is half done would be saved, and then done once more
-            self._course.go_back(mark)
-            self._begun = begun
-            del self._times[recorded:]
-            for tape in self._tapes.values():
-                tape.cut(recorded)
-            raise
-
-    def _fill(self, name: str, value: Tensor) -> Tensor:
-        try:
-            return self._start.fill(value, 1)
-        except RuntimeError:
-            raise ObservationError(
-                f"observation {self.tick} of {name!r} has batch dimensions {tuple(value.shape[:-1])}; the run "
-                f"began with {tuple(self._start.batch_shape)}"
-            ) from None
-
-    def _tick(self, before: Mark) -> None:
-        course = self._course
-        failures = course.failures
-        try:
-            self.act()
-        except NumericalError as broken:  # which batch elements are to blame is not known
-            failures.note(broken.node, None, broken.why, self.tick)
-            self._energies = [Energy() for _ in self._nodes]
-            course.accuracy = course.complexity = self._nothing
-        failed = failures.deal_with(self._energies, course.complexity - course.accuracy, before.beliefs, self.tick)
-        if failed is not None:
-            self._leave_unopened(failed, before.unopened)
-        if failures.going is not None:
-            course.accuracy = torch.where(failures.going, course.accuracy, torch.nan)
-            course.complexity = torch.where(failures.going, course.complexity, torch.nan)
-        course.sum_accuracy = course.sum_accuracy + _but(failed, course.accuracy, 0.0)
-        course.sum_complexity = course.sum_complexity + _but(failed, course.complexity, 0.0)
-        course.accuracy = _but(failed, course.accuracy, torch.nan)
-        course.complexity = _but(failed, course.complexity, torch.nan)
-        if (self.tick + 1) % self.record.every == 0 and self._tapes:
-            self._times.append(course.clock.time)
-            for tape in self._tapes.values():
-                tape.write(failures.going)
-        for see in self.watchers:
-            see(course.clock.time, failures.going)
-        self.tick += 1
-
-    def act(self) -> None:
-        """All that the schedule asks of the nodes at this tick, and their free energy.
-
-        `step` and `run` call it; a subclass may override it to look on, as examples/benchmark_live.py does.
-        """
-        if self._course.unopened is not None:
-            self._open()
-        for line in self._acts:
-            due = line.due(self.tick)
-            if due is not False:
-                self._do(line, None if due is True else due)
-        counted = self._once if self.tick else ()  # what stands still for a pass counts once in it
-        self._energies = [
-            Energy() if name in counted else node.energy(self._locals[name]) for name, node in self._nodes.items()
-        ]
-        self._course.accuracy = self._total([energy.accuracy for energy in self._energies])
-        self._course.complexity = self._total([energy.complexity for energy in self._energies])
-
-    def _total(self, parts: list[Tensor | None]) -> Tensor:
-        found = [part for part in parts if part is not None]
-        return sum(found[1:], found[0]) if found else self._nothing
-
-    def _share(self, i: int) -> Tensor:
-        """The free energy of the i-th node, (B,)."""
-        free = self._energies[i].free
-        return self._nothing if free is None else free
-
-    def _do(self, line: Line, mask: Tensor | None) -> None:
-        going = self._course.failures.going
-        if going is not None:
-            mask = going if mask is None else mask & going
-        for _ in range(line.times):
-            for do, local, node in line.doers:
-                local.mask = mask
-                try:
-                    do(local)
-                except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
-                    raise NumericalError(node, str(error)) from None
-                finally:
-                    local.mask = None
-                if local.trouble is not None:
-                    (where, why), local.trouble = local.trouble, None
-                    self._course.failures.note(node, where, why, self.tick)
-
-    # --- keeping ----------------------------------------------------------------------------------------------------
     def save(self, path: str | Path, *, recording: bool = True) -> Path:
-        """Write all that it takes to go on from here, to the same digits, whole or not at all; see `pcnet.resume`.
+        """Write a checkpoint, atomically, from which `pcnet.resume` continues to the same digits.
 
-        recording: with all that was recorded so far, or as if the recording began here.
+        Args:
+            path: Where to.
+            recording: Whether to include what was recorded so far.
         """
         from pcnet.engine.checkpoint import save
 
-        self._need_begun()
+        self._bound()
+        self._flush()
         return save(self, Path(path), recording)
 
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """What changes during a run, but for the recording: tensors by name, and facts fit for JSON."""
-        self._need_begun()
-        tensors, facts = self._course.state()
-        return tensors, facts | {"batch_shape": list(self._start.batch_shape)}
+    @property
+    def snapshot(self) -> Snapshot:
+        """Where the session is, for checkpoints."""
+        self._bound()
+        return self._now
 
-    def restore(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-        """Go on from a `state`. A part that the nodes of this graph do not have, or lack, is a KeyError."""
-        seen = {name: tensors[key] for name in self._nodes if (key := f"{name}/observation") in tensors}
-        shape = torch.Size(facts["batch_shape"])
+    @property
+    def recorder(self) -> Recorder:
+        """What was recorded so far."""
+        self._bound()
+        return self._recorder
+
+    def restore(self, batch_shape: Sequence[int], make: Callable[[GraphState], Snapshot]) -> None:
+        """Continue from a checkpoint; make: gives the snapshot, from a state of the right form."""
         with torch.inference_mode():
-            self._begin_with(shape, {name: value.view(*shape, value.shape[-1]) for name, value in seen.items()})
-            self._course.restore(tensors, facts)
+            self._bind_to(torch.Size(batch_shape))
+            self._now = make(self._now.state)
+            self._load()
 
-    @property
-    def tapes(self) -> Mapping[str, TraceBuffer]:
-        """What is being recorded, by name."""
-        self._need_begun()
-        return self._tapes
+    def __deepcopy__(self, memo: dict[int, Any]) -> Session:
+        """An independent session at the same place. States are never changed, so that they can be shared."""
+        made = Session(
+            self.model,
+            record=self.record,
+            dtype=self.dtype,
+            device=self.device,
+            threads=self.threads,
+            on_divergence=self.on_divergence,
+        )
+        if self._program is not None:
+            with torch.inference_mode():
+                made._bind_to(self._program.spec.batch_shape)
+                made._now = self._now
+                made._load()
+            self._flush()
+            made._recorder.restore(self._recorder.times, *self._recorder.state())
+        return made
 
-    @property
-    def recorded_times(self) -> list[float]:
-        """When what is recorded was so."""
-        self._need_begun()
-        return self._times
+    def __copy__(self) -> Session:
+        return copy.deepcopy(self)
 
-    # --- setting up -----------------------------------------------------------------------------------------------
-    def _begin(self, observation: Observation) -> None:
-        brought = broadcast(*(value.shape[:-1] for value in observation.values()))
+    # --- setting up ----------------------------------------------------------------------------------------------
+    def _bound(self) -> Program:
+        if self._program is None:
+            raise ObservationError("there is nothing to read before the first observation; call step(y) first")
+        return self._program
+
+    def _bind(self, observation: Observation) -> None:
+        given = broadcast(*(value.shape[:-1] for value in observation.values()))
         try:
-            shape = broadcast(self.graph.batch_shape, self.schedule.batch_shape, brought)
+            shape = broadcast(self.graph.batch_shape, self.schedule.batch_shape, given)
         except RuntimeError:
             raise ObservationError(
                 f"the batch dimensions of the settings {tuple(self.graph.batch_shape)}, of the schedule "
-                f"{tuple(self.schedule.batch_shape)} and of the observations {tuple(brought)} do not fit together"
+                f"{tuple(self.schedule.batch_shape)} and of the observations {tuple(given)} do not fit together"
             ) from None
-        self._begin_with(shape if self._copies is None else torch.Size((self._copies, *shape)), observation)
+        self._bind_to(shape if self._copies is None else torch.Size((self._copies, *shape)))
 
-    def _begin_with(self, shape: torch.Size, observation: Observation) -> None:
-        self._start = BatchSpec(shape.numel(), self.dtype, self.device, shape)
-        self._nothing = torch.zeros(shape.numel(), dtype=self.dtype, device=self.device)
-        self._course.failures.begin(self._start)
-        self._course.begin(self._set_up_clock(), self._nothing)
-        for name, node in self._nodes.items():
-            self._locals[name].clock = self._course.clock
-            if name in observation:
-                self._locals[name].observation = self._start.fill(observation[name], 1)
-            node.begin(self._locals[name], self._start)
-        for name, belief in self._standing.items():
-            self._nodes[name].warm_start(self._locals[name], belief)
-        self._closing = plan.lay_out(self.schedule.on_end, self.graph.topological_order, self._locals, self._start)
-        self._opening = plan.lay_out(self.schedule.on_start, self.graph.topological_order, self._locals, self._start)
-        self._acts = plan.lay_out(self.schedule.acts, self.graph.topological_order, self._locals, self._start)
-        self._begun = True
-        self._times: list[float] = []
-        self._tapes = self.tapes_for(self.record)
+    def _bind_to(self, shape: torch.Size) -> None:
+        program = Program(self.model, BatchSpec(shape.numel(), self.dtype, self.device, shape))
+        state = program.initial
+        self._space = Workspace(program, state)
+        if self._warm_start:
+            nodes = dict(state.nodes)
+            for name, given in self._warm_start.items():
+                node = program.nodes[name]
+                assert isinstance(node, FitsRecordedData)
+                nodes[name] = node.warm_start(self._space.contexts[name], given)
+            state = state._replace(nodes=nodes)
+        self._interval = Interval.of(program.interval, program.shortest_dt)
+        self._program = program
+        self._now = Snapshot(0, state, Clock(), None, DivergenceLog(), Outputs({}))
+        self._recorder = self.recorder_for(self.record)
+        self._load()
 
-    def _open(self) -> None:
-        """Do what is done once, for the batch elements of which something is seen for the first time."""
-        assert self._course.unopened is not None
-        seen = torch.zeros_like(self._course.unopened)
-        for name in self._observers:
-            observation = self._locals[name].observation
-            assert observation is not None
-            seen = seen | torch.isfinite(observation).any(-1)
-        mask = seen & self._course.unopened
-        if bool(mask.any()):
-            if self.tick:
-                self._begin_observers(mask)
-            for line in self._opening:
-                self._do(line, None if bool(mask.all()) else mask)
-        left = self._course.unopened & ~mask
-        self._course.unopened = left if bool(left.any()) else None
+    def _load(self) -> None:
+        """Let contexts show the present state."""
+        state, self._showing = self._now.state, self._now
+        self._space.load(state.nodes, Now(state.time, state.dt, self._now.relative_dt))
 
-    def _leave_unopened(self, failed: Tensor, before: Tensor | None) -> None:
-        """After a tick that some lost: those who begin anew, or had not begun before it, have not begun."""
-        nobody = torch.zeros_like(failed)
-        then = failed if self.on_divergence == "reset" else nobody if before is None else before & failed
-        left = then if self._course.unopened is None else then | (self._course.unopened & ~failed)
-        self._course.unopened = left if bool(left.any()) else None
+    def _shaped(self, value: Tensor) -> Tensor:
+        return value.reshape(self.batch_shape).clone()
 
-    def _begin_observers(self, mask: Tensor) -> None:
-        """Let observing nodes begin once more, with what is now the first observation of these batch elements."""
-        for name in self._observers:
-            local = self._locals[name]
-            local.mask = mask
-            try:
-                self._nodes[name].begin(local, self._start)
-            finally:
-                local.mask = None
-
-    # --- recording ------------------------------------------------------------------------------------------------
+    # --- recording -----------------------------------------------------------------------------------------------
     def _check_record(self) -> None:
         known = {quantity for node in self._nodes.values() for quantity in node.quantities} | {ENERGY}
         for quantity in self.record.quantities:
             if quantity not in known:
                 raise ScheduleError(
-                    f"nothing called {quantity!r} can be recorded; there is: {', '.join(sorted(known))}"
+                    f"there is no quantity {quantity!r} to record; there is: {', '.join(sorted(known))}"
                 )
         for name in self.record.nodes or ():
             _ = self.graph[name]
 
-    def tapes_for(self, record: Record) -> dict[str, TraceBuffer]:
-        """Empty tapes for what a record asks for; each writes down what is so at the time."""
-        self._need_begun()
-        tapes: dict[str, TraceBuffer] = {}
+    def recorder_for(self, record: Record) -> Recorder:
+        """An empty recorder for what a record asks for."""
+        self._bound()
+        columns: dict[str, Column] = {}
         chosen = record.nodes if record.nodes is not None else tuple(self._nodes)
         for name in chosen:
-            local = self._locals[name]
-            for quantity, (dims, source, meaning) in self._nodes[name].quantities.items():
+            context = self._space.contexts[name]
+            for quantity, (dims, raw, transform) in self._nodes[name].quantities.items():
                 if quantity in record.quantities:
-                    tapes[f"{name}.{quantity}"] = TraceBuffer(dims, partial(source, local), meaning)
+                    columns[f"{name}.{quantity}"] = Column(dims, partial(raw, context), transform)
         if ENERGY in record.quantities:
-            tapes["accuracy"] = TraceBuffer((), lambda: self._course.accuracy)
-            tapes["complexity"] = TraceBuffer((), lambda: self._course.complexity)
-            for i, name in enumerate(self._nodes):
-                tapes[f"{name}.free_energy"] = TraceBuffer((), partial(self._share, i))
+            columns["accuracy"] = Column((), lambda: self._showing.state.accuracy)
+            columns["complexity"] = Column((), lambda: self._showing.state.complexity)
+            for name in self._nodes:
+                columns[f"{name}.free_energy"] = Column((), partial(self._node_energy, name))
         if record.messages:
-            for channel in self._channels:
-                tapes[channel.name] = TraceBuffer(("message",), channel.content)
-        return tapes
+            for link in self.graph.links:
+                columns[_message_name(link, down=True)] = Column(("message",), partial(self._message, link))
+            for link in self.graph.links:
+                columns[_message_name(link, down=False)] = Column(("message",), partial(self._error, link))
+        return Recorder(columns)
 
-    def _set_up_clock(self) -> Clock:
-        """A clock that goes by the shortest sampling interval of the observing nodes; by 1 if none is given."""
-        given = [each for name in self._observers if (each := self._nodes[name].sampling_interval) is not None]
-        if not given:
-            return Clock(torch.ones_like(self._nothing), 1.0)
-        interval = torch.stack([self._start.fill(each, 0) for each in given]).amin(0)
-        return Clock(interval, min(float(each.min()) for each in given))
+    def _node_energy(self, name: str) -> Tensor:
+        """The free energy of a node at the last observation, (B,)."""
+        energy = self._showing.outputs.energies.get(name)
+        free = None if energy is None else energy.free
+        return self._bound().zeros if free is None else free
 
-    def _shaped(self, value: Tensor) -> Tensor:
-        return value.reshape(self._start.batch_shape).clone()
+    def _message(self, link: Link[Any, Any]) -> Tensor:
+        """The prediction on a link as a flat tensor (B, n): its value, or the channels of a precision."""
+        value = self._space.message(link).value
+        return (value.channel if isinstance(value, Precision) else value).flatten(1)
+
+    def _error(self, link: Link[Any, Any]) -> Tensor:
+        """The weighted error on a link as a flat tensor, (B, n)."""
+        weighted: Tensor = self._space.error(link).weighted
+        return weighted.flatten(1)
+
+
+def _message_name(link: Link[Any, Any], down: bool) -> str:
+    """The name of a recorded message: "x to y.prediction"."""
+    ends = (link.parent.name, link.child.name)
+    sender, receiver = ends if down else reversed(ends)
+    of = f" ({link.of.name})" if link.of is not None else ""
+    return f"{sender} to {receiver}{of}.{'prediction' if down else 'error'}"
 
 
 def _with_times(
@@ -587,15 +568,11 @@ def _with_times(
         raise ObservationError("there must be as many times as observations") from None
 
 
-def _but(where: Tensor | None, value: Tensor, other: float) -> Tensor:
-    return value if where is None else torch.where(where, other, value)
+class ThreadLimit:
+    """A context in which torch uses so many threads within an operation; None leaves torch's own setting.
 
-
-class Limited:
-    """While it is entered, lets torch use so many threads within an operation; None leaves it alone.
-
-    With matrices as small as these, threads cost more than they bring, and on a busy machine an
-    operation that waits for a second thread takes milliseconds instead of microseconds.
+    For small matrices threads cost more than they gain. On a busy machine, an operation that waits for a second thread
+    takes milliseconds instead of microseconds.
     """
 
     def __init__(self, threads: int | None) -> None:

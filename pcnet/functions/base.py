@@ -1,4 +1,4 @@
-"""Functions of generalised states, with the derivatives that inference needs."""
+"""Functions of a generalised state and parameters, with the derivatives that inference needs."""
 
 from __future__ import annotations
 
@@ -9,21 +9,24 @@ from torch import Tensor
 
 from pcnet.functions.linearisation import Linearisation
 
-Plain = Callable[[Tensor, Tensor], Tensor]
-"""A function of (state, parameters), batched over leading dimensions."""
+PlainFunction = Callable[[Tensor, Tensor], Tensor]
+"""A Python function of (state, parameters), batched over leading dimensions."""
 
 
 class Function(ABC):
-    """A function of a generalised state and parameters. Shapes: x̃ (B, orders, dim), θ (B, p), ξ (B, rows, out)."""
+    """A flow or mapping f(x, θ) and its generalised form f̃ = (f(x), J x', J x'', …) with J = ∂f/∂x.
+
+    Shapes: x̃ (B, orders, dim), θ (B, p), f̃ and its weights ξ (B, rows, out).
+    """
 
     parameters: int | None = None
-    """How many parameters it takes, if it knows."""
-    caused: bool = False
-    """Whether x is a state followed by the causes that drive it, in one vector."""
+    """Number of parameters; None if unknown."""
+    takes_causes: bool = False
+    """Whether x is the concatenation of a state and the causes that drive it."""
 
     @property
     def identity_key(self) -> Hashable:
-        """What makes two functions the same: it is equal only where they are. Identity, unless more is known."""
+        """Key that is equal for two functions only if they are the same function; the object itself by default."""
         return self
 
     @abstractmethod
@@ -32,26 +35,26 @@ class Function(ABC):
 
     @abstractmethod
     def linearise(self, x: Tensor, parameters: Tensor, rows: int) -> Linearisation:
-        """f̃ in its first `rows` orders, and ∂f̃/∂x̃."""
+        """The first `rows` orders of f̃, and ∂f̃/∂x̃."""
 
     @abstractmethod
     def contracted_hessian(self, x: Tensor, parameters: Tensor, weights: Tensor) -> Tensor | None:
-        """Σ ξ ∂²f̃/∂x̃² as its first block column (B, rows, dim, dim), or None where f is linear in x.
+        """First block column (B, rows, dim, dim) of Σ ξ ∂²f̃/∂x̃²; None if f is linear in x.
 
-        f̃ is linear in all orders but the value, so that the rest is that column's transpose, and zero.
+        f̃ is linear in all orders but the value, so the first block row is the transpose, and all other blocks are 0.
         """
 
     @abstractmethod
     def parameter_slope(self, x: Tensor, parameters: Tensor, rows: int) -> Tensor:
-        """∂f̃/∂θ; (B, rows, out, p)."""
+        """∂f̃/∂θ, (B, rows, out, p)."""
 
     @abstractmethod
     def parameter_contracted_hessian(self, x: Tensor, parameters: Tensor, weights: Tensor) -> Tensor | None:
-        """Σ ξ ∂²f̃/∂θ²; (B, p, p), or None where f is linear in θ."""
+        """Σ ξ ∂²f̃/∂θ², (B, p, p); None if f is linear in θ."""
 
 
 def subtract_contracted_hessian(curvature: Tensor, contracted_hessian: Tensor) -> Tensor:
-    """A curvature (B, n, n) less Σ ξ ∂²f̃/∂x̃², which is given by its first block column (B, rows, dim, dim)."""
+    """A curvature (B, n, n) minus Σ ξ ∂²f̃/∂x̃², given by its first block column (B, rows, dim, dim)."""
     batch, n, _ = curvature.shape
     rows, dim = contracted_hessian.shape[1:3]
     blocks = curvature.clone().view(batch, n // dim, dim, n // dim, dim)

@@ -1,4 +1,4 @@
-"""Checks a flow or mapping once, before a run."""
+"""Check of a flow or mapping before a run, by calling it once."""
 
 from __future__ import annotations
 
@@ -8,12 +8,25 @@ from torch import Tensor
 from pcnet.errors import GraphError
 from pcnet.functions.base import Function
 from pcnet.functions.closed_form import Identity
+from pcnet.functions.traced import TracedFunction, WithCauses
 
 
 def check_function(what: str, function: Function, dim: int, parameters: int, out: int | None, like: Tensor) -> int:
-    """Call a function once with a batch of three and refuse it, in words, if it does not give (3, out); returns out.
+    """Call a function with a small batch and check the number of its parameters and the shape of its value.
 
-    like: a tensor of the dtype and device of the run.
+    Args:
+        what: What the function is, for errors, such as "the flow of 'x'".
+        function: The function to check.
+        dim: Dimension of its state, causes included.
+        parameters: Number of parameters that it is given.
+        out: Number of outputs that it must have; None for any number.
+        like: A tensor with the dtype and device of the run.
+
+    Returns:
+        The number of outputs.
+
+    Raises:
+        GraphError: If the function fails, is not batched or has another number of parameters or outputs.
     """
     wanted = function.parameters
     if wanted is not None and wanted != parameters:
@@ -21,30 +34,43 @@ def check_function(what: str, function: Function, dim: int, parameters: int, out
             f"{what} takes {wanted} parameters and is given {parameters}; give it {wanted} in all (in a graph by "
             "graph.parametrises(ParameterNode(...), ...))"
         )
-    x = torch.linspace(0.1, 0.9, 3 * dim).to(like).view(3, dim)
-    theta = torch.linspace(0.2, 0.8, 3 * parameters).to(like).view(3, parameters)
-    with torch.no_grad():
-        try:
-            value = function(x, theta)
-        except Exception as error:
+    # a batch size that equals no other size, so that batch and state dimensions cannot be mixed up unnoticed
+    plain = function.function if isinstance(function, TracedFunction) else None
+    split = plain.dim if isinstance(plain, WithCauses) else dim
+    batch = min({3, 4, 5, 6, 7, 8} - {dim, parameters, out, split, dim - split})
+    x = torch.linspace(0.1, 0.9, batch * dim, dtype=like.dtype, device=like.device).view(batch, dim)
+    theta = torch.linspace(0.2, 0.8, batch * parameters, dtype=like.dtype, device=like.device).view(batch, parameters)
+    value = _call(what, function, x, theta)
+    shape = tuple(value.shape) if isinstance(value, Tensor) else None
+    if shape is None or len(shape) != 2 or shape[0] != batch or out not in (None, shape[1]):
+        if isinstance(function, Identity):
             raise GraphError(
-                f"{what} failed when called with a state of shape (3, {dim}) and parameters of shape "
-                f"(3, {parameters}), both {like.dtype}: {type(error).__name__}: {error}. It is called as f(x, theta), "
-                "and with causes as f(x, v, theta)"
-            ) from error
-        shape = tuple(value.shape) if isinstance(value, Tensor) else None
-        if shape is None or len(shape) != 2 or shape[0] != 3 or out not in (None, shape[1]):
-            if isinstance(function, Identity):
-                raise GraphError(
-                    f"{what} is the identity, unless given, and cannot turn {dim} dimensions into {out}; say how by "
-                    "graph.predicts(..., via=lambda x, theta: ...)"
-                )
-            got = type(value).__name__ if shape is None else shape
-            raise GraphError(
-                f"{what} must turn a batch of states (3, {dim}) into (3, {'channels' if out is None else out}), but it "
-                f"returned {got}; index the last dimension (x[..., 0]) and stack along it (torch.stack([...], -1))"
+                f"{what} is the identity by default, which cannot map {dim} dimensions to {out}; give a mapping: "
+                "graph.predicts(..., via=lambda x, theta: ...)"
             )
-        alone = function(x[2:], theta[2:])
-        if tuple(alone.shape) != (1, shape[1]) or not torch.allclose(alone[0], value[2], equal_nan=True):
-            raise GraphError(f"{what} mixes batch elements: a state alone and the same state in a batch must agree")
+        got = type(value).__name__ if shape is None else shape
+        raise GraphError(
+            f"{what} must turn a batch of states ({batch}, {dim}) into ({batch}, {'channels' if out is None else out}),"
+            f" but it returned {got}; index the last dimension (x[..., 0]) and stack along it (torch.stack([...], -1))"
+        )
+    alone = _call(what, function, x[2:3], theta[2:3])
+    if tuple(alone.shape) != (1, shape[1]) or not torch.allclose(alone[0], value[2], equal_nan=True):
+        raise GraphError(f"{what} mixes batch elements: its value for a state must not depend on the rest of the batch")
     return shape[1]
+
+
+def output_size(function: Function, dim: int, parameters: int, what: str = "the mapping") -> int:
+    """The number of outputs of a function of a state (dim,) and parameters (p,), found by calling it."""
+    return check_function(what, function, dim, parameters, None, torch.empty(0, dtype=torch.float64))
+
+
+def _call(what: str, function: Function, x: Tensor, theta: Tensor) -> Tensor:
+    try:
+        with torch.no_grad():
+            return function(x, theta)
+    except Exception as error:
+        raise GraphError(
+            f"{what} failed when called with a state of shape {tuple(x.shape)} and parameters of shape "
+            f"{tuple(theta.shape)}, both {x.dtype}: {type(error).__name__}: {error}. It is called as f(x, theta), and "
+            "with causes as f(x, v, theta)"
+        ) from error

@@ -1,4 +1,4 @@
-"""Functions whose derivatives are written down: identity, linear, quadratic."""
+"""Functions with derivatives in closed form: identity, linear, quadratic."""
 
 from __future__ import annotations
 
@@ -13,8 +13,18 @@ from pcnet.functions.base import Function
 from pcnet.functions.linearisation import Linearisation
 
 
-class Identity(Function):
-    """f(x) = x: the mapping of a state that is observed as it is."""
+class Affine(Function):
+    """Base class of functions that are linear in x and in θ: both contracted Hessians vanish."""
+
+    def contracted_hessian(self, x: Tensor, parameters: Tensor, weights: Tensor) -> None:
+        return None
+
+    def parameter_contracted_hessian(self, x: Tensor, parameters: Tensor, weights: Tensor) -> None:
+        return None
+
+
+class Identity(Affine):
+    """f(x) = x, the default mapping from a state to a sensory node."""
 
     parameters = 0
 
@@ -39,20 +49,18 @@ class Identity(Function):
                 self._eyes[key] = torch.eye(dim, dtype=x.dtype, device=x.device).repeat(batch, 1, 1)
         return Linearisation(x[:, :rows], self._eyes[key], None, orders)
 
-    def contracted_hessian(self, x: Tensor, parameters: Tensor, weights: Tensor) -> None:
-        return None
-
     def parameter_slope(self, x: Tensor, parameters: Tensor, rows: int) -> Tensor:
         return x.new_zeros(x.shape[0], rows, x.shape[-1], parameters.shape[-1])
 
-    def parameter_contracted_hessian(self, x: Tensor, parameters: Tensor, weights: Tensor) -> None:
-        return None
 
+class Linear(Affine):
+    """f(x) = Ax + b, or f(x, v) = Ax + Bv + b.
 
-class Linear(Function):
-    """f(x) = Ax + b. With a matrix A it has no parameters; with `dim` alone, θ is A, row by row.
-
-    causes: B, for f(x, v) = Ax + Bv + b.
+    Args:
+        matrix: A, (out, dim). Without it the parameters are the elements of A, row by row.
+        offset: b, (out,) or one number; 0 by default.
+        dim: Dimension of x and f, given instead of a matrix.
+        causes: B, (out, causes).
     """
 
     def __init__(
@@ -63,10 +71,10 @@ class Linear(Function):
         causes: Tensor | None = None,
     ) -> None:
         if (matrix is None) == (dim is None):
-            raise SettingError("Linear: give either a matrix, or dim for a matrix to be learned")
+            raise SettingError("Linear: give either matrix, or dim for a matrix of parameters")
         if matrix is None and causes is not None:
-            raise SettingError("Linear: causes go with a matrix, not with one that is to be learned")
-        self.caused = causes is not None
+            raise SettingError("Linear: causes need a matrix; with dim alone leave them out")
+        self.takes_causes = causes is not None
         self.matrix = None if matrix is None else torch.as_tensor(matrix, dtype=torch.float64).detach().clone()
         if self.matrix is not None and self.matrix.dim() != 2:
             raise SettingError(f"Linear: the matrix has shape {tuple(self.matrix.shape)}; it must have two dimensions")
@@ -86,24 +94,20 @@ class Linear(Function):
     @property
     def identity_key(self) -> Hashable:
         known = None if self.matrix is None else self.matrix.numpy().tobytes()
-        return (Linear, self.caused, self.out, self.dim, known, self.offset.numpy().tobytes())
+        return (Linear, self.takes_causes, self.out, self.dim, known, self.offset.numpy().tobytes())
 
     def _tables(self, like: Tensor, batch: int) -> tuple[Tensor | None, Tensor]:
-        """A (B, out, dim) if it is known, and b (out,), in the dtype of `like`."""
+        """A (B, out, dim), if it is given, and b (out,), in the dtype of `like`."""
         key = (like.dtype, like.device, batch)
         if key not in self._cast:
-            with torch.inference_mode(False):  # kept beyond a run, and fit for autograd then
-                # laid out by columns, by which many channels are quicker to go through
+            with torch.inference_mode(False):  # kept after the run, when autograd may need them
+                # stored by columns, which is faster with many channels
                 matrix = None if self.matrix is None else self.matrix.T.to(like).repeat(batch, 1, 1).mT
                 self._cast[key] = matrix, self.offset.to(like)
         return self._cast[key]
 
     def __call__(self, x: Tensor, parameters: Tensor) -> Tensor:
-        if x.shape[-1] != self.dim or parameters.shape[-1] != self.parameters:
-            raise GraphError(
-                f"{self!r} takes states of dimension {self.dim} and {self.parameters} parameters, not "
-                f"{x.shape[-1]} and {parameters.shape[-1]}"
-            )
+        _check_sizes(self, x, parameters)
         if self.matrix is None:
             matrix = parameters.reshape(*parameters.shape[:-1], self.out, self.dim)
             return (matrix @ x[..., None])[..., 0] + self.offset.to(x)
@@ -116,23 +120,20 @@ class Linear(Function):
         value[:, 0] += offset
         return Linearisation(value, jacobian, None, x.shape[1])
 
-    def contracted_hessian(self, x: Tensor, parameters: Tensor, weights: Tensor) -> None:
-        return None
-
     def parameter_slope(self, x: Tensor, parameters: Tensor, rows: int) -> Tensor:
         if self.matrix is not None:
             return x.new_zeros(x.shape[0], rows, self.out, 0)
         eye = torch.eye(self.out, dtype=x.dtype, device=x.device)
         return torch.einsum("ac,brd->bracd", eye, x[:, :rows]).flatten(3)
 
-    def parameter_contracted_hessian(self, x: Tensor, parameters: Tensor, weights: Tensor) -> None:
-        return None
-
 
 class Quadratic(Function):
-    """f_a(x, θ) = Σ C[a,i,j,q] z_i z_j w_q with z = (1, x) and w = (1, θ): all derivatives in closed form.
+    """f_a(x, θ) = Σ C[a,i,j,q] z_i z_j w_q with z = (1, x) and w = (1, θ).
 
-    C (out, 1+dim, 1+dim, 1+p) is symmetrised in i, j. The flows of Lorenz and of Lotka and Volterra are of this kind.
+    The flows of Lorenz and of Lotka and Volterra are of this kind.
+
+    Args:
+        coefficients: C, (out, 1 + dim, 1 + dim, 1 + p); it is symmetrised in i and j.
     """
 
     def __init__(self, coefficients: Tensor) -> None:
@@ -140,17 +141,17 @@ class Quadratic(Function):
         self.coefficients = 0.5 * (c + c.transpose(1, 2))
         self.out, self.dim, self.parameters = c.shape[0], c.shape[1] - 1, c.shape[3] - 1
         self._cast: dict[tuple[Any, ...], tuple[Tensor, Tensor]] = {}
-        self._kept: tuple[Tensor, tuple[Tensor, Tensor]] | None = None
+        self._cached: tuple[Tensor, tuple[Tensor, Tensor]] | None = None
 
     @property
     def identity_key(self) -> Hashable:
-        return (Quadratic, self.caused, tuple(self.coefficients.shape), self.coefficients.numpy().tobytes())
+        return (Quadratic, self.takes_causes, tuple(self.coefficients.shape), self.coefficients.numpy().tobytes())
 
     def _tables(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        """The coefficients as matrices in the dtype of `like`: (1+p, out·z·z) and, by parameter, (z, p·out·z)."""
+        """C in the dtype of `like` as matrices: (1 + p, out·z·z), and without q = 0, (z, p·out·z)."""
         key = (like.dtype, like.device)
         if key not in self._cast:
-            with torch.inference_mode(False):  # kept beyond a run, and fit for autograd then
+            with torch.inference_mode(False):  # kept after the run, when autograd may need them
                 c = self.coefficients.to(dtype=like.dtype, device=like.device)
                 by_parameter = c.permute(3, 0, 1, 2).reshape(c.shape[3], -1).contiguous()
                 learned = c[..., 1:].permute(2, 3, 0, 1).reshape(c.shape[2], -1).contiguous()
@@ -158,29 +159,24 @@ class Quadratic(Function):
         return self._cast[key]
 
     def _form(self, parameters: Tensor) -> tuple[Tensor, Tensor]:
-        """Σ_q C w_q (B, out·z, z), and the Hessian of f by output (B, out, dim·dim).
+        """Σ_q C w_q (B, out·z, z), and the Hessian of each output (B, out, dim·dim).
 
-        Within a run, where tensors are not changed in place, they are kept for as long as the parameters are the very
-        same tensor: these change only on the slow clock.
+        Both are cached for one parameter tensor, because parameters change only at slow ticks. This is safe in
+        inference mode only, where tensors are not changed in place.
         """
-        kept = self._kept
-        if kept is not None and kept[0] is parameters:
-            return kept[1]
+        if self._cached is not None and self._cached[0] is parameters:
+            return self._cached[1]
         table, batch = self._tables(parameters)[0], parameters.shape[0]
         flat = torch.addmm(table[0], parameters, table[1:]) if self.parameters else table.expand(batch, -1)
         form = flat.view(batch, self.out, self.dim + 1, self.dim + 1)
         hessian = 2.0 * form[..., 1:, 1:]
         made = form.reshape(batch, -1, self.dim + 1), hessian.reshape(batch, self.out, -1)
         if parameters.is_inference():
-            self._kept = parameters, made
+            self._cached = parameters, made
         return made
 
     def __call__(self, x: Tensor, parameters: Tensor) -> Tensor:
-        if x.shape[-1] != self.dim or parameters.shape[-1] != self.parameters:
-            raise GraphError(
-                f"{self!r} takes states of dimension {self.dim} and {self.parameters} parameters, not "
-                f"{x.shape[-1]} and {parameters.shape[-1]}"
-            )
+        _check_sizes(self, x, parameters)
         c = self.coefficients.to(x)
         one = torch.ones_like(x[..., :1])
         z = torch.cat([one, x], -1)
@@ -195,10 +191,10 @@ class Quadratic(Function):
         value = torch.bmm(half, z[..., None]).transpose(1, 2)
         jacobian = 2.0 * half[..., 1:]
         motion = x[:, 1:rows]
-        bend = torch.bmm(hessian.view(batch, -1, dim), motion.mT).view(batch, self.out, dim, rows - 1)
+        derivative = torch.bmm(hessian.view(batch, -1, dim), motion.mT).view(batch, self.out, dim, rows - 1)
         if rows > 1:
             value = torch.cat([value, torch.bmm(motion, jacobian.mT)], 1)
-        return Linearisation(value, jacobian, bend.permute(0, 3, 1, 2), orders)
+        return Linearisation(value, jacobian, derivative.permute(0, 3, 1, 2), orders)
 
     def contracted_hessian(self, x: Tensor, parameters: Tensor, weights: Tensor) -> Tensor:
         batch, _, dim = x.shape
@@ -214,3 +210,11 @@ class Quadratic(Function):
 
     def parameter_contracted_hessian(self, x: Tensor, parameters: Tensor, weights: Tensor) -> None:
         return None
+
+
+def _check_sizes(function: Linear | Quadratic, x: Tensor, parameters: Tensor) -> None:
+    if x.shape[-1] != function.dim or parameters.shape[-1] != function.parameters:
+        raise GraphError(
+            f"{function!r} takes states of dimension {function.dim} and {function.parameters} parameters, not "
+            f"{x.shape[-1]} and {parameters.shape[-1]}"
+        )

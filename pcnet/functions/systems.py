@@ -1,4 +1,4 @@
-"""Flows that come along: functions of (state, parameters), batched over leading dimensions."""
+"""Ready-made flows f(x, θ)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pcnet.functions.traced import TracedFunction
 
 
 class Lorenz(Quadratic):
-    """ẋ = (σ(x₁ − x₀), x₀(ρ − x₂) − x₁, x₀x₁ − βx₂), with θ = (ρ,)."""
+    """The Lorenz flow ẋ = (σ(x₁ − x₀), x₀(ρ − x₂) − x₁, x₀x₁ − βx₂), with θ = (ρ,)."""
 
     def __init__(self, sigma: float = 10.0, beta: float = 8.0 / 3.0) -> None:
         self.sigma, self.beta = sigma, beta
@@ -29,7 +29,14 @@ class Lorenz(Quadratic):
 
 
 class LotkaVolterra(Quadratic):
-    """ẋ = x ⊙ (r + Ax) with A antisymmetric, and θ its elements above the diagonal, row by row: (a₁₂, a₁₃, a₂₃)."""
+    """The generalised Lotka–Volterra flow ẋ = x ⊙ (r + Ax) with antisymmetric A.
+
+    θ holds the elements of A above the diagonal, row by row: (a₁₂, a₁₃, a₂₃) for three species.
+
+    Args:
+        species: Number of species, 2 or more.
+        growth: Growth rates r, (species,); 0 by default.
+    """
 
     def __init__(self, species: int = 3, growth: Tensor | None = None) -> None:
         if species < 2:
@@ -41,9 +48,9 @@ class LotkaVolterra(Quadratic):
             c[i, 1 + i, 1 + j, 1 + q] = 1.0
             c[j, 1 + j, 1 + i, 1 + q] = -1.0
         if growth is not None:
-            rates = torch.as_tensor(growth).reshape(-1).tolist()
+            rates = torch.as_tensor(growth, dtype=torch.float64).reshape(-1).tolist()
             if len(rates) != species:
-                raise SettingError(f"LotkaVolterra: there are {len(rates)} growth rates for {species} species")
+                raise SettingError(f"LotkaVolterra: growth has {len(rates)} rates for {species} species; give one each")
             for i, rate in enumerate(rates):
                 c[i, 0, 1 + i, 0] = rate
         super().__init__(c)
@@ -54,24 +61,23 @@ class LotkaVolterra(Quadratic):
 
 lorenz = Lorenz()
 """The Lorenz flow with σ = 10, β = 8/3 and θ = (ρ,)."""
-
 lotka_volterra = LotkaVolterra()
 """The generalised Lotka–Volterra flow of three species with θ = (a₁₂, a₁₃, a₂₃)."""
 
 
 @partial(TracedFunction, parameters=1)
 def van_der_pol(x: Tensor, parameters: Tensor) -> Tensor:
-    """ẋ = (x₁, μ(1 − x₀²)x₁ − x₀), with θ = (μ,)."""
+    """The van der Pol oscillator ẋ = (x₁, μ(1 − x₀²)x₁ − x₀), with θ = (μ,)."""
     position, velocity = x[..., 0], x[..., 1]
     return torch.stack([velocity, parameters[..., 0] * (1 - position**2) * velocity - position], -1)
 
 
 @partial(TracedFunction, parameters=1)
 def lorenz96(x: Tensor, parameters: Tensor) -> Tensor:
-    """ẋ_i = (x_{i+1} − x_{i−2}) x_{i−1} − x_i + F on a ring, with θ = (F,)."""
+    """The Lorenz-96 flow ẋ_i = (x_{i+1} − x_{i−2}) x_{i−1} − x_i + F on a ring, with θ = (F,)."""
     return (x.roll(-1, -1) - x.roll(2, -1)) * x.roll(1, -1) - x + parameters[..., :1]
 
 
 def linear(matrix: Tensor, offset: Tensor | None = None, causes: Tensor | None = None) -> Linear:
-    """ẋ = Ax + Bv + b with known matrices A and, for causes v, B; no parameters."""
+    """The linear flow ẋ = Ax + Bv + b with given A (n, n), b (n,) and, for causes v, B (n, m); no parameters."""
     return Linear(matrix, offset, causes=causes)

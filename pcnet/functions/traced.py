@@ -1,4 +1,4 @@
-"""Functions whose derivatives are derived from a plain function, once for each shape of input, by tracing."""
+"""Python functions as `Function`s: derivatives by forward-mode automatic differentiation, traced once per shape."""
 
 from __future__ import annotations
 
@@ -12,33 +12,37 @@ from torch import Tensor
 from torch.func import jvp, vmap
 
 from pcnet.errors import GraphError
-from pcnet.functions.base import Function, Plain
+from pcnet.functions.base import Function, PlainFunction
 from pcnet.functions.closed_form import Identity
 from pcnet.functions.linearisation import Linearisation
 from pcnet.functions.tracing import trace
 
 
 class TracedFunction(Function):
-    """A plain function with derivatives derived by tracing it once for each shape of input.
+    """A Python function f(x, θ) with derivatives by automatic differentiation, traced once for each input shape.
 
-    An analytic `jacobian` (..., out, dim) or `parameter_jacobian` (..., out, p) is used where given. `parameters` is
-    how many it takes, if that is to be checked. A trace sees weights of a module that are trained later, but other
-    attributes as they were.
+    A trace follows later changes of the weights of a torch module, but of no other attributes.
+
+    Args:
+        function: f(x, θ), made of torch operations, batched over leading dimensions.
+        jacobian: ∂f/∂x, (..., out, dim), if it is known analytically.
+        parameter_jacobian: ∂f/∂θ, (..., out, p), if it is known analytically.
+        parameters: Number of parameters, to be checked.
     """
 
     def __init__(
         self,
-        function: Plain,
-        jacobian: Plain | None = None,
-        parameter_jacobian: Plain | None = None,
+        function: PlainFunction,
+        jacobian: PlainFunction | None = None,
+        parameter_jacobian: PlainFunction | None = None,
         parameters: int | None = None,
     ) -> None:
         self.function = function
         self.parameters = parameters
-        self.caused = isinstance(function, Caused)
+        self.takes_causes = isinstance(function, WithCauses)
         self._given = (function, jacobian, parameter_jacobian, parameters)
-        self.jacobian = jacobian or (lambda x, theta: _columns(lambda v: function(v, theta), x))
-        self.parameter_jacobian = parameter_jacobian or (lambda x, theta: _columns(lambda v: function(x, v), theta))
+        self.jacobian = jacobian or (lambda x, theta: _jacobian(lambda v: function(v, theta), x))
+        self.parameter_jacobian = parameter_jacobian or (lambda x, theta: _jacobian(lambda v: function(x, v), theta))
         self._traces: dict[tuple[Any, ...], Callable[..., Any]] = {}
 
     def __call__(self, x: Tensor, parameters: Tensor) -> Tensor:
@@ -49,7 +53,7 @@ class TracedFunction(Function):
         return self._given
 
     def __repr__(self) -> str:
-        return repr(self.function) if self.caused else getattr(self.function, "__name__", type(self.function).__name__)
+        return name_of(self.function)
 
     def linearise(self, x: Tensor, parameters: Tensor, rows: int) -> Linearisation:
         def body(x: Tensor, theta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -58,58 +62,50 @@ class TracedFunction(Function):
             value = self.function(here, theta)[:, None]
             if rows == 1:
                 return value, jacobian, jacobian[:, None][:, :0]
-            bend = _along(self.jacobian, here, theta, motion)
-            return torch.cat([value, motion @ jacobian.mT], 1), jacobian, bend
+            derivative = _along(self.jacobian, here, theta, motion)
+            return torch.cat([value, motion @ jacobian.mT], 1), jacobian, derivative
 
-        value, jacobian, bend = self._traced("linearise", rows, body, x, parameters)
-        return Linearisation(value, jacobian, bend, x.shape[1])
+        value, jacobian, derivative = self._traced("linearise", rows, body, x, parameters)
+        return Linearisation(value, jacobian, derivative, x.shape[1])
 
     def contracted_hessian(self, x: Tensor, parameters: Tensor, weights: Tensor) -> Tensor | None:
         rows = weights.shape[1]
 
         def body(x: Tensor, theta: Tensor, weights: Tensor) -> Tensor:
             def gradient(here: Tensor) -> Tensor:
-                """Of Σ ξ·f̃ in each order of x̃, as a function of the value; (B, rows, dim)."""
+                """Gradient of Σ ξ·f̃ in each order of x̃, as a function of the value; (B, rows, dim)."""
                 by_order = weights @ self.jacobian(here, theta)
                 if rows == 1:
                     return by_order
-                bend = _along(self.jacobian, here, theta, x[:, 1:rows])  # (B, rows − 1, out, dim)
-                value = by_order[:, :1] + (weights[:, 1:, None, :] @ bend).sum(1)
+                derivative = _along(self.jacobian, here, theta, x[:, 1:rows])  # (B, rows − 1, out, dim)
+                value = by_order[:, :1] + (weights[:, 1:, None, :] @ derivative).sum(1)
                 return torch.cat([value, by_order[:, 1:]], 1)
 
-            return _columns(gradient, x[:, 0])
+            return _jacobian(gradient, x[:, 0])
 
-        blocks: Tensor | None = self._traced("curve", rows, body, x, parameters, weights)
+        blocks: Tensor | None = self._traced("contracted_hessian", rows, body, x, parameters, weights)
         return blocks
 
-    def parameter_slope(self, x: Tensor, parameters: Tensor, rows: int) -> Tensor:
-        def body(x: Tensor, theta: Tensor) -> Tensor:
-            here, motion = x[:, 0], x[:, 1:rows]
-            slope = self.parameter_jacobian(here, theta)[:, None]
-            if rows == 1:
-                return slope
-            return torch.cat([slope, _along(self.parameter_jacobian, here, theta, motion)], 1)
+    def _slope(self, x: Tensor, theta: Tensor, rows: int) -> Tensor:
+        """∂f̃/∂θ, (B, rows, out, p), without tracing."""
+        here, motion = x[:, 0], x[:, 1:rows]
+        slope = self.parameter_jacobian(here, theta)[:, None]
+        return slope if rows == 1 else torch.cat([slope, _along(self.parameter_jacobian, here, theta, motion)], 1)
 
-        result: Tensor = self._traced("parameter_slope", rows, body, x, parameters)
-        return result
+    def parameter_slope(self, x: Tensor, parameters: Tensor, rows: int) -> Tensor:
+        found: Tensor = self._traced(
+            "parameter_slope", rows, lambda x, theta: self._slope(x, theta, rows), x, parameters
+        )
+        return found
 
     def parameter_contracted_hessian(self, x: Tensor, parameters: Tensor, weights: Tensor) -> Tensor | None:
         rows = weights.shape[1]
 
         def body(x: Tensor, theta: Tensor, weights: Tensor) -> Tensor:
-            here, motion = x[:, 0], x[:, 1:rows]
+            return _jacobian(lambda v: (weights[:, :, None] @ self._slope(x, v, rows)).sum(1)[:, 0], theta)
 
-            def gradient(theta: Tensor) -> Tensor:
-                """Of Σ ξ·f̃ in θ, as a function of θ; (B, p)."""
-                slope = self.parameter_jacobian(here, theta)[:, None]
-                if rows > 1:
-                    slope = torch.cat([slope, _along(self.parameter_jacobian, here, theta, motion)], 1)
-                return (weights[:, :, None] @ slope).sum(1)[:, 0]
-
-            return _columns(gradient, theta)
-
-        result: Tensor | None = self._traced("parameter_curve", rows, body, x, parameters, weights)
-        return result
+        found: Tensor | None = self._traced("parameter_contracted_hessian", rows, body, x, parameters, weights)
+        return found
 
     def _traced(self, name: str, rows: int, body: Callable[..., Any], *inputs: Tensor) -> Any:
         key = (name, rows, *((tuple(v.shape), v.dtype, v.device) for v in inputs))
@@ -119,16 +115,20 @@ class TracedFunction(Function):
         return traced(*inputs)
 
 
-MAY_VANISH = {"linearise": (2,), "curve": (0,), "parameter_slope": (), "parameter_curve": (0,)}
-"""Outputs of a trace that are None if they are zero whatever goes in, as second derivatives of linear functions are."""
-
+MAY_VANISH = {
+    "linearise": (2,),
+    "contracted_hessian": (0,),
+    "parameter_slope": (),
+    "parameter_contracted_hessian": (0,),
+}
+"""Outputs of each trace that become None if they are identically zero, such as Hessians of linear functions."""
 
 ThreeArguments = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
-class Caused:
-    """A plain function f(x, v, θ) of a state, its causes and parameters, as one of (x and v, θ)."""
+class WithCauses:
+    """A Python function f(x, v, θ) of a state (..., dim) and causes v as a function of (x and v joined, θ)."""
 
     function: ThreeArguments
     dim: int
@@ -136,14 +136,20 @@ class Caused:
     def __call__(self, x: Tensor, parameters: Tensor) -> Tensor:
         return self.function(x[..., : self.dim], x[..., self.dim :], parameters)
 
-    def __repr__(self) -> str:
-        return getattr(self.function, "__name__", type(self.function).__name__)
+
+def name_of(function: Any) -> str:
+    """The name of a Python function, or of the class of a callable object."""
+    if isinstance(function, WithCauses):
+        return name_of(function.function)
+    return str(getattr(function, "__name__", type(function).__name__))
 
 
-def as_function(function: Function | Plain | None, dim: int | None = None) -> Function:
-    """A `Function` as it is, None as the identity, and any other callable with derived derivatives.
+def as_function(function: Function | PlainFunction | None, dim: int | None = None) -> Function:
+    """A `Function` unchanged, None as the identity, and any other callable as a `TracedFunction`.
 
-    A callable of three arguments is one of (state, causes, parameters); `dim` is the state's.
+    Args:
+        function: The function. A callable with three arguments takes (state, causes, parameters).
+        dim: Dimension of the state, needed for a callable with three arguments.
     """
     if function is None:
         return Identity()
@@ -151,23 +157,22 @@ def as_function(function: Function | Plain | None, dim: int | None = None) -> Fu
         return function
     if not callable(function):
         raise GraphError(f"a flow or mapping must be a function of (state, parameters), not {function!r}")
-    if dim is not None and _arguments(function) == 3:
-        return TracedFunction(Caused(cast("ThreeArguments", function), dim))
+    if dim is not None and _required_arguments(function) == 3:
+        return TracedFunction(WithCauses(cast("ThreeArguments", function), dim))
     return TracedFunction(function)
 
 
-def _arguments(function: Callable[..., Any]) -> int:
-    """How many arguments a callable must be given."""
+def _required_arguments(function: Callable[..., Any]) -> int:
     target = function.forward if isinstance(function, torch.nn.Module) else function
     try:
         parameters = inspect.signature(target).parameters.values()
-    except (TypeError, ValueError):  # built in: it does not say
+    except (TypeError, ValueError):  # built-in functions have no signature
         return 2
     return sum(p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
 
 
-def _columns(function: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:
-    """Derivative of a function (B, n) → (B, *out) that keeps batch elements apart, as (B, *out, n)."""
+def _jacobian(function: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:
+    """Jacobian (B, *out, n) of a function (B, n) → (B, *out) that does not mix batch elements."""
     n = at.shape[-1]
     if n == 0:
         return function(at)[..., None][..., :0]
@@ -175,13 +180,13 @@ def _columns(function: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:
     return _tangents(function, at, units).movedim(0, -1)
 
 
-def _along(function: Plain, x: Tensor, theta: Tensor, directions: Tensor) -> Tensor:
-    """Derivative of a matrix-valued function at x (B, dim) along m directions (B, m, dim); (B, m, *matrix)."""
+def _along(function: PlainFunction, x: Tensor, theta: Tensor, directions: Tensor) -> Tensor:
+    """Derivatives of a matrix-valued function at x (B, dim) along m directions (B, m, dim); (B, m, *matrix)."""
     return _tangents(lambda v: function(v, theta), x, directions.movedim(1, 0)).movedim(0, 1)
 
 
-def _tangents(function: Callable[[Tensor], Tensor], at: Tensor, ways: Tensor) -> Tensor:
-    """Derivatives of a function at one place along m ways (m, B, n) at once, by forward mode; (m, B, *out)."""
-    along = vmap(lambda way: jvp(function, (at,), (way,))[1], randomness="same")
-    tangents: Tensor = along(ways)
+def _tangents(function: Callable[[Tensor], Tensor], at: Tensor, directions: Tensor) -> Tensor:
+    """Derivatives of a function along m directions (m, B, n), by forward mode; (m, B, *out)."""
+    along = vmap(lambda direction: jvp(function, (at,), (direction,))[1], randomness="same")
+    tangents: Tensor = along(directions)
     return tangents

@@ -1,11 +1,12 @@
-"""Functions of tensors as flat lists of operations: traced once for inputs of given shapes, and simplified.
+"""Tracing of tensor functions into flat lists of operations, with algebraic simplification.
 
-Derivatives of derivatives are full of products with tangents that are zero. They are found and dropped here, so that a
-function costs what its mathematics costs, and a second derivative that vanishes is known to.
+Nested forward-mode derivatives contain many products with zero tangents. Tracing once per input shape and removing
+these makes a derivative as cheap as its formula, and detects second derivatives that vanish.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -15,41 +16,45 @@ from torch.func import functionalize
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_arg
-from torch.fx.passes.dialect.common.cse_pass import CSEPass
 
 from pcnet.errors import GraphError
 
 PRODUCTS = {"mul", "mm", "bmm", "mv", "dot"}
-"""Operations that give zero if any of their inputs is zero."""
-LINEAR = {
-    *(
-        "alias",
-        "clone",
-        "diagonal",
-        "div",
-        "expand",
-        "flip",
-        "neg",
-        "permute",
-        "roll",
-        "select",
-        "slice",
-        "squeeze",
-        "sum",
-    ),
-    *("t", "_to_copy", "transpose", "unsqueeze", "_unsafe_view", "view"),
+"""Operations whose result is zero if any input is zero."""
+SHAPES = {
+    "alias",
+    "diagonal",
+    "expand",
+    "flip",
+    "permute",
+    "roll",
+    "select",
+    "slice",
+    "squeeze",
+    "transpose",
+    "unsqueeze",
 }
-"""Operations that give zero if their first input is zero; so are all that end in _backward."""
+LINEAR = SHAPES | {"clone", "div", "neg", "sum", "t", "_to_copy", "_unsafe_view", "view"}
+"""Operations whose result is zero if their first input is zero, as are all operations that end in _backward."""
 COPIES = {"alias", "_to_copy", "expand", "view", "_unsafe_view"}
-"""Operations that do nothing where what comes out has the shape, layout and dtype of what goes in."""
+"""Operations that do nothing if shape, strides, dtype and device of their result are those of their input."""
+
+_LOCK = threading.RLock()
+"""make_fx patches torch globally while it traces, so that only one thread may trace at a time."""
 
 
 def trace(body: Callable[..., Any], inputs: Sequence[Tensor], may_vanish: Collection[int] = ()) -> Callable[..., Any]:
-    """The body as a list of tensor operations, for inputs of these shapes.
+    """Trace a function into a flat list of tensor operations, for inputs of the given shapes.
 
-    Those of its outputs that `may_vanish`, by number, are None where they are zero whatever goes in.
+    Args:
+        body: Function of tensors; must not branch on values.
+        inputs: Example inputs, of the shapes, dtype and device of later calls.
+        may_vanish: Positions of outputs that become None if they are zero for all inputs.
+
+    Raises:
+        GraphError: If the body cannot be traced.
     """
-    with torch.inference_mode(False), torch.no_grad():
+    with _LOCK, torch.inference_mode(False), torch.no_grad():
         try:
             module = make_fx(functionalize(body, remove="mutations"))(*[v.clone() for v in inputs])
         except RuntimeError as error:
@@ -57,47 +62,52 @@ def trace(body: Callable[..., Any], inputs: Sequence[Tensor], may_vanish: Collec
                 "a flow or mapping cannot be differentiated: it must be made of torch operations (torch.sin, not "
                 f"numpy.sin) that do not branch on values (use torch.where instead of if): {error}"
             ) from error
-        _share_weights(module)
-        module = _once(module)
+        _share(module)
         _simplify(module, may_vanish)
-        module = _once(module)
+        _share(module)
+        module.recompile()
     traced: Callable[..., Any] = module.forward
     return traced
 
 
-def _once(module: GraphModule) -> GraphModule:
-    """Compute nothing twice."""
-    shared = CSEPass()(module)
-    return module if shared is None else shared.graph_module
-
-
-def _share_weights(module: GraphModule) -> None:
-    """Fetch each weight once, so that what is computed from it more than once is seen to be the same."""
+def _share(module: GraphModule) -> None:
+    """Eliminate common subexpressions: compute every value, and fetch every weight, once."""
     first: dict[Any, Node] = {}
-    for node in module.graph.find_nodes(op="get_attr"):
-        if first.setdefault(node.target, node) is not node:
-            node.replace_all_uses_with(first[node.target])
-            module.graph.erase_node(node)
+    for node in module.graph.nodes:
+        if node.op in ("call_function", "get_attr"):
+            same = first.setdefault((node.op, node.target, _key(node.args), _key(node.kwargs)), node)
+            if same is not node:
+                node.replace_all_uses_with(same)
+                module.graph.erase_node(node)
+
+
+def _key(value: Any) -> Any:
+    """A hashable form of arguments that tells 2 from 2.0, and 0.0 from -0.0."""
+    if isinstance(value, (list, tuple)):
+        return tuple(_key(each) for each in value)
+    if isinstance(value, dict):
+        return tuple((name, _key(each)) for name, each in value.items())
+    return value if isinstance(value, Node) else repr(value)
 
 
 def _simplify(module: GraphModule, may_vanish: Collection[int]) -> None:
-    """Compute what depends on neither inputs nor weights once and for all, and drop what does nothing."""
-    known: dict[Node, Any] = {}
+    """Fold constants, and remove operations that only copy their input or add zero."""
+    constants: dict[Node, Any] = {}
     zeros: set[Node] = set()
     for node in module.graph.nodes:
         if node.op != "call_function" or not callable(node.target):
             continue
-        same = _same(node, zeros)
-        if same is not None:
-            node.replace_all_uses_with(same)
+        source = _copied(node, zeros)
+        if source is not None:
+            node.replace_all_uses_with(source)
             continue
-        if all(source in known for source in node.all_input_nodes):
-            arguments = map_arg((node.args, node.kwargs), known.__getitem__)
-            known[node] = node.target(*arguments[0], **arguments[1])
+        if all(each in constants for each in node.all_input_nodes):
+            args, kwargs = map_arg((node.args, node.kwargs), constants.__getitem__)
+            constants[node] = node.target(*args, **kwargs)
         elif _vanishes(node, zeros):
             like = node.meta["val"]
-            known[node] = torch.zeros(like.shape, dtype=like.dtype, device=like.device)
-        value = known.get(node)
+            constants[node] = torch.zeros(like.shape, dtype=like.dtype, device=like.device)
+        value = constants.get(node)
         if isinstance(value, Tensor) and not value.is_meta and not bool(value.any()):
             zeros.add(node)
 
@@ -106,13 +116,12 @@ def _simplify(module: GraphModule, may_vanish: Collection[int]) -> None:
     results: Any = output.args[0] if several else output.args
     kept = tuple(None if i in may_vanish and result in zeros else result for i, result in enumerate(results))
     output.args = (kept,) if several else kept
-    for number, (node, value) in enumerate(known.items()):
-        if isinstance(value, Tensor) and any(user not in known for user in node.users):
-            module.register_buffer(f"folded{number}", value)
+    for i, (node, value) in enumerate(constants.items()):
+        if isinstance(value, Tensor) and any(user not in constants for user in node.users):
+            module.register_buffer(f"folded{i}", value)
             with module.graph.inserting_before(node):
-                node.replace_all_uses_with(module.graph.get_attr(f"folded{number}"))
+                node.replace_all_uses_with(module.graph.get_attr(f"folded{i}"))
     module.graph.eliminate_dead_code()
-    module.recompile()
 
 
 def _name(node: Node) -> str:
@@ -120,34 +129,31 @@ def _name(node: Node) -> str:
 
 
 def _vanishes(node: Node, zeros: set[Node]) -> bool:
-    """Whether a node is zero because some of what goes into it is; its result must be one tensor."""
+    """Whether the result of a node, which must be one tensor, is zero because of zero inputs."""
     name, first = _name(node), node.args[0] if node.args else None
     if not isinstance(node.meta.get("val"), Tensor):
         return False
     if name in PRODUCTS:
         return any(source in zeros for source in node.all_input_nodes)
-    if name in ("zeros_like", "new_zeros"):
-        return True
-    return (name in LINEAR or name.endswith("_backward")) and first in zeros
+    return name in ("zeros_like", "new_zeros") or ((name in LINEAR or name.endswith("_backward")) and first in zeros)
 
 
-def _same(node: Node, zeros: set[Node]) -> Node | None:
-    """The node that this one is a mere copy of, if any: a sum with zero, or a change of shape to the same shape."""
-    name, given = _name(node), node.args
+def _copied(node: Node, zeros: set[Node]) -> Node | None:
+    """The input that a node only copies, by adding zero or by a change of shape that changes nothing; else None."""
+    name, args = _name(node), node.args
     candidate: Any = None
     if name in COPIES:
-        candidate = given[0]
+        candidate = args[0]
     elif name == "copy":
-        candidate = given[1]
-    elif name in ("add", "sub") and given[1] in zeros:
-        candidate = given[0]
-    elif name == "add" and given[0] in zeros and not node.kwargs:
-        candidate = given[1]
-    return candidate if isinstance(candidate, Node) and _like(candidate, node) else None
-
-
-def _like(one: Node, other: Node) -> bool:
-    a, b = one.meta.get("val"), other.meta.get("val")
+        candidate = args[1]
+    elif name in ("add", "sub") and args[1] in zeros:
+        candidate = args[0]
+    elif name == "add" and args[0] in zeros and not node.kwargs:
+        candidate = args[1]
+    if not isinstance(candidate, Node):
+        return None
+    a, b = candidate.meta.get("val"), node.meta.get("val")
     if not isinstance(a, Tensor) or not isinstance(b, Tensor):
-        return False
-    return a.shape == b.shape and a.stride() == b.stride() and a.dtype == b.dtype and a.device == b.device
+        return None
+    same = a.shape == b.shape and a.stride() == b.stride() and a.dtype == b.dtype and a.device == b.device
+    return candidate if same else None

@@ -6,40 +6,27 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
 
 from pcnet.errors import SettingError
-from pcnet.functions.base import Function, Plain
-from pcnet.model.graph import Graph, Model
+from pcnet.functions.base import Function, PlainFunction
+from pcnet.model.graph import Graph
+from pcnet.model.model import Model
 from pcnet.model.schedule import LevelNodes, adaptive_filtering
 from pcnet.nodes import KalmanStateNode, ParameterNode, PrecisionNode, SensoryNode
-from pcnet.numerics.estimators import Newton, NoiseScoring
+from pcnet.nodes.kalman_state import noise_estimator, parameter_estimator
+from pcnet.numerics.estimators import NoiseScoring
 from pcnet.numerics.kernels import Kernel, Matern, SquaredExponential, White
-from pcnet.settings import listed, number, to_tensor
-
-
-def parameter_estimator() -> Newton:
-    """Estimator of parameters: recursive least squares with decaying forgetting and covariance resets."""
-    return Newton(decaying_forgetting=number(0.5), covariance_reset=True)
-
-
-def noise_estimator(process: bool = False) -> NoiseScoring:
-    """Estimator of noise levels; process: those of process noise, which take smaller steps."""
-    if process:
-        return NoiseScoring(
-            step_limit_sd=number(1.5), decaying_forgetting=number(1.0), initial_noise_inflation=number(0.5)
-        )
-    return NoiseScoring(initial_noise_inflation=number(2.0))
+from pcnet.settings import at_least_1d, number, to_tensor
 
 
 def adaptive_filter(
-    flow: Function | Plain,
+    flow: Function | PlainFunction,
     dim: int,
     dt: Any,
     *,
     parameter_mean: Any = None,
     parameter_sd: Any = None,
-    mapping: Function | Plain | None = None,
+    mapping: Function | PlainFunction | None = None,
     channels: int | None = None,
     expected_precision_x: Any = 1.0,
     expected_precision_y: Any = 1.0,
@@ -54,7 +41,7 @@ def adaptive_filter(
     every: Any = 64,
     substeps: int = 1,
 ) -> Model:
-    """Online triple estimation for ẋ = f(x, θ) + ω_x, y = g(x) + ω_y: a Kalman state that learns θ and both noise levels.
+    """Online triple estimation for ẋ = f(x, θ) + ω_x, y = g(x) + ω_y: states, θ and both noise levels at once.
 
     The nodes are called x, y, theta, noise_x and noise_y (and model_error_x). Numbers may be tensors with leading batch
     dimensions; then every result has them too.
@@ -98,9 +85,7 @@ def adaptive_filter(
     if correlation_time_sd is not None and not isinstance(kernel_y, SquaredExponential):
         raise SettingError("adaptive_filter: correlation_time_sd needs a correlation_time to start from")
     per_channel = _per_channel(noise_per_channel)
-    x = KalmanStateNode(
-        "x", dim=dim, flow=flow, initial_mean=row(initial_mean), initial_sd=initial_sd, substeps=substeps
-    )
+    x = KalmanStateNode("x", dim=dim, flow=flow, initial_mean=initial_mean, initial_sd=initial_sd, substeps=substeps)
     y = SensoryNode("y", dim=seen, orders=1, dt=dt)
 
     def precision(
@@ -109,7 +94,7 @@ def adaptive_filter(
         shared: Literal["each", "shared"] = "each" if per_channel[name[-1]] else "shared"
         return PrecisionNode(
             name,
-            mean=listed(to_tensor(expected)).log(),
+            mean=at_least_1d(to_tensor(expected)).log(),
             sd=sd_factor * to_tensor(sd_lambda),
             kernel=kernel,
             correlation_time_sd=correlation_time_sd if name == "noise_y" else None,
@@ -146,8 +131,3 @@ def kernel_of(correlation_time: Any) -> Kernel:
     if correlation_time is None:
         return White()
     return correlation_time if isinstance(correlation_time, Kernel) else SquaredExponential(correlation_time)
-
-
-def row(value: Any) -> Tensor | None:
-    """A vector (..., dim) as a generalised variable of one order, (..., 1, dim)."""
-    return None if value is None else torch.as_tensor(to_tensor(value))[..., None, :]

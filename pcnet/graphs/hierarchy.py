@@ -8,11 +8,13 @@ from typing import Any, Literal
 from pydantic import Field, SkipValidation
 
 from pcnet.errors import SettingError
-from pcnet.graphs.adaptive_filter import kernel_of, noise_estimator, parameter_estimator, row
-from pcnet.model.graph import Graph, Model
-from pcnet.model.node import Node
+from pcnet.graphs.adaptive_filter import kernel_of
+from pcnet.model.graph import Graph
+from pcnet.model.model import Model
+from pcnet.model.node import AnyNode
 from pcnet.model.schedule import LevelNodes, adaptive_filtering
 from pcnet.nodes import CategoricalNode, KalmanStateNode, ParameterNode, PrecisionNode, SensoryNode
+from pcnet.nodes.kalman_state import noise_estimator, parameter_estimator
 from pcnet.numerics.estimators import Newton
 from pcnet.settings import PositiveVector, Vector, number, settings, to_tensor
 
@@ -100,7 +102,7 @@ def hierarchy(
         return PrecisionNode(name, mean=log, sd=sd_lambda, kernel=kernel, channels=shared, estimator=estimator)
 
     graph, nodes = Graph(), []
-    below: Node = SensoryNode("y", dim=levels[0].dim if channels is None else channels, orders=1, dt=dt)
+    below: AnyNode = SensoryNode("y", dim=levels[0].dim if channels is None else channels, orders=1, dt=dt)
     noise_y = precision("noise_y", expected_precision_y, correlation_time_y, process=False)
     for i, level in enumerate(levels, 1):
         if not isinstance(level, Level):
@@ -114,7 +116,7 @@ def hierarchy(
             f"x{i}",
             dim=level.dim,
             flow=level.flow,
-            initial_mean=row(level.initial_mean),
+            initial_mean=level.initial_mean,
             initial_sd=level.initial_sd,
             substeps=level.substeps,
             learn_noise=bool(learned),

@@ -21,7 +21,8 @@ from torch import Tensor
 from pcnet.errors import SettingError
 from pcnet.functions import systems as flows
 from pcnet.functions.base import Function
-from pcnet.model.graph import Graph, Model
+from pcnet.model.graph import Graph
+from pcnet.model.model import Model
 from pcnet.model.schedule import SLOW, Schedule, act, slow_step
 from pcnet.model.schedule import odem as odem_schedule
 from pcnet.nodes import GeneralisedStateNode, ParameterNode, PrecisionNode, SensoryNode

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pcnet.errors import DivergenceError, ObservationError, PcnetError, ResultError
+from pcnet.errors import DivergenceError, ObservationError, PcnetError
+from pcnet.files import atomic_write, check_folder
 
 if TYPE_CHECKING:
-    from pcnet.engine.divergence import OnDivergence
-    from pcnet.engine.session import Session
+    from pcnet.model.model import OnDivergence
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
@@ -28,22 +28,20 @@ def main() -> None:
     """Message-passing predictive coding in generalised coordinates of motion."""
 
 
-GraphFile = Annotated[Path, typer.Argument(help="The graph, a YAML or JSON file; see `pcnet schema`.")]
+ModelFile = Annotated[Path, typer.Argument(help="Model file, YAML or JSON; see `pcnet schema`.")]
 Functions = Annotated[
     list[Path] | None,
-    typer.Option(help="A Python file that names functions by pcnet.register; run before the graph is read."),
+    typer.Option(help="Python file that registers functions by pcnet.register; it is run before the model is read."),
 ]
 Observations = Annotated[
     str,
     typer.Option(
-        help="A CSV, NPY, NPZ or Parquet file: a row an observation, empty or NaN where it is missing. With several "
-        "sensory nodes, columns are called node or node.0, node.1, …; - reads lines (JSON or numbers) from standard "
-        "input, and writes beliefs as lines of JSON."
+        help="CSV, NPY, NPZ or Parquet file with one observation per row; missing values are empty or NaN. With "
+        "several sensory nodes, name the columns node, or node.0, node.1, …; - reads lines (JSON or numbers) from "
+        "standard input and writes the beliefs after each as a line of JSON."
     ),
 ]
-TimeColumn = Annotated[
-    str | None, typer.Option(help="The column that holds the time; t or time, if there is such a column.")
-]
+TimeColumn = Annotated[str | None, typer.Option(help="Column of times; by default t or time, if it exists.")]
 
 
 class PolicyName(StrEnum):
@@ -56,21 +54,21 @@ class PolicyName(StrEnum):
 Policy = Annotated[
     PolicyName | None,
     typer.Option(
-        help="On divergence: end with an error, stop, hold for that observation, or begin anew with the next. An error "
-        "unless given, or what a resumed run did so far."
+        help="What to do on divergence: raise an error, stop, hold the beliefs for that observation, or reset them. "
+        "Default: raise, or the policy of the resumed run."
     ),
 ]
 
 
 @app.command()
 def run(
-    graph: GraphFile,
+    model: ModelFile,
     observations: Observations,
-    output: Annotated[Path | None, typer.Option(help="Where the recorded beliefs go, a NetCDF file.")] = None,
-    checkpoint: Annotated[Path | None, typer.Option(help="Save the run here, now and then and at its end.")] = None,
-    checkpoint_every: Annotated[int, typer.Option(min=1, help="After so many observations.")] = 1000,
+    output: Annotated[Path | None, typer.Option(help="NetCDF file for the recorded beliefs.")] = None,
+    checkpoint: Annotated[Path | None, typer.Option(help="Checkpoint file, saved regularly and at the end.")] = None,
+    checkpoint_every: Annotated[int, typer.Option(min=1, help="Observations between two checkpoints.")] = 1000,
     resume: Annotated[
-        Path | None, typer.Option(help="Go on from a checkpoint: of a file, what it has taken in already is skipped.")
+        Path | None, typer.Option(help="Continue from a checkpoint; observations of a file before it are skipped.")
     ] = None,
     time: TimeColumn = None,
     functions: Functions = None,
@@ -79,106 +77,109 @@ def run(
         bool,
         typer.Option(
             "--watch",
-            help="Serve the page of the error flow on 127.0.0.1 meanwhile, and say where on standard error. After a "
-            "file, which may be over before one looks, it stays until Ctrl-C; with standard input it ends with it.",
+            help="Serve a live page of the error flow on 127.0.0.1; its address is printed to standard error. After a "
+            "file the page stays until Ctrl-C; with standard input it ends with the input.",
         ),
     ] = False,
-    port: Annotated[int, typer.Option(help="Of that page; any that is free unless given.")] = 0,
+    port: Annotated[int, typer.Option(help="Port of the live page; 0 for any free port.")] = 0,
 ) -> None:
-    """Run a graph over observations."""
-    from pcnet.io.streaming import follow, start, summary, take_in
+    """Run a model over observations."""
+    from pcnet.io.streaming import run_file, run_lines, run_scripts, start, summary
 
     policy: OnDivergence | None = None if on_divergence is None else on_divergence.value
     with plain_errors(), ExitStack() as stack:
-        for path in (output, checkpoint):  # hours later it would be too late to say so
-            if path is not None and not path.parent.is_dir():
-                raise ResultError(f"there is no folder {str(path.parent)!r} to save into")
+        for path in (output, checkpoint):
+            if path is not None:
+                check_folder(path)
         if observations == "-" and time is not None:
-            raise ObservationError('--time is for files; a line brings its time as {"t": …}')
-        live = start(graph, functions or [], resume, policy, recording=observations != "-" or bool(output))
+            raise ObservationError('--time is for files; give the time of a line as {"t": …}')
+        run_scripts(functions or [])
+        session = start(model, resume, policy, recording=observations != "-" or bool(output))
         if watch:
-            address = stack.enter_context(_page(live, port, f"Error flow of {graph.name}"))
-            typer.echo(f"watch at {address}", err=True)
+            from pcnet.results.live_page import watch as serve
+
+            page = stack.enter_context(serve(session, port, title=f"Error flow of {model.name}"))
+            typer.echo(f"watch at {page.address}", err=True)
         try:
             if observations == "-":
-                follow(live, sys.stdin, sys.stdout, checkpoint, checkpoint_every)
+                run_lines(session, sys.stdin, sys.stdout, checkpoint, checkpoint_every)
             else:
-                take_in(live, observations, time, checkpoint, checkpoint_every)
+                run_file(session, observations, time, checkpoint, checkpoint_every)
         finally:
-            if checkpoint is not None and live.tick:
-                live.save(checkpoint)
+            if checkpoint is not None and session.tick:
+                session.save(checkpoint)
         if output is not None:
-            live.result().save(output)
+            session.result().save(output)
         if observations != "-":
-            typer.echo(summary(live))
+            typer.echo(summary(session))
             if watch:
-                _wait()
+                typer.echo("the page stays until Ctrl-C", err=True)
+                with suppress(KeyboardInterrupt):
+                    Event().wait()
 
 
 @app.command()
 def forecast(
-    source: Annotated[Path, typer.Argument(help="A checkpoint; or a graph, with --observations to take in first.")],
-    horizon: Annotated[float, typer.Option(help="How far, in the time units of the graph.")],
-    observations: Annotated[str | None, typer.Option(help="A file of observations, as of `pcnet run`.")] = None,
-    every: Annotated[float | None, typer.Option(help="The time between two forecasts; the sampling interval.")] = None,
-    output: Annotated[Path | None, typer.Option(help="Where the table goes, a CSV file; standard output else.")] = None,
+    source: Annotated[Path, typer.Argument(help="Checkpoint; or a model file, with --observations to run first.")],
+    horizon: Annotated[float, typer.Option(help="Length of the forecast, in the time units of the model.")],
+    observations: Annotated[str | None, typer.Option(help="File of observations, as for `pcnet run`.")] = None,
+    every: Annotated[float | None, typer.Option(help="Time between rows; by default the sampling interval.")] = None,
+    output: Annotated[Path | None, typer.Option(help="CSV file; standard output by default.")] = None,
     time: TimeColumn = None,
     functions: Functions = None,
 ) -> None:
-    """Forecast states and observations, with standard deviations, as a table."""
-    from pcnet.files import atomic_write
-    from pcnet.io.streaming import begin_from, start, take_in
+    """Forecast states and observations with standard deviations, as a table."""
+    from pcnet.io.streaming import run_file, run_scripts, start, start_from
 
     with plain_errors():
+        run_scripts(functions or [])
         if observations is None:
-            live = begin_from(source, functions or [])
+            session = start_from(source)
         else:
-            live = start(source, functions or [], None, "raise", recording=False)
-            take_in(live, observations, time, None, 1)
-        table = live.forecast(horizon, every).to_dataframe()
+            session = start(source, None, "raise", recording=False)
+            run_file(session, observations, time, None, 1)
+        table = session.forecast(horizon, every).to_dataframe()
         if output is None:
             typer.echo(table.to_csv(index=False), nl=False)
             return
-        if not output.parent.is_dir():
-            raise ResultError(f"there is no folder {str(output.parent)!r} to save into")
+        check_folder(output)
         with atomic_write(output) as scratch:
             table.to_csv(scratch, index=False)
 
 
 @app.command()
 def schema() -> None:
-    """Print the JSON schema of graph files, for editors and checks."""
-    from pcnet.io.schema import schema as made
+    """Print the JSON schema of model files, for editors and validators."""
+    from pcnet.io.model_files import json_schema
 
-    typer.echo(json.dumps(made(), indent=1, ensure_ascii=False))
+    typer.echo(json.dumps(json_schema(), indent=1, ensure_ascii=False))
 
 
 @app.command()
 def draw(
-    graph: GraphFile,
-    output: Annotated[Path, typer.Option(help="A picture: .png, .svg or .pdf; or .dot, a text for Graphviz.")] = Path(
+    model: ModelFile,
+    output: Annotated[Path, typer.Option(help="Image (.png, .svg, .pdf), or Graphviz text (.dot).")] = Path(
         "graph.png"
     ),
     functions: Functions = None,
 ) -> None:
-    """Draw who predicts, drives, parametrises and weighs whom."""
-    from pcnet.io.diagram import save
-    from pcnet.io.streaming import model_of
+    """Draw the graph of a model."""
+    from pcnet.io.model_files import load_model, save_drawing
+    from pcnet.io.streaming import run_scripts
 
     with plain_errors():
-        model = model_of(graph, functions or [])
-        save(model.graph, output, model.schedule)
-    typer.echo(str(output))
+        run_scripts(functions or [])
+        typer.echo(str(save_drawing(output, load_model(model))))
 
 
 @app.command()
 def view(
-    result: Annotated[Path, typer.Argument(help="A result's file, of a run with record=Record.flow().")],
-    output: Annotated[Path | None, typer.Option(help="Where the page goes; beside the file unless given.")] = None,
-    element: Annotated[int, typer.Option(help="Which batch element, counting all of them.")] = 0,
-    open_: Annotated[bool, typer.Option("--open/--no-open", help="Show the page in a browser.")] = True,
+    result: Annotated[Path, typer.Argument(help="Result file of a run with record=Record.flow().")],
+    output: Annotated[Path | None, typer.Option(help="HTML file; by default next to the result.")] = None,
+    element: Annotated[int, typer.Option(help="Index of the batch element.")] = 0,
+    open_: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in a browser.")] = True,
 ) -> None:
-    """Make an interactive page of a result's error flow: who was surprised, when, and what it told whom."""
+    """Make an interactive page of the predictions and errors of a result."""
     from pcnet.results.result import Result
 
     with plain_errors():
@@ -190,35 +191,16 @@ def view(
 
 
 @contextmanager
-def _page(live: Session, port: int, title: str) -> Iterator[str]:
-    """The address of a page that follows the run."""
-    from pcnet.results.live_page import watch
-
-    with watch(live, port, title=title) as page:
-        yield page.address
-
-
-def _wait() -> None:
-    """Until Ctrl-C, which is how one is meant to leave."""
-    typer.echo("the page stays until Ctrl-C", err=True)
-    with suppress(KeyboardInterrupt):
-        Event().wait()
-
-
-@contextmanager
 def plain_errors() -> Iterator[None]:
-    """User errors as a line on standard error and exit code 2, divergence as 3, Ctrl-C as 130; never a traceback."""
+    """Print errors as one line, not a traceback. Exit codes: 2 for user errors, 3 for divergence, 130 for Ctrl-C."""
     try:
         yield
-    except DivergenceError as error:
-        typer.echo(f"pcnet: {error}", err=True)
-        raise typer.Exit(3) from None
     except PcnetError as error:
         typer.echo(f"pcnet: {error}", err=True)
-        raise typer.Exit(2) from None
-    except BrokenPipeError:  # nobody reads on: no reason to complain, nor to complain about that at exit
+        raise typer.Exit(3 if isinstance(error, DivergenceError) else 2) from None
+    except BrokenPipeError:  # the reader of standard output has gone; avoid a second error at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(0) from None
     except KeyboardInterrupt:
-        typer.echo("pcnet: interrupted; what was finished is kept", err=True)
+        typer.echo("pcnet: interrupted; finished work is kept", err=True)
         raise typer.Exit(130) from None

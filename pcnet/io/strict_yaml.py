@@ -1,4 +1,4 @@
-"""YAML and JSON as plain data: no tags, no aliases, no repeated keys, and errors that say in which line."""
+"""Strict YAML and JSON: plain data only, without tags, aliases or duplicate keys; errors name the line."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ import yaml
 
 from pcnet.errors import SpecificationError
 
-LARGEST = 16 * 2**20
-"""The most bytes of a file that are read."""
+MAX_BYTES = 16 * 2**20
+"""Largest file that is read."""
 
 
 class Loader(yaml.SafeLoader):
-    """YAML without aliases, repeated keys or anything but plain data; 1e-4 is a number."""
+    """YAML without aliases, duplicate keys or tags of objects; 1e-4 is a number."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
-            raise SpecificationError("a description may not have YAML aliases (*name)")
+            raise SpecificationError("YAML aliases (*name) are not allowed; write the value out")
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
         for key in keys:
             if not isinstance(key, Hashable) or keys.count(key) > 1:
-                raise SpecificationError(f"the key {key!r} is there more than once, or is no text")
+                raise SpecificationError(f"the key {key!r} is given more than once, or is not text")
         return super().construct_mapping(node, deep)
 
 
@@ -40,39 +40,42 @@ Loader.add_implicit_resolver(
 
 
 def read(path: str | Path) -> Any:
-    """Plain data from a YAML or JSON file."""
+    """Plain data from a YAML or JSON file.
+
+    Raises:
+        SpecificationError: With the path and, for syntax errors, the line.
+    """
     path = Path(path)
     try:
-        if path.stat().st_size > LARGEST:
-            raise SpecificationError(f"{str(path)!r} is larger than a description of a graph can be")
+        if path.stat().st_size > MAX_BYTES:
+            raise SpecificationError(f"it is larger than {MAX_BYTES // 2**20} MB")
         text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise SpecificationError(f"{str(path)!r} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise SpecificationError(f"{str(path)!r} is not a text file") from None
-    try:
         return parse(text, "json" if path.suffix == ".json" else "yaml")
     except SpecificationError as error:
         raise SpecificationError(f"{str(path)!r}: {error}") from None
+    except OSError as error:
+        raise SpecificationError(f"{str(path)!r} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise SpecificationError(f"{str(path)!r} is not a text file in UTF-8") from None
 
 
 def parse(text: str, form: Literal["yaml", "json"] = "yaml") -> Any:
-    """Plain data from a text."""
+    """Plain data from text."""
     try:
         if form == "json":
-            return json.loads(text, object_pairs_hook=_pairs)
+            return json.loads(text, object_pairs_hook=_unique)
         return yaml.load(text, Loader)
+    except SpecificationError:
+        raise
     except (yaml.YAMLError, ValueError, RecursionError, AttributeError, TypeError, OverflowError) as error:
-        if isinstance(error, SpecificationError):
-            raise
         where = getattr(error, "problem_mark", None)
         line = f" in line {where.line + 1}" if where is not None else ""
         why = getattr(error, "problem", None) or (str(error).splitlines() or [type(error).__name__])[0]
         raise SpecificationError(f"it is not {form.upper()}{line}: {why}") from None
 
 
-def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise SpecificationError("a key is there more than once")
+        raise SpecificationError("a key is given more than once")
     return found

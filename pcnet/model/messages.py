@@ -1,153 +1,143 @@
-"""The two kinds of message: predictions go down the edges, precision-weighted errors come back up."""
+"""The messages between nodes: predictions go down the links, precision-weighted errors come back up."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Generic, NamedTuple, TypeVar
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Generic, NamedTuple, TypeVar
 
 from torch import Tensor
 
 from pcnet.numerics.coloured_noise import Noise
-from pcnet.numerics.kalman import PredictiveDistribution
+from pcnet.numerics.kalman import PredictiveDistribution, ScoreAndInformation
 from pcnet.numerics.kernels import Kernel
+from pcnet.numerics.precision import DenseCurvature, DensePrecision, Precision
 
-T_co = TypeVar("T_co", covariant=True)
+Curvature = Precision | DenseCurvature | DensePrecision
+"""The curvature of an energy with respect to a prediction, with its structure."""
+C_co = TypeVar("C_co", covariant=True)
+
+
+# --- predictions -----------------------------------------------------------------------------------------------------
+class PointPrediction(NamedTuple):
+    """A predicted value without its uncertainty, (B, rows, dim)."""
+
+    value: Tensor
+
+
+class GaussianPrediction(NamedTuple):
+    """A predictive distribution of d values of one order, from a node that carries a covariance.
+
+    lagged_covariance (B, d, d): covariance between these values and those that were predicted before the last time
+    update, for nodes below that have a belief of their own.
+    """
+
+    distribution: PredictiveDistribution
+    lagged_covariance: Tensor
+
+    @property
+    def value(self) -> Tensor:
+        """The predicted mean, (B, 1, d)."""
+        return self.distribution.mean[:, None]
 
 
 class ParameterTransition(NamedTuple):
-    """How a belief about parameters θ passed into one about θ⁺, the number-th time (B,); its mean (B, p) was this.
+    """How a belief about parameters θ became one about θ⁺, its `number`-th change (B,).
 
-    Given θ⁺, θ is mean + kept (θ⁺ − η⁺) with covariance `lost`; (B, p, p) each. For parameters that stand still θ⁺ is
-    θ.
+    Given θ⁺, the mean of θ is mean + gain (θ⁺ − η⁺), with covariance residual_covariance; (B, p), (B, p, p), (B, p, p).
+    For parameters that stand still θ⁺ is θ.
     """
 
     number: Tensor
     mean: Tensor
-    kept: Tensor
-    lost: Tensor
+    gain: Tensor
+    residual_covariance: Tensor
 
 
-class Prediction(Generic[T_co]):
-    """What a node expects of the node below it: a tensor, or the expected `Precision` of its error.
+@dataclass(frozen=True, eq=False)
+class ParameterPrediction:
+    """The parameters of a function, (B, p), with their covariance (B, p, p).
 
-    How sure the sender is of it, if it says so: the covariance (B, n, n) of the value, or of log-precisions. For
-    neighbours
-    that carry beliefs through time also: all that is `expected` of an observation, and the covariance `between` it and
-    what had been expected of the one before; how a belief was handed over; or which noise a precision is that of. A
-    precision also says the autocorrelation of the noise.
+    transition: their last change, for parameters that are learned online; otherwise None.
     """
 
-    __slots__ = ("_between", "_covariance", "_expected", "_handover", "_kernel", "_noise", "_value")
+    value: Tensor
+    compute_covariance: Callable[[], Tensor]
+    transition: ParameterTransition | None = None
 
-    def __init__(
-        self,
-        value: T_co,
-        covariance: Callable[[], Tensor] | None = None,
-        expected: PredictiveDistribution | None = None,
-        between: Tensor | None = None,
-        handover: ParameterTransition | None = None,
-        noise: Noise | None = None,
-        kernel: Kernel | None = None,
-    ) -> None:
-        self._value = value
-        self._kernel = kernel
-        self._covariance: Callable[[], Tensor] | Tensor | None = covariance
-        self._expected = expected
-        self._between = between
-        self._handover = handover
-        self._noise = noise
+    @cached_property
+    def covariance(self) -> Tensor:
+        return self.compute_covariance()
 
-    @property
-    def value(self) -> T_co:
-        return self._value
 
-    @property
+@dataclass(frozen=True, eq=False)
+class NoisePrediction:
+    """The precision of an error, and what is known of the noise behind it.
+
+    noise: variance and kernel of the noise, None if channels are coupled. covariance: that of its log-variances, (B,
+    levels, levels), or None.
+    """
+
+    value: Precision
+    kernel: Kernel
+    noise: Noise | None = None
+    compute_covariance: Callable[[], Tensor] | None = None
+
+    @cached_property
     def covariance(self) -> Tensor | None:
-        if callable(self._covariance):
-            self._covariance = self._covariance()
-        return self._covariance
-
-    @property
-    def expected(self) -> PredictiveDistribution | None:
-        return self._expected
-
-    @property
-    def between(self) -> Tensor | None:
-        return self._between
-
-    @property
-    def handover(self) -> ParameterTransition | None:
-        return self._handover
-
-    @property
-    def noise(self) -> Noise | None:
-        return self._noise
-
-    @property
-    def kernel(self) -> Kernel | None:
-        return self._kernel
-
-    def __repr__(self) -> str:
-        return f"Prediction({self._value!r})"
+        return None if self.compute_covariance is None else self.compute_covariance()
 
 
-class Error(Generic[T_co]):
-    """How wrong a prediction p was, in the units of p.
+# --- errors ----------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, eq=False)
+class Error(Generic[C_co]):
+    """The error of a prediction p, in the units of p.
 
-    With E the sender's energy: weighted = −∂E/∂p, precision ≈ ∂²E/∂p² (never indefinite), and
-    precision + remainder = ∂²E/∂p² exactly; a remainder of None is zero. The curvatures may be given as
-    functions: they are computed when somebody asks, and once.
+    With E the energy of the sender: weighted = −∂E/∂p, precision ≈ ∂²E/∂p² (never indefinite), and
+    precision + remainder = ∂²E/∂p² exactly. Curvatures are computed at their first use.
 
-    A sender that moves by an implicit step can say what will be left of its error once it has moved in answer
-    (`eliminated`, again a function): then a parent that asks for that takes a step with it, not before it.
-
-    noise: that of the sender alone, where `precision` is that of an error with the parent's uncertainty in it.
+    Args:
+        weighted: −∂E/∂p.
+        compute_precision: Gives the curvature.
+        compute_remainder: Gives what the curvature lacks; None if it is exact.
     """
 
-    __slots__ = ("_eliminated", "_noise", "_precision", "_remainder", "_weighted")
+    weighted: Tensor
+    compute_precision: Callable[[], C_co]
+    compute_remainder: Callable[[], Tensor | None] | None = None
 
-    def __init__(
-        self,
-        weighted: Tensor,
-        precision: T_co | Callable[[], T_co],
-        remainder: Tensor | Callable[[], Tensor | None] | None = None,
-        eliminated: Callable[[], Error[Any]] | None = None,
-        noise: Noise | None = None,
-    ) -> None:
-        self._weighted = weighted
-        self._precision = precision
-        self._remainder = remainder
-        self._noise = noise
-        self._eliminated: Callable[[], Error[Any]] | Error[Any] | None = eliminated
+    @cached_property
+    def precision(self) -> C_co:
+        return self.compute_precision()
 
-    @property
-    def weighted(self) -> Tensor:
-        return self._weighted
-
-    @property
-    def precision(self) -> T_co:
-        if callable(self._precision):
-            self._precision = self._precision()
-        return self._precision
-
-    @property
+    @cached_property
     def remainder(self) -> Tensor | None:
-        if callable(self._remainder):
-            self._remainder = self._remainder()
-        return self._remainder
+        return None if self.compute_remainder is None else self.compute_remainder()
 
-    @property
-    def eliminated(self) -> Error[Any]:
-        """The error once its sender has answered; the error as it is, if the sender does not."""
-        if self._eliminated is None:
-            return self
-        if not isinstance(self._eliminated, Error):
-            self._eliminated = self._eliminated()
-        return self._eliminated
 
-    @property
-    def noise(self) -> Noise | None:
-        return self._noise
+@dataclass(frozen=True, eq=False)
+class PredictionError(Error[Curvature]):
+    """The error of a predicted value, for the state or cause that predicted it.
 
-    def __repr__(self) -> str:
-        return f"Error({self._weighted!r})"
+    Args:
+        compute_eliminated: Gives the error that is left once the sender has answered it by a step of its own
+            (elimination); None if the sender does not.
+        noise: The noise of the sender alone, if `precision` is that of a predictive distribution.
+    """
+
+    compute_eliminated: Callable[[], PredictionError] | None = None
+    noise: Noise | None = None
+
+    @cached_property
+    def eliminated(self) -> PredictionError:
+        return self if self.compute_eliminated is None else self.compute_eliminated()
+
+
+class ScoreError(Error[Tensor]):
+    """The error of parameters or log-precisions: weighted (B, n), precision (B, n, n) or its diagonal (B, n)."""
+
+
+def score_error(score: ScoreAndInformation) -> ScoreError:
+    """A score of parameters with its information, as an error."""
+    return ScoreError(score.score, lambda: score.information)

@@ -10,13 +10,13 @@ from pydantic import Field
 from torch import Tensor
 
 from pcnet.errors import ScheduleError
-from pcnet.model.node import Node
+from pcnet.model.node import AnyNode
 from pcnet.settings import Period, broadcast, number, settings
 
 Action = Literal[
     "observe", "initialise", "predict", "update", "accumulate", "update_covariance", "retune", "renew_prior"
 ]
-"""The actions of a node: methods of `pcnet.model.node.Node` with these names."""
+"""The actions of a node: methods of `pcnet.model.node.AnyNode` with these names."""
 
 
 @settings
@@ -51,7 +51,7 @@ class Act:
     repeats: int = Field(default=1, ge=1)
     exclude: tuple[str, ...] = ()
 
-    def names(self, nodes: Mapping[str, Node]) -> list[str]:
+    def names(self, nodes: Mapping[str, AnyNode]) -> list[str]:
         """Names of the nodes that take the action: in the order of `self.nodes`, nodes of one role in graph order."""
         found: list[str] = []
         for wanted in self.nodes:
@@ -103,7 +103,7 @@ class Schedule:
         """Batch dimensions of the periods."""
         return broadcast(*(act.clock.every.shape for act in self.all_acts))
 
-    def check(self, nodes: Mapping[str, Node]) -> None:
+    def check(self, nodes: Mapping[str, AnyNode]) -> None:
         """Raise `ScheduleError` for unknown nodes, and where an action that a node requires is missing."""
         roles = {node.role for node in nodes.values()}
         for name in nodes:

@@ -5,6 +5,7 @@ from pcnet.nodes.cause import CauseNode
 from pcnet.nodes.generalised_state import GeneralisedStateNode
 from pcnet.nodes.input import InputNode
 from pcnet.nodes.kalman_state import KalmanStateNode
+from pcnet.nodes.likelihood import LikelihoodNode
 from pcnet.nodes.parameter import ParameterNode
 from pcnet.nodes.precision import PrecisionNode
 from pcnet.nodes.sensory import SensoryNode
@@ -15,6 +16,7 @@ __all__ = [
     "GeneralisedStateNode",
     "InputNode",
     "KalmanStateNode",
+    "LikelihoodNode",
     "ParameterNode",
     "PrecisionNode",
     "SensoryNode",

@@ -1,4 +1,8 @@
-"""Where everything is in a belief that is carried: states, the numbers that make up noises, parameters, levels."""
+"""The layout of the augmented state of a Kalman state: which elements belong to which part of the model.
+
+The belief is one joint Gaussian over blocks: the state itself, and the latents of each coloured noise. Parameters,
+causes and further states can join it as further blocks.
+"""
 
 from __future__ import annotations
 
@@ -8,109 +12,101 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pcnet.model.node import Link
-from pcnet.numerics.coloured_noise import Noise, NoiseModel, colour_of
+from pcnet.model.links import AnyLink, Parametrises, Predicts, Weighs
+from pcnet.numerics.coloured_noise import NoiseModel, NoiseSpec, noise_model
 
 
-class Source(NamedTuple):
-    """A noise, the place-th: its channels and its log-variances among all, and its numbers among all that is carried.
+class NoiseBlock(NamedTuple):
+    """One noise: its place, channels and log-variances among all, and its latents in the augmented state.
 
-    learned_width: whether its width changes in a run; else it is that of the colour.
+    learned_lengthscale: whether its lengthscale changes during a run; else it is that of the model.
     """
 
     place: int
     channels: slice
-    numbers: slice
+    latents: slice
     levels: slice
-    colour: NoiseModel
-    learned_width: bool
+    model: NoiseModel
+    learned_lengthscale: bool
 
 
-class Layout(NamedTuple):
-    """The noises of a state itself and of the nodes below; the place of each link's parameters; and sizes.
+class AugmentedStateLayout(NamedTuple):
+    """Blocks of the augmented state, and the places of parameters and log-variances.
 
-    size: n, of all that is carried. width: p, of all parameters. of_level: which channels a log-variance is that of,
-    (s, all channels).
+    own: noises of the state, by link. below: observation noises of the nodes below. parameters: place of the parameters
+    of each link. size: n, elements of the augmented state. n_parameters: p. level_channels: which channels share a
+    log-variance, (s, all channels), one or zero.
     """
 
-    own: Mapping[Link, Source]
-    below: Mapping[Link, Source]
-    parameters: Mapping[Link, slice]
+    own: Mapping[Weighs, NoiseBlock]
+    below: Mapping[Predicts, NoiseBlock]
+    parameters: Mapping[Parametrises, slice]
     size: int
-    width: int
-    of_level: Tensor
+    n_parameters: int
+    level_channels: Tensor
 
     @property
-    def sources(self) -> tuple[Source, ...]:
+    def noises(self) -> tuple[NoiseBlock, ...]:
         return (*self.own.values(), *self.below.values())
 
     @property
     def own_levels(self) -> slice:
         """The log-variances of the state's own noises among all."""
-        return slice(max(source.levels.stop for source in self.own.values()))
+        return slice(max(block.levels.stop for block in self.own.values()))
 
     @property
-    def own_channels(self) -> int:
-        return sum(source.channels.stop - source.channels.start for source in self.own.values())
+    def n_levels(self) -> int:
+        """s, the number of learned log-variances."""
+        return len(self.level_channels)
 
-    @property
-    def channels(self) -> int:
-        """d, of all nodes below."""
-        return self.of_level.shape[1] - self.own_channels
-
-    def seen(self, link: Link) -> slice:
-        """The channels of a node below among those of all nodes below."""
-        part = self.below[link].channels
-        return slice(part.start - self.own_channels, part.stop - self.own_channels)
-
-    def by_source(self, source: Source, variance: Tensor) -> Tensor:
-        """A variance (B, channels of a noise) by what it is owed to: (B, 1 + s, channels)."""
-        known = self.of_level[:, source.channels]
-        nobody = (known.sum(0) == 0).to(variance)
-        return variance[:, None] * torch.cat([nobody[None], known])
+    def by_source(self, block: NoiseBlock, variance: Tensor) -> Tensor:
+        """A variance (B, channels of a noise) by the log-variance that it belongs to, (B, 1 + s, channels)."""
+        known = self.level_channels[:, block.channels]
+        rest = (known.sum(0) == 0).to(variance)
+        return variance[:, None] * torch.cat([rest[None], known])
 
 
-def lay_out(
+def make_layout(
     dim: int,
-    own: Mapping[Link, Noise],
-    below: Mapping[Link, Noise],
-    parameters: Mapping[Link, int],
-    elapsed: Tensor,
+    own: Mapping[Weighs, NoiseSpec],
+    below: Mapping[Predicts, NoiseSpec],
+    parameters: Mapping[Parametrises, int],
+    like: Tensor,
     *,
     n_pulses: int,
-    learned: bool,
-) -> Layout:
-    """For a state of `dim` numbers with its noises, those of the nodes below, and so many parameters by link."""
-    noises = {**own, **below}
-    levels = {link: noise.levels if learned else 0 for link, noise in noises.items()}
-    of_level: list[Tensor] = []
-    sources: dict[Link, Source] = {}
+    learn_noise: bool,
+) -> AugmentedStateLayout:
+    """The layout for a state of dimension `dim` with these noises and numbers of parameters; like: any tensor (B,)."""
+    specs: list[tuple[AnyLink, NoiseSpec]] = [*own.items(), *below.items()]
+    level_channels: list[Tensor] = []
+    blocks: dict[AnyLink, NoiseBlock] = {}
     channels, level, size = 0, 0, dim
-    for link, noise in noises.items():
-        count, known = noise.variance.shape[1], levels[link]
-        colour = colour_of(noise, elapsed, n_pulses)
-        numbers = count * colour.numbers
-        sources[link] = Source(
-            len(sources),
-            slice(channels, channels + count),
-            slice(size, size + numbers),
-            slice(level, level + known),
-            colour,
-            noise.learned_width,
+    for link, spec in specs:
+        levels = spec.levels if learn_noise else 0
+        model = noise_model(spec, like, n_pulses)
+        latents = spec.channels * model.n_latents
+        blocks[link] = NoiseBlock(
+            len(blocks),
+            slice(channels, channels + spec.channels),
+            slice(size, size + latents),
+            slice(level, level + levels),
+            model,
+            spec.learned_lengthscale,
         )
-        rows = torch.ones(known, count) if known == 1 else torch.eye(count)[:known]
-        of_level.append(rows.to(noise.variance))
-        channels, level, size = channels + count, level + known, size + numbers
-    stacked: Tensor = torch.block_diag(*of_level)  # type: ignore[no-untyped-call]
+        one, each = like.new_ones(1, spec.channels), like.new_ones(spec.channels).diag()
+        level_channels.append(one[:levels] if levels <= 1 else each[:levels])
+        channels, level, size = channels + spec.channels, level + levels, size + latents
+    stacked: Tensor = torch.block_diag(*level_channels)  # type: ignore[no-untyped-call]
     places, first = {}, 0
-    for link, count in parameters.items():
-        places[link] = slice(first, first + count)
+    for parametrises, count in parameters.items():
+        places[parametrises] = slice(first, first + count)
         first += count
-    mine, theirs = ({link: sources[link] for link in links} for links in (own, below))
-    return Layout(mine, theirs, places, size, first, stacked)
+    mine = {link: blocks[link] for link in own}
+    theirs = {link: blocks[link] for link in below}
+    return AugmentedStateLayout(mine, theirs, places, size, first, stacked)
 
 
-def each(loads: Tensor, channels: int) -> Tensor:
-    """What numbers contribute to each of the channels: (B, numbers) → (B, channels, numbers · channels)."""
-    eye = torch.eye(channels).to(loads)
-    return (loads[:, None, :, None] * eye[:, None, :]).flatten(2)
+def repeat_per_channel(loadings: Tensor, channels: int) -> Tensor:
+    """Loadings (B, latents) of one channel as a matrix for all, (B, channels, latents · channels)."""
+    eye = torch.eye(channels, dtype=loadings.dtype, device=loadings.device)
+    return (loadings[:, None, :, None] * eye[:, None, :]).flatten(2)

@@ -1,44 +1,49 @@
-"""Hidden causes: what drives a state from outside, predicted from above, by a known input or by a constant."""
+"""Hidden causes: inputs of states, predicted from above, by a known input, or by a constant."""
 
 from __future__ import annotations
 
 from dataclasses import KW_ONLY
-from typing import Any, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from pcnet.errors import GraphError, SettingError
 from pcnet.functions.check import check_function
-from pcnet.model.messages import Error
-from pcnet.model.node import BatchSpec, ForecastContext, Link, Node, NodeContext
-from pcnet.nodes.generalised_variable import GeneralisedVariable, Work
-from pcnet.nodes.precision import precision_error
-from pcnet.numerics.precision import Precision
-from pcnet.settings import Vector, listed, number, settings
-
-
-class CauseMemory(NamedTuple):
-    """How often the posterior had to be mended (B,), and the constant η̃ (B, orders, dim)."""
-
-    regularised: Tensor
-    prior: Tensor
+from pcnet.model.context import Neighbours
+from pcnet.model.links import Drives, Link, Predicts, Weighs
+from pcnet.model.messages import PredictionError, ScoreError
+from pcnet.model.node import BatchSpec, Node
+from pcnet.model.protocols import ForecastContext
+from pcnet.nodes.generalised_variable import (
+    Context,
+    GeneralisedBound,
+    GeneralisedState,
+    GeneralisedVariable,
+    LocalErrors,
+)
+from pcnet.nodes.precision import precision_score
+from pcnet.settings import Vector, at_least_1d, number, settings
 
 
 @settings
 class CauseNode(GeneralisedVariable):
     """A generalised cause ṽ (..., orders, dim) that drives the flows and mappings of states.
 
-    Local energy ½ε̃ᵀΠ̃ε̃ − ½log|Π̃| of ε̃ = ṽ − η̃, with η̃ the sum of what the nodes above predict of it; where there
-    are none, the constant `prior`, at rest.
+    Local energy ½ε̃ᵀΠ̃ε̃ − ½log|Π̃| of ε̃ = ṽ − η̃, where η̃ is the sum of the predictions from above or, without any,
+    the constant `prior` at rest.
+
+    Args:
+        prior: The constant, one number or (..., dim).
     """
 
     _: KW_ONLY
     prior: Vector = number(0.0)
+    kind: ClassVar[str] = "cause"
 
     def __post_init__(self) -> None:
         GeneralisedVariable.__post_init__(self)
-        given = listed(self.prior).shape[-1]
+        given = at_least_1d(self.prior).shape[-1]
         if given not in (1, self.dim):
             raise SettingError(
                 f"{self.title}: prior has {given} values in its last dimension, and the cause {self.dim} dimensions "
@@ -48,74 +53,69 @@ class CauseNode(GeneralisedVariable):
     def describe(self) -> str:
         return f"dim {self.dim}, orders {self.orders}"
 
-    def as_parent(self, link: Link) -> None:
-        if link.kind != "drives":
-            GeneralisedVariable.as_parent(self, link)
+    def check_as_parent(self, link: Link[Any, Any]) -> None:
+        if not isinstance(link, Drives):
+            GeneralisedVariable.check_as_parent(self, link)
 
-    def as_child(self, link: Link) -> None:
-        if link.kind not in ("predicts", "weighs"):
-            Node.as_child(self, link)
+    def check_as_child(self, link: Link[Any, Any]) -> None:
+        if not isinstance(link, (Predicts, Weighs)):
+            Node.check_as_child(self, link)
 
-    def check(self, above: tuple[Link, ...], below: tuple[Link, ...], like: Tensor) -> None:
-        if not below:
+    def check(self, links: Neighbours, like: Tensor) -> None:
+        if not links.below:
             raise GraphError(f"{self.title} has no effect: add graph.drives({self.name}, state)")
-        if not any(link.kind == "weighs" for link in above):
+        if not links.above_of(Weighs):
             raise GraphError(
-                f"{self.title} has no precision: add graph.weighs(PrecisionNode(...), {self.name}) for how far it may "
-                "be from what is expected of it"
+                f"{self.title} has no precision: add graph.weighs(PrecisionNode(...), {self.name}) for its deviation "
+                "from what is predicted"
             )
-        for link in below:
-            if link.function is not None and link.child.error_shape is not None:
+        for link in links.below_of(Predicts):
+            if link.child.error_shape is not None:
                 what = f"the mapping from {self.name!r} to {link.child.name!r}"
                 check_function(what, link.function, self.dim, 0, link.child.error_shape.dim, like)
 
-    def begin(self, local: NodeContext, start: BatchSpec) -> None:
-        GeneralisedVariable.begin(self, local, start)
-        prior = listed(self.prior)
-        value = start.fill(prior.expand(*prior.shape[:-1], self.dim), 1)
+    def bind(self, links: Neighbours, spec: BatchSpec) -> GeneralisedBound:
+        prior = at_least_1d(self.prior)
+        value = spec.expand(prior.expand(*prior.shape[:-1], self.dim), 1)
         at_rest = torch.constant_pad_nd(value[:, None], (0, 0, 0, self.orders - 1))
-        local.memory = CauseMemory(local.memory.regularised, at_rest)
+        return GeneralisedVariable.bind(self, links, spec)._replace(prior=at_rest)
 
-    def initialise(self, local: NodeContext) -> None:
-        """Believe what is expected."""
-        if self.initial_mean is None:
-            local.belief = local.belief._replace(mean=self._expected(local))
+    def initialise(self, ctx: Context) -> GeneralisedState:
+        """Start at the predicted value."""
+        return ctx.state if self.initial_mean is not None else ctx.state._replace(mean=self._predicted(ctx))
 
-    def error(self, local: NodeContext, link: Link) -> Error[Any]:
-        work = self.work(local)
-        if link.kind == "weighs":
-            return precision_error(work.precision, work.error, work.weighted)
-        if not local.rule.implicit:
-            return Error(work.weighted, work.precision)
-        return Error(work.weighted, work.precision, eliminated=lambda: self.after_answer(local, -work.slope, {}))
+    def error(self, ctx: Context, link: Link[Any, Any]) -> ScoreError | PredictionError:
+        local = self.local_errors(ctx)
+        if isinstance(link, Weighs):
+            return precision_score(local.precision, local.error, local.weighted)
+        implicit = ctx.bound.integrator.implicit
+        answer = (lambda: self.eliminated_error(ctx, -local.jacobian, {})) if implicit else None
+        return PredictionError(local.weighted, lambda: local.precision, compute_eliminated=answer)
 
-    def work(self, local: NodeContext) -> Work:
-        mean: Tensor = local.belief.mean
+    def local_errors(self, ctx: Context) -> LocalErrors:
+        mean = ctx.state.mean
 
-        def compute() -> Work:
-            (link,) = local.links_above("weighs")
-            precision: Precision = local.prediction(link)
-            error = mean - self._expected(local)
-            slope = local.once("slope", lambda: torch.eye(self.orders * self.dim).to(mean)[None])
+        def compute() -> LocalErrors:
+            (link,) = ctx.above_of(Weighs)
+            precision = ctx.message(link).value
+            error = mean - self._predicted(ctx)
+            batch, n = mean.shape[0], self.orders * self.dim
+            jacobian = torch.eye(n, dtype=mean.dtype, device=mean.device).expand(batch, -1, -1)
             mappings = {}
-            for below in local.links_below("predicts"):
-                function, shape = below.function, below.child.error_shape
-                assert function is not None and shape is not None
-                mappings[below] = function.linearise(mean, mean.new_zeros(mean.shape[0], 0), shape.rows)
-            slope = slope.expand(mean.shape[0], -1, -1)
-            return Work(error, slope, precision, precision.weigh(error), mappings)
+            for below in ctx.below_of(Predicts):
+                shape = below.child.error_shape
+                assert shape is not None
+                mappings[below] = below.function.linearise(mean, mean.new_zeros(batch, 0), shape.rows)
+            return LocalErrors(error, jacobian, precision, precision.weigh(error), mappings)
 
-        return local.once("work", compute, mean, *[local.prediction(link) for link in local.above])
+        return ctx.cached("local errors", compute, mean, *[ctx.message(link).value for link in ctx.above])
 
-    def forecast_message(self, local: NodeContext, link: Link, now: ForecastContext) -> Tensor:
-        given = now.of("predicts")
-        value = (sum(given[1:], given[0]) if given else now.spread(local.memory.prior[:, 0])) + now.noise
+    def forecast_message(self, ctx: Context, link: Link[Any, Any], now: ForecastContext) -> Tensor:
+        given = now.of(Predicts)
+        value = (sum(given[1:], given[0]) if given else now.repeat(ctx.bound.prior[:, 0])) + now.noise
         return value if link.function is None else link.function(value, value.new_zeros(*value.shape[:-1], 0))
 
-    def _expected(self, local: NodeContext) -> Tensor:
+    def _predicted(self, ctx: Context) -> Tensor:
         """η̃, (B, orders, dim)."""
-        predicted: list[Tensor] = [local.prediction(link) for link in local.links_above("predicts")]
-        if predicted:
-            return sum(predicted[1:], predicted[0])
-        constant: Tensor = local.memory.prior
-        return constant
+        predicted = [ctx.message(link).value for link in ctx.above_of(Predicts)]
+        return sum(predicted[1:], predicted[0]) if predicted else ctx.bound.prior

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import KW_ONLY
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import SkipValidation
@@ -12,341 +11,276 @@ from torch import Tensor
 
 from pcnet.errors import GraphError, SettingError
 from pcnet.functions.base import Function, subtract_contracted_hessian
-from pcnet.functions.check import check_function
 from pcnet.functions.linearisation import Linearisation
 from pcnet.functions.traced import as_function
-from pcnet.model.messages import Error
-from pcnet.model.node import ForecastContext, ForecastStart, Link, Node, NodeContext
-from pcnet.nodes.generalised_variable import GeneralisedVariable, Work
-from pcnet.nodes.precision import precision_error
-from pcnet.numerics.precision import Dense, Precision
+from pcnet.model.context import Neighbours
+from pcnet.model.links import Drives, Link, Parametrises, Predicts, Weighs
+from pcnet.model.messages import Error, PredictionError, ScoreError
+from pcnet.model.node import Node
+from pcnet.model.protocols import ForecastContext, ForecastStart
+from pcnet.nodes.flow import check_state, first_value, future_value, parameters_of
+from pcnet.nodes.generalised_variable import Context, GeneralisedState, GeneralisedVariable, LocalErrors
+from pcnet.nodes.precision import precision_score
+from pcnet.numerics.precision import DenseCurvature
 from pcnet.settings import settings
-
-HALVINGS = 30
-"""How often a step towards the first observation is halved before it is given up."""
 
 
 @settings
 class GeneralisedStateNode(GeneralisedVariable):
-    """A generalised hidden state (..., orders, dim) that moves by `flow` and predicts the nodes below it.
+    """A generalised hidden state (..., orders, dim) with a flow, which predicts the nodes below it.
 
     Local energy ½ε̃ᵀΠ̃ε̃ − ½log|Π̃| of the motion error ε̃ = Dx̃ − f̃(x̃, ṽ, θ).
 
-    flow: function of (state, parameters), or of (state, causes, parameters) for a state that causes drive; or a
-    `Function` with its own derivatives.
-    initial_mean: x̃ before the first observation; found from the first observation unless given.
-    last_error: keep the error of the highest order, 0 − J_f x^(k−1), or drop it.
-    bend: in slopes, keep what the orders above the value owe to the change of J, ∂(J x')/∂x, or drop it as SPM does.
+    Args:
+        flow: Function of (state, parameters), or of (state, causes, parameters) for a state that causes drive; or a
+            `Function` with its own derivatives.
+        initial_mean: x̃ before the first observation, (..., orders, dim); found from the first observation unless given.
+        last_error: "keep" the error of the highest order, 0 − J_f x^(k−1), or "drop" it.
+        jacobian_derivative: In Jacobians of higher orders, "keep" the term ∂(J x')/∂x, or "drop" it as SPM does.
     """
 
     _: KW_ONLY
     flow: SkipValidation[Any]
     last_error: Literal["keep", "drop"] = "keep"
     jacobian_derivative: Literal["keep", "drop"] = "keep"
+    kind: ClassVar[str] = "state"
 
     def __post_init__(self) -> None:
         GeneralisedVariable.__post_init__(self)
         if self.last_error == "drop" and self.orders < 2:
             raise SettingError(f"{self.title}: last_error='drop' leaves no motion error with one order; use orders=2")
         if self.flow is None:
-            raise SettingError(f"{self.title}: give a flow; for a state that drifts freely, lambda x, theta: 0 * x")
+            raise SettingError(f"{self.title}: give a flow; for a random walk, lambda x, theta: 0 * x")
         object.__setattr__(self, "flow", as_function(self.flow, self.dim))
 
-    # --- composing ---------------------------------------------------------------------------------------------
+    # --- composing -----------------------------------------------------------------------------------------------
     @property
     def rows(self) -> int:
-        """The orders of the motion error."""
         return self.orders if self.last_error == "keep" else self.orders - 1
 
     def describe(self) -> str:
         return f"dim {self.dim}, orders {self.orders}, flow {self.flow!r}"
 
-    def as_child(self, link: Link) -> None:
-        if link.kind == "predicts":
-            Node.as_child(self, link)
+    def check_as_child(self, link: Link[Any, Any]) -> None:
+        if not isinstance(link, (Drives, Parametrises, Weighs)):
+            Node.check_as_child(self, link)
 
-    def check(self, above: tuple[Link, ...], below: tuple[Link, ...], like: Tensor) -> None:
-        if not below:
-            raise GraphError(f"{self.title} predicts nothing: add graph.predicts({self.name}, node)")
-        if not any(link.kind == "weighs" for link in above):
-            raise GraphError(
-                f"{self.title} has no precision: add graph.weighs(PrecisionNode(...), {self.name}) for its motion error"
-            )
-        causes = [link.parent for link in above if link.kind == "drives"]
-        width = sum(cause.error_shape.dim for cause in causes if cause.error_shape is not None)
-        functions: list[tuple[str, Function, Node | None, int]] = [
-            (f"the flow of {self.title}", self.flow, None, self.dim)
-        ]
-        for link in below:
-            assert link.function is not None and link.child.error_shape is not None
-            what = f"the mapping from {self.name!r} to {link.child.name!r}"
-            functions.append((what, link.function, link.child, link.child.error_shape.dim))
-        for what, function, of, out in functions:
-            if function.caused and not causes:
-                raise GraphError(f"{what} is one of causes: add graph.drives(cause, {self.name})")
-            dim = self.dim + width if function.caused else self.dim
-            check_function(what, function, dim, _count(above, of), out, like)
-        if causes and not any(function.caused for _, function, _, _ in functions):
-            raise GraphError(
-                f"{self.title} is driven by {causes[0].name!r}, but neither its flow nor a mapping of it takes causes; "
-                "give a function of (state, causes, parameters)"
-            )
-        for cause in causes:
-            if cause.error_shape is not None and cause.error_shape.rows > self.orders:
+    def check(self, links: Neighbours, like: Tensor) -> None:
+        check_state(self, self.dim, self.flow, links, like)
+        for link in links.above_of(Drives):
+            shape = link.parent.error_shape
+            if shape is not None and shape.rows > self.orders:
                 raise GraphError(
-                    f"{self.title} has {self.orders} orders and cannot take the {cause.error_shape.rows} of its cause "
-                    f"{cause.name!r}"
+                    f"{self.title} has {self.orders} orders, fewer than the {shape.rows} of its cause "
+                    f"{link.parent.name!r}; give {self.name!r} more orders"
                 )
 
-    # --- beginning ---------------------------------------------------------------------------------------------
-    def initialise(self, local: NodeContext) -> None:
-        """One Gauss–Newton step on what the nodes below report, of the value alone, halved until their errors fall.
+    # --- beginning -----------------------------------------------------------------------------------------------
+    def initialise(self, ctx: Context) -> GeneralisedState:
+        """Find the value from the first observation; the velocity then follows the flow.
 
-        Its velocity then follows the flow. Higher orders start at zero: their precision is so low that what a wrong
-        flow puts there would stay, and push the state away.
+        Higher orders start at zero: their precision is so low that errors of a wrong flow would persist there.
         """
         if self.initial_mean is not None:
-            return
-        value = self._argument(local, self.flow)[:, 0, : self.dim]
-        before = self._errors_at(local, value)
-        gradient, curvature = value.new_zeros(value.shape), value.new_zeros(*value.shape, self.dim)
-        for link, mapping in self._mappings(local).items():
-            error = local.error(link)
-            gradient = gradient - mapping.pull(error.weighted)[:, : self.dim]
-            curvature = curvature + mapping.sandwich(error.precision)[:, : self.dim, : self.dim]
-        step = -torch.einsum("bij,bj->bi", torch.linalg.pinv(curvature, hermitian=True), gradient)
-        worse = torch.ones_like(before, dtype=torch.bool)
-        for _ in range(HALVINGS):
-            worse = ~(self._errors_at(local, value + step) <= before)
-            if not bool(worse.any()):
-                break
-            step = torch.where(worse[:, None], 0.5 * step, step)
-        self._believe(local, torch.where(worse[:, None], value, value + step), moving=True)
+            return ctx.state
 
-    def _errors_at(self, local: NodeContext, value: Tensor) -> Tensor:
-        """Believe in this value; the squared errors of the nodes below, (B,)."""
-        self._believe(local, value, moving=False)
-        errors = [local.error(link).weighted.flatten(1) for link in local.below]
-        return torch.cat(errors, 1).square().sum(1)
+        def errors(value: Tensor) -> dict[Predicts, PredictionError]:
+            ctx.propose(self._with_value(ctx, value))
+            return {link: ctx.error(link) for link in ctx.below_of(Predicts)}
 
-    def _believe(self, local: NodeContext, value: Tensor, moving: bool) -> None:
-        """Believe in this value (B, dim), at rest or with the velocity that the flow gives it."""
-        rows = [value] + [torch.zeros_like(value)] * (self.orders - 1)
-        if moving and self.orders > 1:
-            here = self._argument(local, self.flow)[:, 0, self.dim :]
-            rows[1] = self.flow(torch.cat([value, here], -1), self._parameters(local, None))
-        local.belief = local.belief._replace(mean=torch.stack(rows, 1))
+        value = ctx.state.mean[:, 0]
+        ctx.propose(self._with_value(ctx, value))
+        value = first_value(value, self.local_errors(ctx).mappings, errors)
+        state = self._with_value(ctx, value)
+        if self.orders == 1:
+            return state
+        causes = self._argument(ctx, self.flow)[:, 0, self.dim :]
+        velocity = self.flow(torch.cat([value, causes], -1), parameters_of(ctx, None, value))
+        mean = torch.cat([value[:, None], velocity[:, None], state.mean[:, 2:]], 1)
+        return state._replace(mean=mean)
 
-    def _mappings(self, local: NodeContext) -> Mapping[Link, Linearisation]:
-        return self.work(local).mappings
+    def _with_value(self, ctx: Context, value: Tensor) -> GeneralisedState:
+        """The state with this value (B, dim), at rest."""
+        return ctx.state._replace(mean=torch.constant_pad_nd(value[:, None], (0, 0, 0, self.orders - 1)))
 
-    # --- messages ----------------------------------------------------------------------------------------------
-    def error(self, local: NodeContext, link: Link) -> Error[Any]:
-        work = self.work(local)
-        if link.kind == "weighs":
-            return precision_error(work.precision, work.error, work.weighted)
-        if link.kind == "drives":
-            return self._cause_error(local, link)
-        if link.of is None:  # the parameters of the flow hear of the motion error
-            return self._parameter_error(local, link, self.flow, Error(work.weighted, work.precision))
-        (below,) = (other for other in local.below if other.child is link.of)
-        assert below.function is not None
-        return self._parameter_error(local, link, below.function, local.error(below))
+    # --- messages ------------------------------------------------------------------------------------------------
+    def error(self, ctx: Context, link: Link[Any, Any]) -> ScoreError | PredictionError:
+        local = self.local_errors(ctx)
+        if isinstance(link, Weighs):
+            return precision_score(local.precision, local.error, local.weighted)
+        if isinstance(link, Drives):
+            return self._cause_error(ctx, link)
+        if link.of is None:  # parameters of the flow
+            error = PredictionError(local.weighted, lambda: local.precision)
+            return self._parameter_error(ctx, link, self.flow, error)
+        (below,) = (other for other in ctx.below_of(Predicts) if other.child is link.of)
+        return self._parameter_error(ctx, link, below.function, ctx.error(below))
 
     def _parameter_error(
-        self, local: NodeContext, link: Link, function: Function, error: Error[Precision]
-    ) -> Error[Tensor]:
-        """An error pulled back to the parameters of the function that made the prediction."""
+        self, ctx: Context, link: Link[Any, Any], function: Function, error: PredictionError
+    ) -> ScoreError:
+        """An error, pulled back to the parameters of the function that made the prediction."""
         weighted, rows = error.weighted, error.weighted.shape[1]
-        x = self._argument(local, function)
-        everything = self._parameters(local, link.of)
-        mine = self._slice(local, link)
-        slope = function.parameter_slope(x, everything, rows)[..., mine]
+        x = self._argument(ctx, function)
+        theta = parameters_of(ctx, link.of, ctx.state.mean)
+        mine = self._slice(ctx, link)
+        slope = function.parameter_slope(x, theta, rows)[..., mine]
         flat = slope.reshape(slope.shape[0], -1, slope.shape[-1])
 
         def remainder() -> Tensor | None:
-            contracted_hessian = function.parameter_contracted_hessian(x, everything, weighted)
-            own = None if contracted_hessian is None else -contracted_hessian[:, mine, mine]
+            hessian = function.parameter_contracted_hessian(x, theta, weighted)
+            own = None if hessian is None else -hessian[:, mine, mine]
             if error.remainder is None:
                 return own
             passed_on = flat.mT @ error.remainder @ flat
             return passed_on if own is None else own + passed_on
 
         pulled = torch.bmm(weighted.reshape(slope.shape[0], 1, -1), flat)[:, 0]
-        return Error(pulled, lambda: error.precision.sandwich(flat), remainder)
+        return ScoreError(pulled, lambda: error.precision.quadratic_form(flat), remainder)
 
-    def _cause_error(self, local: NodeContext, link: Link) -> Error[Dense]:
-        """All errors that a cause has a part in, its own motion's and those of the nodes below, pulled back to it."""
-        work = self.work(local)
-        batch = work.weighted.shape[0]
-        own = work.by_cause[link]
-        through = {below: slopes[link] for below, slopes in work.mapped.items()}
-        weighted = -torch.bmm(work.weighted.view(batch, 1, -1), own)[:, 0]
+    def _cause_error(self, ctx: Context, link: Drives) -> PredictionError:
+        """The own error and those of the nodes below, pulled back to a cause."""
+        local = self.local_errors(ctx)
+        batch = local.weighted.shape[0]
+        own = local.by_cause[link]
+        through = {below: slopes[link] for below, slopes in local.mapped.items()}
+        weighted = -torch.bmm(local.weighted.view(batch, 1, -1), own)[:, 0]
         for below, slope in through.items():
-            weighted = weighted + torch.bmm(local.error(below).weighted.reshape(batch, 1, -1), slope)[:, 0]
+            weighted = weighted + torch.bmm(ctx.error(below).weighted.reshape(batch, 1, -1), slope)[:, 0]
 
-        def precision() -> Dense:
-            shares = [local.error(below).precision.sandwich(slope) for below, slope in through.items()]
-            return Dense(sum(shares, work.precision.sandwich(own)))
+        def precision() -> DenseCurvature:
+            parts = [ctx.error(below).precision.quadratic_form(slope) for below, slope in through.items()]
+            return DenseCurvature(sum(parts, local.precision.quadratic_form(own)))
 
         def remainder() -> Tensor:
-            start, cause = self._place(local, link), link.parent.error_shape
+            start, cause = self._place(ctx, link), link.parent.error_shape
             assert cause is not None
             found = weighted.new_zeros(batch, weighted.shape[1], weighted.shape[1])
-            for contracted_hessian in self._curves(local, caused_only=True):
-                found = subtract_contracted_hessian(
-                    found, contracted_hessian[:, : cause.rows, start : start + cause.dim, start : start + cause.dim]
-                )
+            for hessian in self._contracted_hessians(ctx, with_causes_only=True):
+                block = hessian[:, : cause.rows, start : start + cause.dim, start : start + cause.dim]
+                found = subtract_contracted_hessian(found, block)
             for below, slope in through.items():
-                passed_on = local.error(below).remainder
+                passed_on = ctx.error(below).remainder
                 found = found if passed_on is None else found + slope.mT @ passed_on @ slope
             return found
 
-        answer = (lambda: self.after_answer(local, own, through)) if local.rule.implicit else None
-        return Error(weighted, precision, remainder, answer)
+        answer = (lambda: self.eliminated_error(ctx, own, through)) if ctx.bound.integrator.implicit else None
+        return PredictionError(weighted, precision, remainder, answer)
 
-    # --- what is to come ---------------------------------------------------------------------------------------------
-    def standing(self, local: NodeContext) -> ForecastStart:
-        mean, covariance = (self.quantities[name].read(local) for name in ("mean", "covariance"))
+    # --- forecasts -----------------------------------------------------------------------------------------------
+    def forecast_start(self, ctx: Context) -> ForecastStart:
+        mean, covariance = (self.quantities[name].read(ctx) for name in ("mean", "covariance"))
         return ForecastStart(mean[:, 0], covariance[:, : self.dim, : self.dim])
 
-    def drift(self, local: NodeContext, now: ForecastContext) -> Tensor:
-        return self._to_come(local, self.flow, None, now) + now.noise
+    def velocity(self, ctx: Context, now: ForecastContext) -> Tensor:
+        return future_value(ctx, self.flow, None, now) + now.noise
 
-    def forecast_message(self, local: NodeContext, link: Link, now: ForecastContext) -> Tensor:
+    def forecast_message(self, ctx: Context, link: Link[Any, Any], now: ForecastContext) -> Tensor:
         assert link.function is not None
-        return self._to_come(local, link.function, link.child, now)
+        return future_value(ctx, link.function, link.child, now)
 
-    def forecast_value(self, local: NodeContext, now: ForecastContext) -> Tensor:
+    def forecast_value(self, ctx: Context, now: ForecastContext) -> Tensor:
         return now.own
 
-    def _to_come(self, local: NodeContext, function: Function, of: Node | None, now: ForecastContext) -> Tensor:
-        """The flow, or the mapping to `of`, at a moment to come."""
-        causes = [now.heard[link] for link in self._causes(local)] if function.caused else []
-        parameters = [now.heard[link] for link in local.links_above("parametrises", of)]
-        none = now.own.new_zeros(*now.own.shape[:-1], 0)
-        return function(torch.cat([now.own, *causes], -1), torch.cat(parameters, -1) if parameters else none)
+    # --- shared by the rules -------------------------------------------------------------------------------------
+    def local_errors(self, ctx: Context) -> LocalErrors:
+        mean = ctx.state.mean
 
-    # --- what the rules share ----------------------------------------------------------------------------------------
-    def work(self, local: NodeContext) -> Work:
-        mean: Tensor = local.belief.mean
-
-        def compute() -> Work:
-            flow, by_cause = self._linearise(local, self.flow, None, self.rows)
+        def compute() -> LocalErrors:
+            flow, by_cause = self._linearise(ctx, self.flow, None, self.rows)
             target = torch.constant_pad_nd(mean[:, 1:], (0, 0, 0, 1))[:, : self.rows]
-            (link,) = local.links_above("weighs")
-            precision: Precision = local.prediction(link)
+            (link,) = ctx.above_of(Weighs)
+            precision = ctx.message(link).value
             error = target - flow.value
             mappings, mapped = {}, {}
-            for below in local.below:
-                function, shape = below.function, below.child.error_shape
-                assert function is not None and shape is not None
-                mappings[below], slopes = self._linearise(local, function, below.child, shape.rows)
+            for below in ctx.below_of(Predicts):
+                shape = below.child.error_shape
+                assert shape is not None
+                mappings[below], slopes = self._linearise(ctx, below.function, below.child, shape.rows)
                 if slopes:
                     mapped[below] = slopes
-            slope = self.shift(local)[:, : self.rows * self.dim] - flow.slope
+            jacobian = ctx.bound.shift[:, : self.rows * self.dim] - flow.slope
             own = {
-                cause: -by_cause[cause] if by_cause else slope.new_zeros(*flow.slope.shape[:2], _size(cause))
-                for cause in self._causes(local)
+                cause: -by_cause[cause] if by_cause else jacobian.new_zeros(*flow.slope.shape[:2], _size(cause))
+                for cause in ctx.above_of(Drives)
             }
-            return Work(error, slope, precision, precision.weigh(error), mappings, own, mapped)
+            return LocalErrors(error, jacobian, precision, precision.weigh(error), mappings, own, mapped)
 
-        return local.once("work", compute, mean, *[local.prediction(link) for link in local.above])
+        return ctx.cached("local errors", compute, mean, *[ctx.message(link).value for link in ctx.above])
 
     def _linearise(
-        self, local: NodeContext, function: Function, of: Node | None, rows: int
-    ) -> tuple[Linearisation, dict[Link, Tensor]]:
-        """A function with its slope in the state, and apart from that its slopes in the causes, if it takes them."""
-        found = function.linearise(self._argument(local, function), self._parameters(local, of), rows)
+        self, ctx: Context, function: Function, of: Node[Any, Any] | None, rows: int
+    ) -> tuple[Linearisation, dict[Drives, Tensor]]:
+        """A function, linearised in the state, and its Jacobians with respect to the causes, if it takes them."""
+        theta = parameters_of(ctx, of, ctx.state.mean)
+        found = function.linearise(self._argument(ctx, function), theta, rows)
         if self.jacobian_derivative == "drop":
             found = Linearisation(found.value, found.jacobian, None, self.orders)
-        if not function.caused:
+        if not function.takes_causes:
             return found, {}
         parts, first = {}, self.dim
-        for link in self._causes(local):
+        for link in ctx.above_of(Drives):
             shape = link.parent.error_shape
             assert shape is not None
-            parts[link] = found.of(slice(first, first + shape.dim), shape.rows).slope
+            parts[link] = found.restrict(slice(first, first + shape.dim), shape.rows).slope
             first += shape.dim
-        return found.of(slice(self.dim), self.orders), parts
+        return found.restrict(slice(self.dim), self.orders), parts
 
-    def less_curves(self, local: NodeContext, curvature: Tensor) -> Tensor:
-        for contracted_hessian in self._curves(local):
-            curvature = subtract_contracted_hessian(curvature, contracted_hessian[..., : self.dim, : self.dim])
+    def subtract_second_derivatives(self, ctx: Context, curvature: Tensor) -> Tensor:
+        for hessian in self._contracted_hessians(ctx):
+            curvature = subtract_contracted_hessian(curvature, hessian[..., : self.dim, : self.dim])
         return curvature
 
-    def _curves(self, local: NodeContext, caused_only: bool = False) -> list[Tensor]:
-        """Σ ξ ∂²f̃/∂x̃² of the flow and, with the errors from below, of the mappings; see `Function.curve`."""
-        functions: list[tuple[Function, Node | None, Tensor]] = [(self.flow, None, self.work(local).weighted)]
-        for link in local.below:
-            assert link.function is not None
-            functions.append((link.function, link.child, local.error(link).weighted))
+    def _contracted_hessians(self, ctx: Context, with_causes_only: bool = False) -> list[Tensor]:
+        """Σ ξ ∂²f̃/∂x̃² of the flow and, with the errors from below, of the mappings; see `Function`."""
+        functions: list[tuple[Function, Node[Any, Any] | None, Error[Any]]] = [
+            (link.function, link.child, ctx.error(link)) for link in ctx.below_of(Predicts)
+        ]
+        weighted = [self.local_errors(ctx).weighted, *(error.weighted for _, _, error in functions)]
+        pairs = [(self.flow, None), *((function, of) for function, of, _ in functions)]
         found = []
-        for function, of, weighted in functions:
-            if function.caused or not caused_only:
-                x = self._argument(local, function)
-                contracted_hessian = function.contracted_hessian(x, self._parameters(local, of), weighted)
-                found += [] if contracted_hessian is None else [contracted_hessian]
+        for (function, of), xi in zip(pairs, weighted, strict=True):
+            if function.takes_causes or not with_causes_only:
+                theta = parameters_of(ctx, of, ctx.state.mean)
+                hessian = function.contracted_hessian(self._argument(ctx, function), theta, xi)
+                found += [] if hessian is None else [hessian]
         return found
 
-    def _argument(self, local: NodeContext, function: Function) -> Tensor:
-        """What a function is one of: the state, and beside it, if it takes them, the causes; (B, orders, …)."""
-        mean: Tensor = local.belief.mean
-        if not function.caused:
+    def _argument(self, ctx: Context, function: Function) -> Tensor:
+        """The argument of a function: the state and, if it takes them, the causes beside it; (B, orders, …)."""
+        mean = ctx.state.mean
+        if not function.takes_causes:
             return mean
-        causes = [local.prediction(link) for link in self._causes(local)]
+        causes = [ctx.message(link).value for link in ctx.above_of(Drives)]
 
         def joined() -> Tensor:
             padded = [torch.constant_pad_nd(v, (0, 0, 0, self.orders - v.shape[1])) for v in causes]
             return torch.cat([mean, *padded], -1)
 
-        return local.once("state and causes", joined, mean, *causes)
+        return ctx.cached("state and causes", joined, mean, *causes)
 
-    def _causes(self, local: NodeContext) -> tuple[Link, ...]:
-        return local.links_above("drives")
-
-    def _place(self, local: NodeContext, link: Link) -> int:
-        """Where a cause begins among the arguments of a function."""
+    def _place(self, ctx: Context, link: Drives) -> int:
+        """Index of the first element of a cause in the argument of a function."""
         first = self.dim
-        for other in self._causes(local):
+        for other in ctx.above_of(Drives):
             if other is link:
                 break
             assert other.parent.error_shape is not None
             first += other.parent.error_shape.dim
         return first
 
-    def _parameters(self, local: NodeContext, of: Node | None) -> Tensor:
-        """θ (B, p) of the flow, or of the mapping to `of`: what the parameter nodes predict, in order of attachment."""
-        links = local.links_above("parametrises", of)
-        if len(links) == 1:
-            only: Tensor = local.prediction(links[0])
-            return only
-        if not links:
-            mean: Tensor = local.belief.mean
-            return local.once("no parameters", lambda: mean.new_zeros(mean.shape[0], 0))
-        parts = [local.prediction(link) for link in links]
-        return local.once(f"parameters of {of.name if of else 'flow'}", lambda: torch.cat(parts, -1), *parts)
-
-    def _slice(self, local: NodeContext, link: Link) -> slice:
+    def _slice(self, ctx: Context, link: Link[Any, Any]) -> slice:
+        """The place of a parameter node among the parameters of its function."""
         first = 0
-        for other in local.links_above("parametrises", link.of):
-            size = local.prediction(other).shape[-1]
+        for other in ctx.above_of(Parametrises, link.of):
+            size = other.parent.n_parameters
             if other is link:
                 return slice(first, first + size)
             first += size
-        raise AssertionError("a link that is not ours")
+        raise AssertionError(f"{link!r} is no link of {self.name!r}")
 
 
-def _count(above: tuple[Link, ...], of: Node | None) -> int:
-    """How many parameters a flow (of is None) or the mapping to `of` is given."""
-    total = 0
-    for link in above:
-        if link.kind == "parametrises" and link.of is of:
-            total += link.parent.width
-    return total
-
-
-def _size(link: Link) -> int:
+def _size(link: Drives) -> int:
     shape = link.parent.error_shape
     assert shape is not None
     return shape.rows * shape.dim

@@ -1,4 +1,4 @@
-"""What states and causes have in common: a belief about a generalised variable, moved by errors from all sides."""
+"""What generalised states and causes share: a belief about a generalised variable, updated by errors from all sides."""
 
 from __future__ import annotations
 
@@ -15,66 +15,82 @@ from torch import Tensor
 
 from pcnet.errors import GraphError, SettingError
 from pcnet.functions.linearisation import Linearisation
-from pcnet.model.messages import Error, Prediction
-from pcnet.model.node import INDEFINITE, BatchSpec, Energy, ErrorShape, Indefinite, Link, Node, NodeContext, Recordable
+from pcnet.model.context import Neighbours, NodeContext
+from pcnet.model.links import Drives, Link, Predicts
+from pcnet.model.messages import PointPrediction, PredictionError
+from pcnet.model.node import INDEFINITE, BatchSpec, Energy, ErrorShape, Indefinite, Node, Recordable
+from pcnet.model.protocols import Forecasts
 from pcnet.numerics.generalised import shift_matrix
 from pcnet.numerics.integrators import LocalLinearisation, LocalQuadratic, StateIntegrator
-from pcnet.numerics.laplace import covariance_of, deviations, posterior
-from pcnet.numerics.precision import Dense, Precision
+from pcnet.numerics.laplace import covariance_of, laplace_posterior, standard_deviations
+from pcnet.numerics.precision import DenseCurvature, Precision
 from pcnet.settings import Matrix, settings
 
 
-class GeneralisedBelief(NamedTuple):
-    """Mean x̃ (B, orders, dim), posterior precision (B, n, n) and log|Σ| (B,); n = orders·dim."""
+class GeneralisedState(NamedTuple):
+    """Mean x̃ (B, orders, dim), posterior precision (B, n, n), log|Σ| (B,), and how often it was regularised (B,)."""
 
     mean: Tensor
     precision: Tensor
     log_det_covariance: Tensor
-
-
-class GeneralisedMemory(NamedTuple):
-    """How often the posterior had to be mended, (B,)."""
-
     regularised: Tensor
 
 
-class Work(NamedTuple):
-    """What follows from the belief and the messages from above, and that all rules of the node share.
+class GeneralisedBound(NamedTuple):
+    """Constants of a run: integrator, first mean and prior mean η̃ (B, orders, dim), shift matrix D (1, n, n)."""
 
-    The node's own error ε (B, rows, dim), its slope in the belief ∂ε/∂x̃ (B, rows·dim, n), its precision Π̃ and
-    ξ = Π̃ε; and for each node that is predicted below the mapping g̃ with its slope.
+    integrator: StateIntegrator
+    initial_mean: Tensor
+    prior: Tensor
+    shift: Tensor
 
-    For each cause that drives the node: by_cause, ∂ε/∂ṽ (B, rows·dim, n of the cause); and mapped, by the links below
-    through whose mappings it goes, ∂g̃/∂ṽ.
+
+Context = NodeContext[GeneralisedState, GeneralisedBound]
+
+
+class LocalErrors(NamedTuple):
+    """What follows from the belief and the messages from above; shared by all rules of the node.
+
+    error: the node's own error ε (B, rows, dim). jacobian: ∂ε/∂x̃ (B, rows·dim, n). precision: Π̃. weighted: ξ = Π̃ε.
+    mappings: g̃ of each node that is predicted below, linearised. by_cause: ∂ε/∂ṽ (B, rows·dim, n_v) for each cause
+    that drives the node. mapped: ∂g̃/∂ṽ, by the links below whose mappings take causes.
     """
 
     error: Tensor
-    slope: Tensor
+    jacobian: Tensor
     precision: Precision
     weighted: Tensor
-    mappings: Mapping[Link, Linearisation]
-    by_cause: Mapping[Link, Tensor] = MappingProxyType({})
-    mapped: Mapping[Link, Mapping[Link, Tensor]] = MappingProxyType({})
+    mappings: Mapping[Predicts, Linearisation]
+    by_cause: Mapping[Drives, Tensor] = MappingProxyType({})
+    mapped: Mapping[Predicts, Mapping[Drives, Tensor]] = MappingProxyType({})
 
 
-Answer = Callable[[Error[Any]], Error[Any]]
-"""Which of the errors from below to go by: as they are, or with the senders' own answer in them."""
+Answer = Callable[[PredictionError], PredictionError]
+"""Which errors from below to use: as they are, or after the senders' own answer (elimination)."""
 
 
-def as_is(error: Error[Any]) -> Error[Any]:
+def as_is(error: PredictionError) -> PredictionError:
     return error
 
 
-def eliminated(error: Error[Any]) -> Error[Any]:
+def eliminated(error: PredictionError) -> PredictionError:
     return error.eliminated
 
 
 @settings
-class GeneralisedVariable(Node):
-    """A generalised variable (..., orders, dim) that is not observed.
+class GeneralisedVariable(Node[GeneralisedState, GeneralisedBound], Forecasts):
+    """A hidden generalised variable (..., orders, dim).
 
-    Gradient ∂ε/∂x̃ᵀξ − Σ J_g̃ᵀξ_child of the energy around the node; the curvature is Gauss–Newton (JᵀΠ̃J, never
-    indefinite) or exact (with the terms Σξ∂²ε).
+    The gradient of the energy is ∂ε/∂x̃ᵀξ − Σ J_g̃ᵀξ_child. The curvature is Gauss–Newton (JᵀΠ̃J, never indefinite) or
+    exact (with the terms Σξ∂²ε).
+
+    Args:
+        dim: Dimension.
+        orders: Number of generalised orders, 1 for values alone.
+        initial_mean: First mean, (..., orders, dim).
+        integrator: How the mean moves.
+        curvature: "gauss-newton" or "exact".
+        indefinite: What to do where the exact curvature is not positive definite.
     """
 
     _: KW_ONLY
@@ -85,6 +101,7 @@ class GeneralisedVariable(Node):
     curvature: Literal["gauss-newton", "exact"] = "gauss-newton"
     indefinite: Indefinite = "clamp"
     role: ClassVar[str] = "state"
+    private_fields: ClassVar[frozenset[str]] = frozenset({"precision", "log_det_covariance", "regularised"})
 
     def __post_init__(self) -> None:
         Node.__post_init__(self)
@@ -95,162 +112,167 @@ class GeneralisedVariable(Node):
                 f"it must end in (orders, dim) = {shape}"
             )
 
-    # --- composing ---------------------------------------------------------------------------------------------
+    # --- composing -----------------------------------------------------------------------------------------------
     @property
     def rows(self) -> int:
-        """The orders of the node's own error."""
+        """Orders of the node's own error."""
         return self.orders
 
     @property
     def error_shape(self) -> ErrorShape:
         return ErrorShape(self.rows, self.dim)
 
-    def as_parent(self, link: Link) -> None:
-        if link.kind != "predicts":
-            Node.as_parent(self, link)
+    def check_as_parent(self, link: Link[Any, Any]) -> None:
+        if not isinstance(link, Predicts):
+            Node.check_as_parent(self, link)
         shape = link.child.error_shape
-        assert shape is not None
-        if shape.rows > self.orders:
+        if shape is None:
+            Node.check_as_parent(self, link)
+        elif shape.rows > self.orders:
             raise GraphError(
                 f"{self.title} has {self.orders} orders and cannot predict the {shape.rows} of "
                 f"{link.child.name!r}; give {self.name!r} more orders or {link.child.name!r} fewer"
             )
 
-    # --- beginning ---------------------------------------------------------------------------------------------
-    def begin(self, local: NodeContext, start: BatchSpec) -> None:
-        n = self.orders * self.dim
-        mean = torch.zeros(self.orders, self.dim) if self.initial_mean is None else self.initial_mean
-        filled = start.fill(mean, 2)
-        none = filled.new_zeros(start.batch)
-        local.rule = start.lay_out(self.integrator)
-        local.belief = GeneralisedBelief(filled, torch.eye(n).to(filled).repeat(start.batch, 1, 1), none)
-        local.memory = GeneralisedMemory(none)
+    # --- beginning -----------------------------------------------------------------------------------------------
+    def bind(self, links: Neighbours, spec: BatchSpec) -> GeneralisedBound:
+        zero = spec.zeros(self.orders, self.dim)
+        mean = zero if self.initial_mean is None else spec.expand(self.initial_mean, 2)
+        shift = shift_matrix(self.orders, self.dim).to(mean)[None]
+        return GeneralisedBound(spec.expand_to_batch(self.integrator), mean, zero, shift)
 
-    # --- messages ----------------------------------------------------------------------------------------------
-    def prediction(self, local: NodeContext, link: Link) -> Prediction[Tensor]:
-        if link.kind == "drives":
-            return Prediction(local.belief.mean)
-        return Prediction(self.work(local).mappings[link].value)
+    def init(self, bound: GeneralisedBound, spec: BatchSpec) -> GeneralisedState:
+        none = spec.zeros()
+        return GeneralisedState(bound.initial_mean, spec.eye(self.orders * self.dim), none, none)
 
-    def after_answer(self, local: NodeContext, own: Tensor, through: Mapping[Link, Tensor]) -> Error[Dense]:
-        """What is left of an error about p once this node has moved in answer to it: itself eliminated.
+    # --- messages ------------------------------------------------------------------------------------------------
+    def prediction(self, ctx: Context, link: Link[Any, Any]) -> PointPrediction:
+        if isinstance(link, Predicts):
+            return PointPrediction(self.local_errors(ctx).mappings[link].value)
+        return PointPrediction(ctx.state.mean)
 
-        own: ∂ε/∂p (B, rows·dim, p); through: ∂g̃/∂p of the mappings that p is part of. With the implicit step
-        M δx = r, M = I/h − D + κH, r = Dx̃ − κ∇: −∂E/∂p becomes w − H_px M⁻¹r, and ∂²E/∂p² H_pp − κH_px M⁻¹H_xp.
+    def eliminated_error(self, ctx: Context, own: Tensor, through: Mapping[Predicts, Tensor]) -> PredictionError:
+        """The error about p that is left once this node has moved in answer to it.
+
+        With the implicit step M δx = r, M = I/h − D + κH, r = Dx̃ − κ∇: −∂E/∂p becomes w − H_px M⁻¹r, and ∂²E/∂p²
+        H_pp − κH_px M⁻¹H_xp.
+
+        Args:
+            own: ∂ε/∂p, (B, rows·dim, p).
+            through: ∂g̃/∂p of the mappings that p is part of.
         """
-        work, batch = self.work(local), local.belief.mean.shape[0]
-        weighted = -torch.bmm(work.weighted.view(batch, 1, -1), own.expand(batch, -1, -1))[:, 0]
-        curvature = work.precision.between(own, own)
-        cross = work.precision.between(work.slope, own)
+        local, batch = self.local_errors(ctx), ctx.state.mean.shape[0]
+        weighted = -torch.bmm(local.weighted.view(batch, 1, -1), own.expand(batch, -1, -1))[:, 0]
+        curvature = local.precision.bilinear_form(own, own)
+        cross = local.precision.bilinear_form(local.jacobian, own)
         for link, slope in through.items():
-            error = local.error(link).eliminated
+            error = ctx.error(link).eliminated
             weighted = weighted + torch.bmm(error.weighted.reshape(batch, 1, -1), slope)[:, 0]
-            curvature = curvature + error.precision.between(slope, slope)
-            cross = cross + error.precision.between(work.mappings[link].slope, slope)
-        answer = local.rule.answer(self._evidence(local), cross)
-        return Error(
-            weighted - torch.bmm(cross.mT, answer.step[..., None])[..., 0],
-            Dense(curvature - torch.bmm(cross.mT, answer.following)),
+            curvature = curvature + error.precision.bilinear_form(slope, slope)
+            cross = cross + error.precision.bilinear_form(local.mappings[link].slope, slope)
+        answer = ctx.bound.integrator.joint_step(self._quadratic(ctx), cross)
+        left = curvature - torch.bmm(cross.mT, answer.sensitivity)
+        return PredictionError(
+            weighted - torch.bmm(cross.mT, answer.step[..., None])[..., 0], lambda: DenseCurvature(left)
         )
 
-    # --- acting ------------------------------------------------------------------------------------------------
-    def update(self, local: NodeContext) -> None:
-        mean: Tensor = local.belief.mean
-        step = local.rule.step(self._evidence(local))
-        local.belief = local.belief._replace(mean=mean + step.view_as(mean))
+    # --- actions -------------------------------------------------------------------------------------------------
+    def update(self, ctx: Context) -> GeneralisedState:
+        mean = ctx.state.mean
+        step = ctx.bound.integrator.step(self._quadratic(ctx))
+        return ctx.state._replace(mean=mean + step.view_as(mean))
 
-    def _evidence(self, local: NodeContext) -> LocalQuadratic:
-        mean: Tensor = local.belief.mean
-        flat = mean.flatten(1)
+    def _quadratic(self, ctx: Context) -> LocalQuadratic:
+        """The local quadratic model that the integrator steps on."""
+        flat = ctx.state.mean.flatten(1)
         motion = torch.constant_pad_nd(flat[:, self.dim :], (0, self.dim))
-        shift = self.shift(local)
-        if local.rule.implicit:
-            gradient, curvature = self._gradient(local, eliminated), self._gauss_newton(local, eliminated)
-            return LocalQuadratic(flat, motion, shift, gradient, curvature, local.pace)
-        exact = self.hessian(local) if local.rule.needs_curvature else None
-        return LocalQuadratic(flat, motion, shift, self.gradient(local), exact, local.pace)
+        integrator, shift = ctx.bound.integrator, ctx.bound.shift
+        if integrator.implicit:
+            gradient, curvature = self._gradient(ctx, eliminated), self._gauss_newton(ctx, eliminated)
+            return LocalQuadratic(flat, motion, shift, gradient, curvature, ctx.relative_dt)
+        exact = self.hessian(ctx) if integrator.needs_curvature else None
+        return LocalQuadratic(flat, motion, shift, self.gradient(ctx), exact, ctx.relative_dt)
 
-    def update_covariance(self, local: NodeContext) -> None:
-        found = posterior(self.hessian(local))
+    def update_covariance(self, ctx: Context) -> GeneralisedState:
+        state, found = ctx.state, laplace_posterior(self.hessian(ctx))
+        regularised = state.regularised
         if found.regularised is not None:
             if self.indefinite == "raise":
-                local.fail(found.regularised, INDEFINITE)
-            local.memory = local.memory._replace(regularised=local.memory.regularised + found.regularised)
-        local.belief = local.belief._replace(precision=found.precision, log_det_covariance=found.log_det_covariance)
+                ctx.mark_diverged(found.regularised, INDEFINITE)
+            regularised = regularised + found.regularised
+        return state._replace(
+            precision=found.precision, log_det_covariance=found.log_det_covariance, regularised=regularised
+        )
 
-    def energy(self, local: NodeContext) -> Energy:
-        work = self.work(local)
-        fit = (work.weighted * work.error).sum((1, 2))
-        return Energy(complexity=0.5 * (fit - work.precision.log_det - local.belief.log_det_covariance))
+    def energy(self, ctx: Context) -> Energy:
+        local = self.local_errors(ctx)
+        fit = (local.weighted * local.error).sum((1, 2))
+        return Energy(complexity=0.5 * (fit - local.precision.log_det - ctx.state.log_det_covariance))
 
-    def fallbacks(self, local: NodeContext) -> Tensor:
-        regularised: Tensor = local.memory.regularised
-        return regularised
+    def fallbacks(self, ctx: Context) -> Tensor:
+        return ctx.state.regularised
 
     @property
     def quantities(self) -> Mapping[str, Recordable]:
         shape = ("order", "dimension")
         return {
-            "mean": Recordable(shape, lambda local: local.belief.mean),
-            "sd": Recordable(shape, lambda local: local.belief.precision, self._sd),
-            "covariance": Recordable(("element", "element_"), lambda local: local.belief.precision, covariance_of),
-            "error": Recordable(("error_order", "dimension"), lambda local: self.work(local).error),
-            "weighted_error": Recordable(("error_order", "dimension"), lambda local: self.work(local).weighted),
+            "mean": Recordable(shape, lambda ctx: ctx.state.mean),
+            "sd": Recordable(shape, lambda ctx: ctx.state.precision, self._sd),
+            "covariance": Recordable(("element", "element_"), lambda ctx: ctx.state.precision, covariance_of),
+            "error": Recordable(("error_order", "dimension"), lambda ctx: self.local_errors(ctx).error),
+            "weighted_error": Recordable(("error_order", "dimension"), lambda ctx: self.local_errors(ctx).weighted),
         }
 
-    # --- what the rules above share --------------------------------------------------------------------------------
+    # --- shared by the rules -------------------------------------------------------------------------------------
     @abstractmethod
-    def work(self, local: NodeContext) -> Work:
-        """The node's own error and its mappings; once for the same belief and messages from above."""
+    def local_errors(self, ctx: Context) -> LocalErrors:
+        """The node's own error and its mappings; computed once for the same belief and messages."""
 
     def _sd(self, precision: Tensor) -> Tensor:
-        return deviations(covariance_of(precision)).view(-1, self.orders, self.dim)
+        return standard_deviations(covariance_of(precision)).view(-1, self.orders, self.dim)
 
-    def shift(self, local: NodeContext) -> Tensor:
-        """D, (1, n, n)."""
-        mean: Tensor = local.belief.mean
-        return local.once("shift", lambda: shift_matrix(self.orders, self.dim).to(mean)[None])
+    def gradient(self, ctx: Context) -> Tensor:
+        return self._gradient(ctx, as_is)
 
-    def gradient(self, local: NodeContext) -> Tensor:
-        return self._gradient(local, as_is)
-
-    def _gradient(self, local: NodeContext, answer: Answer) -> Tensor:
-        work = self.work(local)
-        batch = work.weighted.shape[0]
-        gradient = torch.bmm(work.weighted.flatten(1)[:, None], work.slope)[:, 0]
-        for link, mapping in work.mappings.items():
-            weighted = answer(local.error(link)).weighted.view(batch, *mapping.value.shape[1:])
-            gradient = gradient - mapping.pull(weighted)
-        for link in local.links_below("drives"):
-            gradient = gradient - answer(local.error(link)).weighted
+    def _gradient(self, ctx: Context, answer: Answer) -> Tensor:
+        local = self.local_errors(ctx)
+        batch = local.weighted.shape[0]
+        gradient = torch.bmm(local.weighted.flatten(1)[:, None], local.jacobian)[:, 0]
+        for link, mapping in local.mappings.items():
+            weighted = answer(ctx.error(link)).weighted.view(batch, *mapping.value.shape[1:])
+            gradient = gradient - mapping.vjp(weighted)
+        for driven in ctx.below_of(Drives):
+            gradient = gradient - answer(ctx.error(driven)).weighted
         return gradient
 
-    def hessian(self, local: NodeContext) -> Tensor:
-        curvature = self._gauss_newton(local, as_is)
+    def hessian(self, ctx: Context) -> Tensor:
+        curvature = self._gauss_newton(ctx, as_is)
         if self.curvature == "gauss-newton":
             return curvature
-        work = self.work(local)
-        for link, mapping in work.mappings.items():
-            remainder = local.error(link).remainder
+        for link, mapping in self.local_errors(ctx).mappings.items():
+            remainder = ctx.error(link).remainder
             if remainder is not None:
                 curvature = curvature + mapping.slope.mT @ remainder @ mapping.slope
-        for link in local.links_below("drives"):
-            remainder = local.error(link).remainder
+        for driven in ctx.below_of(Drives):
+            remainder = ctx.error(driven).remainder
             curvature = curvature if remainder is None else curvature + remainder
-        return self.less_curves(local, curvature)
+        return self.subtract_second_derivatives(ctx, curvature)
 
-    def less_curves(self, local: NodeContext, curvature: Tensor) -> Tensor:
-        """A curvature less Σ ξ ∂²/∂x̃² of what is not linear in the belief."""
+    def subtract_second_derivatives(self, ctx: Context, curvature: Tensor) -> Tensor:
+        """A curvature minus Σ ξ ∂²/∂x̃² of everything that is nonlinear in the belief."""
         return curvature
 
-    def _gauss_newton(self, local: NodeContext, answer: Answer) -> Tensor:
-        work = self.work(local)
-        shares = []
-        for link, mapping in work.mappings.items():
-            precision = answer(local.error(link)).precision
+    def _gauss_newton(self, ctx: Context, answer: Answer) -> Tensor:
+        local = self.local_errors(ctx)
+        parts = []
+        for link, mapping in local.mappings.items():
+            precision = answer(ctx.error(link)).precision
             # for a linear mapping this changes on the slow clock only
-            name, inputs = f"evidence of {link.child.name}", (mapping.jacobian, mapping.bend, precision)
-            shares.append(local.once(name, partial(mapping.sandwich, precision), *inputs))
-        for link in local.links_below("drives"):
-            shares.append(answer(local.error(link)).precision.matrix)
-        return local.once("gauss-newton", lambda: sum(shares, work.precision.sandwich(work.slope)), work, *shares)
+            name, inputs = f"curvature of {link.child.name}", (mapping.jacobian, mapping.jacobian_derivative, precision)
+            parts.append(ctx.cached(name, partial(mapping.quadratic_form, precision), *inputs))
+        for driven in ctx.below_of(Drives):
+            curvature = answer(ctx.error(driven)).precision
+            assert isinstance(curvature, DenseCurvature)
+            parts.append(curvature.matrix)
+        own = local.precision
+        return ctx.cached("gauss-newton", lambda: sum(parts, own.quadratic_form(local.jacobian)), local, *parts)

@@ -1,68 +1,74 @@
-"""Known inputs: what is put into a system, and so expected of a cause that may differ from it."""
+"""Known inputs, which predict a cause that may differ from them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from pcnet.errors import GraphError, ObservationError
-from pcnet.model.messages import Error, Prediction
-from pcnet.model.node import Energy, ForecastContext, Link, Node, NodeContext, Recordable
-from pcnet.nodes.sensory import SensoryNode
+from pcnet.model.context import Neighbours
+from pcnet.model.links import Link, Predicts
+from pcnet.model.messages import PointPrediction
+from pcnet.model.node import Energy, Node, Recordable
+from pcnet.model.protocols import ForecastContext
+from pcnet.nodes.sensory import Context, SensoryNode, SensoryState
+from pcnet.numerics.branching import holds
 from pcnet.settings import settings
 
 
 @settings
 class InputNode(SensoryNode):
-    """A generalised input ũ (..., orders, dim), observed without error, that predicts a cause.
+    """A generalised input ũ (..., orders, dim), known without error, that predicts a cause.
 
-    Settings are those of a `SensoryNode`. It has no error of its own: how far a cause may be from its input is the
-    precision of the cause. Where it is missing, the last value holds, at rest.
+    Settings are those of a `SensoryNode`. It has no error of its own: the deviation of a cause from its input is
+    governed by the precision of the cause. Missing inputs keep their last value, at rest.
     """
 
-    def as_child(self, link: Link) -> None:
-        Node.as_child(self, link)
+    kind: ClassVar[str] = "input"
 
-    def as_parent(self, link: Link) -> None:
+    def check_as_child(self, link: Link[Any, Any]) -> None:
+        Node.check_as_child(self, link)
+
+    def check_as_parent(self, link: Link[Any, Any]) -> None:
         shape = link.child.error_shape
-        if link.kind != "predicts" or link.child.observes:
-            Node.as_parent(self, link)
+        if not isinstance(link, Predicts) or link.child.observes:
+            Node.check_as_parent(self, link)
         if shape is None or (shape.rows, shape.dim) != (self.orders, self.dim):
             raise GraphError(f"{self.title} must have the orders and dimensions of {link.child.name!r}, {shape}")
 
-    def check(self, above: tuple[Link, ...], below: tuple[Link, ...], like: Tensor) -> None:
-        if not below:
+    def check(self, links: Neighbours, like: Tensor) -> None:
+        if not links.below:
             raise GraphError(f"{self.title} has no effect: add graph.predicts({self.name}, cause)")
 
-    def prediction(self, local: NodeContext, link: Link) -> Prediction[Tensor]:
-        belief = local.belief
-        if self.complete(local):
-            return Prediction(belief.observation)
-        held = self.where_seen(local, belief.observation, 0.0)
-        return Prediction(torch.cat([belief.observation[:, :1], held[:, 1:]], 1))
+    def prediction(self, ctx: Context, link: Link[Any, Any]) -> PointPrediction:
+        observation = ctx.state.observation
+        if self.complete(ctx):
+            return PointPrediction(observation)
+        held = self.where_seen(ctx, observation, 0.0)
+        return PointPrediction(torch.cat([observation[:, :1], held[:, 1:]], 1))
 
-    def observe(self, local: NodeContext) -> None:
-        super().observe(local)
-        if bool((local.memory.known == 0).any()):
-            raise ObservationError(f"{self.title} has no value yet that could hold: its first one must not be missing")
+    def observe(self, ctx: Context) -> SensoryState:
+        state = super().observe(ctx)
+        if holds((state.known == 0).any()):
+            raise ObservationError(f"{self.title} has no value yet to hold: its first input must not be missing")
+        return state
 
-    def forecast_message(self, local: NodeContext, link: Link, now: ForecastContext) -> Tensor:
-        """The last value, which holds."""
-        return now.spread(local.belief.observation[:, 0])
+    def forecast_message(self, ctx: Context, link: Link[Any, Any], now: ForecastContext) -> Tensor:
+        """The last value, held."""
+        return now.repeat(ctx.state.observation[:, 0])
 
-    def forecast_value(self, local: NodeContext, now: ForecastContext) -> None:
-        """Nothing: it is not predicted."""
-        return
+    def forecast_value(self, ctx: Context, now: ForecastContext) -> None:
+        return None
 
-    def error(self, local: NodeContext, link: Link) -> Error[Any]:
+    def error(self, ctx: Context, link: Link[Any, Any]) -> Any:
         raise GraphError(f"{self.title} has no error")
 
-    def energy(self, local: NodeContext) -> Energy:
+    def energy(self, ctx: Context) -> Energy:
         return Energy()
 
     @property
     def quantities(self) -> Mapping[str, Recordable]:
-        return {"observation": Recordable(("order", "dimension"), lambda local: local.belief.observation)}
+        return {"observation": Recordable(("order", "dimension"), lambda ctx: ctx.state.observation)}

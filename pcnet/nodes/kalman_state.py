@@ -1,650 +1,685 @@
-"""States that carry their whole belief through time: a Kalman filter in messages."""
+"""Kalman states: hidden states whose belief is carried from one observation to the next."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import KW_ONLY
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, final
 
 import torch
-from pydantic import Field
+from pydantic import Field, SkipValidation
 from torch import Tensor
 
 from pcnet.errors import GraphError, SettingError
-from pcnet.functions.base import Function
 from pcnet.functions.linearisation import Linearisation
-from pcnet.model.messages import Error, ParameterTransition, Prediction
-from pcnet.model.node import BatchSpec, Energy, ForecastStep, Link, Node, NodeContext, Recordable
-from pcnet.nodes.augmented_layout import Layout, Source, each, lay_out
-from pcnet.nodes.generalised_state import GeneralisedStateNode
-from pcnet.nodes.precision import noise_error
-from pcnet.numerics import kalman as carrying
-from pcnet.numerics.coloured_noise import Noise, NoiseModel
+from pcnet.functions.traced import as_function
+from pcnet.model.context import Neighbours, NodeContext, Now
+from pcnet.model.links import Drives, Link, Parametrises, Predicts, Weighs
+from pcnet.model.messages import GaussianPrediction, ParameterTransition, PredictionError, ScoreError, score_error
+from pcnet.model.node import BatchSpec, Energy, ErrorShape, Node, Recordable
+from pcnet.model.protocols import ForecastContext, Forecasts, ForecastsAlone, ForecastStart, ForecastStep
+from pcnet.nodes.augmented_layout import AugmentedStateLayout, NoiseBlock, make_layout, repeat_per_channel
+from pcnet.nodes.flow import check_state, first_value, future_value, parameters_of
+from pcnet.nodes.precision import PrecisionNode, noise_score_error
+from pcnet.numerics import kalman
+from pcnet.numerics.branching import holds
+from pcnet.numerics.coloured_noise import Noise, NoiseModel, NoiseSpec
+from pcnet.numerics.estimators import Newton, NoiseScoring, ParameterEstimator
 from pcnet.numerics.kalman import GaussianWithSensitivities, PredictiveDistribution, ScoreAndInformation
 from pcnet.numerics.kernels import SquaredExponential
-from pcnet.numerics.laplace import deviations
-from pcnet.settings import PositiveVector, listed, number, settings
+from pcnet.numerics.laplace import standard_deviations
+from pcnet.numerics.trees import select, tree_map
+from pcnet.settings import PositiveVector, Vector, at_least_1d, number, settings
+
+OVERFLOW = "covariance overflowed; pass NaN for outliers, or use on_divergence='hold'"
 
 
-class KalmanBelief(NamedTuple):
-    """What is carried (see `Carried`) of n numbers: the state, and after it those that make up noises.
+class Reference(NamedTuple):
+    """The parameters and noises that the belief was computed with.
 
-    Of all nodes below together, of d channels: what was expected before they were heard (see `Expected`), and its
-    covariance with what had been expected of them before (B, d, d). What their errors said of the parameters (B, p)
-    and of the own noises (B, o), each with its information. By how much they corrected the state, and how hard they
-    pulled at it, Σ Cᵀξ (B, dim).
-    """
-
-    mean: Tensor
-    shares: Tensor
-    dmean_dtheta: Tensor
-    dmean_dlogvar: Tensor
-    expected: Tensor
-    expected_covariance: Tensor
-    expected_dmean_dlogvar: Tensor
-    expected_covariance_by_source: Tensor
-    doubt: Tensor
-    between: Tensor
-    of_parameters: Tensor
-    information_of_parameters: Tensor
-    of_noise: Tensor
-    information_of_noise: Tensor
-    correction: Tensor
-    pull: Tensor
-
-    @property
-    def carried(self) -> GaussianWithSensitivities:
-        return GaussianWithSensitivities(*self[: len(GaussianWithSensitivities._fields)])
-
-    def expected_of(self, channels: slice, levels: slice) -> PredictiveDistribution:
-        """What was expected of some of the channels, and what it owes to some of the log-variances."""
-        return PredictiveDistribution(
-            self.expected[:, channels],
-            self.expected_covariance[:, channels, channels],
-            self.expected_dmean_dlogvar[:, channels, levels],
-            self.expected_covariance_by_source[:, levels, channels, channels],
-            self.doubt[:, channels, channels] if self.dmean_dtheta.shape[-1] else None,
-        )
-
-
-BEYOND = "its covariance is beyond all numbers; an observation far off may be given as NaN, or let on_divergence='hold'"
-HEARD = KalmanBelief._fields[-6:]
-"""What is so only of the present observation."""
-
-
-class KalmanMemory(NamedTuple):
-    """At which parameters (B, p), variances (B, all channels) and widths of noises (B, noises) it runs.
-
-    time: until when it was carried, (B,). phase: how far the numbers of each noise are on their way, (B, noises).
-    handed: how often the beliefs about the parameters had been handed over by then, (B, p).
+    parameters (B, p); variance (B, all channels); lengthscale (B, noises); transitions: number of the last transition
+    of each parameter, (B, p).
     """
 
     parameters: Tensor
     variance: Tensor
-    width: Tensor
-    time: Tensor
-    phase: Tensor
-    handed: Tensor
+    lengthscale: Tensor
+    transitions: Tensor
 
 
-class KalmanRule:
-    """The variance of the first state (B, dim), and, once it was found, where everything is.
+class Evidence(NamedTuple):
+    """What the last observation contributed.
 
-    placed: whether belief and memory have found their place there since the node has begun.
+    parameters: score (B, p) with information. noise: score of the own log-variances (B, o) with information.
+    correction (B, dim): change of the mean. weighted_error (B, dim): Σ Cᵀξ.
     """
 
-    __slots__ = ("first", "layout", "looking", "placed")
-
-    def __init__(self, first: Tensor) -> None:
-        self.first = first
-        self.layout: Layout | None = None
-        self.looking = False
-        self.placed = False
+    parameters: ScoreAndInformation
+    noise: ScoreAndInformation
+    correction: Tensor
+    weighted_error: Tensor
 
 
+class KalmanState(NamedTuple):
+    """The belief about the augmented state; what it was computed with; and what was sent and received.
+
+    sent: the last prediction of each node below, in the order of the links. It stays in force until the next time
+    update, which for a level of a stack is many observations later. time: of the last time update, (B,), in double
+    precision. phase: of each noise model, (B, noises).
+    """
+
+    belief: GaussianWithSensitivities
+    reference: Reference
+    sent: tuple[GaussianPrediction, ...]
+    evidence: Evidence
+    time: Tensor
+    phase: Tensor
+
+
+class KalmanBound(NamedTuple):
+    """Constants of a run: layout, and mean and variance of the first state, (B, dim)."""
+
+    layout: AugmentedStateLayout
+    initial_mean: Tensor
+    initial_variance: Tensor
+
+
+Context = NodeContext[KalmanState, KalmanBound]
+
+
+def parameter_estimator() -> Newton:
+    """The default for parameters of a Kalman state: recursive least squares with forgetting and covariance resets."""
+    return Newton(decaying_forgetting=number(0.5), covariance_reset=True)
+
+
+def noise_estimator(process: bool = False) -> NoiseScoring:
+    """The default for noise levels around a Kalman state; process: those of process noise, with smaller steps."""
+    if process:
+        return NoiseScoring(
+            step_limit_sd=number(1.5), decaying_forgetting=number(1.0), initial_noise_inflation=number(0.5)
+        )
+    return NoiseScoring(initial_noise_inflation=number(2.0))
+
+
+@final
 @settings
-class KalmanStateNode(GeneralisedStateNode):
+class KalmanStateNode(Node[KalmanState, KalmanBound], Forecasts, ForecastsAlone):
     """A hidden state (..., dim) that carries mean, covariance and sensitivities from one observation to the next.
 
-    Asked to `carry`, it takes its belief along the flow to the present: x ← x + dt f(x, θ), P ← FPFᵀ + Q. Asked to
-    `move`, it takes in the errors of the nodes below, one node after the other. Asked to `settle`, it follows
-    parameters and precisions that have changed. For linear flows, mappings and white noise this is the Kalman filter;
-    for others the extended one. What parameters and precisions hear of the errors accounts for all that the belief
-    owes to them.
+    `predict` is the time update x ← x + dt f(x, θ), P ← FPFᵀ + Q. `update` is the measurement update with the errors of
+    the nodes below, one node after the other. `retune` corrects the belief for parameters and noise levels that have
+    changed. For linear flows and mappings and white noise this is the Kalman filter, otherwise the extended one. The
+    scores that parameters and precisions receive include all sensitivities of the belief.
 
-    Noise with a kernel `White` is another at each observation and stays until the next. Noise with a
-    squared-exponential kernel is a sum of shocks, each of which acts in the form of a bell; noise with a Matérn kernel
-    of smoothness 1/2 decays and is fed; both are part of what is believed. Other kernels, and squared exponentials with
-    shocks=0, are taken for white noise that is as strong at low frequencies. Several precision nodes may weigh the
-    state: its noise is the sum of theirs.
+    White noise is held constant between observations (zero-order hold). Squared-exponential noise is a sum of Gaussian
+    pulses, Matérn noise of smoothness ½ an Ornstein–Uhlenbeck process; both add latents to the state. Other kernels,
+    and squared exponentials with n_pulses=0, are replaced by white noise of the same spectral density at zero
+    frequency. Several precision nodes may weigh the state: its noise is the sum of theirs.
 
-    initial_sd: how uncertain the first state is, one number or (..., dim).
-    noise: "learned" lets precision nodes hear of the errors; "given" takes what they say as it is, which costs less.
-    shocks: how many of them make up a smooth noise at a time.
-    bend: "keep" what a flow that is not linear does to the mean of what is uncertain, ½ tr(∂²f/∂x² P); "drop" it, as
-    the extended Kalman filter does.
-    substeps: how many Euler steps there are from one observation to the next.
+    Args:
+        dim: Dimension.
+        flow: Function of (state, parameters), or a `Function` with its own derivatives.
+        initial_mean: First state, (..., dim); found from the first observation unless given.
+        initial_sd: Standard deviation of the first state, one number or (..., dim).
+        learn_noise: Whether precision nodes receive scores; False costs less.
+        n_pulses: Pulses of a squared-exponential noise.
+        second_order: Whether the mean includes the term ½ tr(∂²f/∂x² P); False is the usual extended Kalman filter.
+        substeps: Integration steps between two observations.
     """
 
     _: KW_ONLY
-    orders: int = Field(default=1, ge=1, le=1)
+    dim: int = Field(ge=1)
+    flow: SkipValidation[Any]
+    initial_mean: Vector | None = None
     initial_sd: PositiveVector = number(1.0)
     learn_noise: bool = True
-    second_order: bool = True
     n_pulses: int = Field(default=5, ge=0)
+    second_order: bool = True
     substeps: int = Field(default=1, ge=1)
     role: ClassVar[str] = "state"
-    sure: ClassVar[bool] = True
-    required_actions: ClassVar[tuple[str, ...]] = ("predict", "update")
+    kind: ClassVar[str] = "state"
+    sends_covariance: ClassVar[bool] = True
     multiple_noises: ClassVar[bool] = True
+    required_actions: ClassVar[tuple[str, ...]] = ("predict", "update")
 
     def __post_init__(self) -> None:
-        GeneralisedStateNode.__post_init__(self)
-        if listed(self.initial_sd).shape[-1] not in (1, self.dim):
+        Node.__post_init__(self)
+        if self.flow is None:
+            raise SettingError(f"{self.title}: give a flow; for a random walk, lambda x, theta: 0 * x")
+        object.__setattr__(self, "flow", as_function(self.flow, self.dim))
+        if self.initial_mean is not None and at_least_1d(self.initial_mean).shape[-1] != self.dim:
+            raise SettingError(
+                f"{self.title}: initial_mean has shape {tuple(self.initial_mean.shape)}; it must end in {self.dim}"
+            )
+        if at_least_1d(self.initial_sd).shape[-1] not in (1, self.dim):
             raise SettingError(
                 f"{self.title}: initial_sd must be one number or end in {self.dim} (for a batch of single values add a "
                 "dimension: initial_sd[:, None])"
             )
         if 0 < self.n_pulses < 3:
-            raise SettingError(f"{self.title}: it takes 3 shocks or more to make a smooth noise; 0 takes it for white")
+            raise SettingError(f"{self.title}: smooth noise needs n_pulses=3 or more; 0 replaces it by white noise")
 
-    # --- composing ---------------------------------------------------------------------------------------------
+    # --- composing -----------------------------------------------------------------------------------------------
+    @property
+    def error_shape(self) -> ErrorShape:
+        return ErrorShape(1, self.dim)
+
     def describe(self) -> str:
         return f"dim {self.dim}, flow {self.flow!r}"
 
-    def as_parent(self, link: Link) -> None:
-        if link.kind != "predicts":
-            Node.as_parent(self, link)
+    def check_as_parent(self, link: Link[Any, Any]) -> None:
+        if not isinstance(link, Predicts):
+            Node.check_as_parent(self, link)
         shape = link.child.error_shape
-        assert shape is not None
-        if shape.rows != 1:
+        if shape is None:
+            Node.check_as_parent(self, link)
+        elif shape.rows != 1:
+            raise GraphError(f"{self.title} predicts values only: give {link.child.name!r} one order, orders=1")
+
+    def check_as_child(self, link: Link[Any, Any]) -> None:
+        if isinstance(link, (Predicts, Drives)):
             raise GraphError(
-                f"{self.title} predicts values, not their motion: give {link.child.name!r} one order, orders=1"
+                f"{self.title} cannot be the child in {link.parent.name!r} {link.key} {self.name!r}; use a "
+                "GeneralisedStateNode, or make the input part of the state"
             )
+        if not isinstance(link, (Parametrises, Weighs)):
+            Node.check_as_child(self, link)
 
-    def as_child(self, link: Link) -> None:
-        if link.kind in ("predicts", "drives"):
+    def check(self, links: Neighbours, like: Tensor) -> None:
+        check_state(self, self.dim, self.flow, links, like)
+
+    def default_estimator(self, link: Link[Any, Any], above: tuple[Link[Any, Any], ...]) -> ParameterEstimator | None:
+        if isinstance(link, Parametrises):
+            return parameter_estimator()
+        return noise_estimator(process=isinstance(link, Weighs)) if self.learn_noise else None
+
+    # --- beginning -----------------------------------------------------------------------------------------------
+    def bind(self, links: Neighbours, spec: BatchSpec) -> KalmanBound:
+        sd = at_least_1d(self.initial_sd)
+        mean = spec.zeros(self.dim) if self.initial_mean is None else spec.expand(self.initial_mean, 1)
+        variance = spec.expand(sd.expand(*sd.shape[:-1], self.dim), 1) ** 2
+        return KalmanBound(self._layout(links, spec), mean, variance)
+
+    def _layout(self, links: Neighbours, spec: BatchSpec) -> AugmentedStateLayout:
+        own: dict[Weighs, NoiseSpec] = {}
+        below: dict[Predicts, NoiseSpec] = {}
+        for weighs in links.above_of(Weighs):
+            assert isinstance(weighs.parent, PrecisionNode)
+            found = weighs.parent.spec_of(weighs, spec)
+            own[weighs] = self._checked(found, self.title)
+            if own[weighs].learned_lengthscale:
+                raise GraphError(
+                    f"the correlation time of {weighs.parent.name!r} cannot be learned, since the noise of "
+                    f"{self.title} is never observed by itself; leave out correlation_time_sd"
+                )
+        for predicts in links.below_of(Predicts):
+            noise = below[predicts] = self._checked(links.noise.get(predicts), repr(predicts.child.name))
+            if noise.learned_lengthscale and not isinstance(noise.kernel, SquaredExponential):
+                raise GraphError(
+                    f"the correlation time of the noise of {predicts.child.name!r} can be learned only for a "
+                    "squared-exponential kernel; leave out correlation_time_sd"
+                )
+        parameters: dict[Parametrises, int] = {}
+        for of in (None, *(link.child for link in links.below)):
+            parameters |= {link: link.parent.n_parameters for link in links.above_of(Parametrises, of)}
+        like = spec.zeros()
+        return make_layout(self.dim, own, below, parameters, like, n_pulses=self.n_pulses, learn_noise=self.learn_noise)
+
+    def _checked(self, noise: NoiseSpec | None, what: str) -> NoiseSpec:
+        if noise is None:
             raise GraphError(
-                f"{self.title} carries its own belief and cannot be the one that {link.parent.name!r} {link.kind}; "
-                "use a GeneralisedStateNode, or make what drives it part of the state"
+                f"the precision of {what} couples channels, which {self.title} cannot represent; use "
+                "channels='each' or 'shared'"
             )
+        return noise
 
-    # --- beginning ---------------------------------------------------------------------------------------------
-    def begin(self, local: NodeContext, start: BatchSpec) -> None:
-        mean = torch.zeros(1, self.dim) if self.initial_mean is None else self.initial_mean
-        value, sd = start.fill(mean, 2)[:, 0], listed(self.initial_sd)
-        local.rule = KalmanRule(start.fill(sd.expand(*sd.shape[:-1], self.dim), 1) ** 2)
-        local.belief = self._blank(value, local.rule.first, self.dim, 0, 0, 0, 0)
-        shapes: tuple[tuple[int, ...], ...] = ((0,), (0,), (0,), (), (0,), (0,))
-        memory = KalmanMemory(*(value.new_zeros(start.batch, *shape) for shape in shapes))
-        local.memory = memory._replace(time=memory.time.double())
-
-    def _blank(self, value: Tensor, variance: Tensor, n: int, p: int, d: int, s: int, o: int) -> KalmanBelief:
-        """A belief in nothing but a value (B, dim), as sure as its variance (B, dim) says.
-
-        Of these sizes (see `Layout`), with o log-variances of its own.
-        """
-        room = [(1 + s, n, n), (n, p), (n, s), (d,), (d, d), (d, s), (s, d, d), (d, d), (d, d)]
-        room += [(p,), (p, p), (o,), (o, o), (self.dim,), (self.dim,)]
-        mean = torch.constant_pad_nd(value, (0, n - self.dim))
-        belief = KalmanBelief(mean, *(value.new_zeros(len(value), *shape) for shape in room))
-        belief.shares[:, 0, : self.dim, : self.dim] = variance.diag_embed()
-        return belief
-
-    def initialise(self, local: NodeContext) -> None:
-        """Find the first value from the first observation, and be as uncertain of it as `initial_sd` says.
-
-        One that is given is that of the beginning, even if nothing was seen for a while.
-        """
-        self._make_room(local)
-        GeneralisedStateNode.initialise(self, local)
-
-    def _make_room(self, local: NodeContext) -> None:
-        """Give belief and memory the size that the neighbours ask for, and let batch elements that begin do so here."""
-        if local.rule.placed:
-            return
-        local.rule.placed = True
-        layout, belief, mask = self._layout(local), local.belief, local.mask
-        value: Tensor = belief.mean[:, : self.dim]
-        if belief.expected.shape[1] == layout.channels:  # some begin anew, or a run goes on
-            local.mask = (local.memory.variance == 0).all(1)
-        else:
-            sizes = (layout.channels, len(layout.of_level), layout.own_levels.stop)
-            local.mask, batch = None, len(value)
-            local.belief = self._blank(value, local.rule.first, layout.size, layout.width, *sizes)
-            local.memory = local.memory._replace(phase=value.new_zeros(batch, len(layout.sources)))
-        if local.mask is None or bool(local.mask.any()):
-            self._believe(local, value, moving=True)
-        local.mask = mask
-
-    def _believe(self, local: NodeContext, value: Tensor, moving: bool) -> None:
-        """Believe in this value (B, dim), and expect of the nodes below what follows from it and nothing else."""
-        layout, belief = self._layout(local), local.belief
-        variances = self._variances(local)
-        shares = torch.zeros_like(belief.shares)
-        if moving:
-            shares[:, 0, : self.dim, : self.dim] = local.rule.first.diag_embed()
-        for source in layout.sources:
-            variance = layout.by_source(source, variances[:, source.channels]).repeat(1, 1, source.colour.numbers)
-            shares[..., source.numbers, source.numbers].diagonal(dim1=-2, dim2=-1).copy_(variance)
-        local.memory = KalmanMemory(
-            self._all_parameters(local),
-            variances,
-            self._widths(local, layout),
-            local.time - local.elapsed,
-            torch.zeros_like(local.memory.phase),
-            self._handovers(local, layout).number,
+    def init(self, bound: KalmanBound, spec: BatchSpec) -> KalmanState:
+        """A state of the right shapes that is not started: its reference variance is 0."""
+        layout, zeros = bound.layout, spec.zeros
+        n, p, s, o = layout.size, layout.n_parameters, layout.n_levels, layout.own_levels.stop
+        mean = torch.constant_pad_nd(bound.initial_mean, (0, n - self.dim))
+        parts = zeros(1 + s, n, n)
+        parts[:, 0, : self.dim, : self.dim] = bound.initial_variance.diag_embed()
+        belief = GaussianWithSensitivities(mean, parts, zeros(n, p), zeros(n, s))
+        sent = []
+        for block in layout.below.values():
+            d = block.channels.stop - block.channels.start
+            doubt = zeros(d, d) if p else zeros(0, 0)
+            distribution = PredictiveDistribution(zeros(d), zeros(d, d), zeros(d, s), zeros(s, d, d), doubt)
+            sent.append(GaussianPrediction(distribution, zeros(d, d)))
+        channels = layout.level_channels.shape[1]
+        reference = Reference(zeros(p), zeros(channels), zeros(len(layout.noises)), zeros(p))
+        evidence = Evidence(
+            ScoreAndInformation(zeros(p), zeros(p, p)),
+            ScoreAndInformation(zeros(o), zeros(o, o)),
+            zeros(self.dim),
+            zeros(self.dim),
         )
-        cleared = {name: torch.zeros_like(getattr(belief, name)) for name in belief._fields[2:]}
-        mean = torch.constant_pad_nd(value, (0, layout.size - self.dim))
-        local.belief = belief._replace(mean=mean, shares=shares, **cleared)
-        for link in local.below:
-            self._expect(local, link)
+        return KalmanState(belief, reference, tuple(sent), evidence, zeros().double(), zeros(len(layout.noises)))
 
-    # --- messages ----------------------------------------------------------------------------------------------
-    def prediction(self, local: NodeContext, link: Link) -> Prediction[Tensor]:
-        belief = local.belief
-        if not belief.expected.shape[1] or local.rule.looking:  # it has not found its bearings yet
-            return Prediction(self._linearised(local, link).value)
-        layout = self._layout(local)
-        here = layout.seen(link)
-        expected = belief.expected_of(here, layout.below[link].levels)
-        return Prediction(expected.mean[:, None], expected=expected, between=belief.between[:, here, here])
+    def initialise(self, ctx: Context) -> KalmanState:
+        """Find the first value from the first observation, unless it is given; its uncertainty is `initial_sd`."""
+        ctx.propose(self._started(ctx))
+        if self.initial_mean is not None:
+            return ctx.state
 
-    def error(self, local: NodeContext, link: Link) -> Error[Any]:
-        belief = local.belief
-        if link.kind == "weighs":
-            layout = self._layout(local)
-            source = layout.own[link]
-            here = source.levels
-            said = ScoreAndInformation(belief.of_noise[:, here], belief.information_of_noise[:, here, here])
-            return noise_error(said, local.message(link).noise)
-        mine = self._layout(local).parameters.get(link, slice(0))
-        return Error(belief.of_parameters[:, mine], belief.information_of_parameters[:, mine, mine])
+        def errors(value: Tensor) -> dict[Predicts, PredictionError]:
+            ctx.propose(self._start(ctx, value, certain=True))
+            return {link: ctx.error(link) for link in ctx.below_of(Predicts)}
 
-    # --- acting ------------------------------------------------------------------------------------------------
-    def predict(self, local: NodeContext) -> None:
-        """Take the belief along the flow to the present, and say what is expected of the nodes below."""
-        self._make_room(local)
-        layout, belief = self._layout(local), local.belief
-        carried, p = belief.carried, layout.width
-        # with what the belief owes to parameters goes its covariance with what was expected, for those who hand it on
-        told = any(not link.child.observes for link in local.below)
-        if told:
-            towards = torch.bmm(carried.covariance, self._slopes(local).mT)
-            carried = carried._replace(dmean_dtheta=torch.cat([carried.dmean_dtheta, towards], -1))
-        elapsed = (local.time - local.memory.time).to(belief.mean) / self.substeps
-        phase = local.memory.phase
+        value = ctx.state.belief.mean[:, : self.dim]
+        ctx.propose(self._start(ctx, value, certain=True))
+        mappings = {link: self._linearise(ctx, ctx.state.belief, link) for link in ctx.below_of(Predicts)}
+        return self._start(ctx, first_value(value, mappings, errors))
+
+    def _started(self, ctx: Context) -> KalmanState:
+        """The state, with batch elements that have not started yet starting at their first value."""
+        state = ctx.state
+        fresh = ctx.cached("fresh", lambda: (state.reference.variance == 0).all(1), state.reference.variance)
+        if not ctx.cached("any fresh", lambda: holds(fresh.any()), fresh):
+            return state
+        return select(fresh, self._start(ctx, state.belief.mean[:, : self.dim]), state)
+
+    def _start(self, ctx: Context, value: Tensor, certain: bool = False) -> KalmanState:
+        """The state with this value (B, dim) and nothing learned; certain: without uncertainty of the value."""
+        layout, state = ctx.bound.layout, ctx.state
+        variances = self._variances(ctx)
+        parts = torch.zeros_like(state.belief.covariance_by_source)
+        if not certain:
+            parts[:, 0, : self.dim, : self.dim] = ctx.bound.initial_variance.diag_embed()
+        for block in layout.noises:
+            variance = layout.by_source(block, variances[:, block.channels]).repeat(1, 1, block.model.n_latents)
+            parts[..., block.latents, block.latents].diagonal(dim1=-2, dim2=-1).copy_(variance)
+        reference = Reference(self._parameters(ctx), variances, self._lengthscales(ctx), self._transitions(ctx).number)
+        belief = GaussianWithSensitivities(
+            torch.constant_pad_nd(value, (0, layout.size - self.dim)),
+            parts,
+            torch.zeros_like(state.belief.dmean_dtheta),
+            torch.zeros_like(state.belief.dmean_dlogvar),
+        )
+        started = state._replace(
+            belief=belief,
+            reference=reference,
+            evidence=tree_map(torch.zeros_like, state.evidence),
+            time=ctx.time - ctx.dt,
+            phase=torch.zeros_like(state.phase),
+        )
+        none = [torch.zeros_like(each.lagged_covariance) for each in state.sent]
+        return started._replace(sent=self._predictions(ctx, started, none))
+
+    # --- messages ------------------------------------------------------------------------------------------------
+    def prediction(self, ctx: Context, link: Link[Any, Any]) -> GaussianPrediction:
+        assert isinstance(link, Predicts)
+        sent = ctx.state.sent[ctx.below.index(link)]
+        levels = ctx.bound.layout.below[link].levels
+
+        def restricted() -> GaussianPrediction:
+            """The prediction with derivatives with respect to the child's own log-variances."""
+            distribution = sent.distribution
+            return sent._replace(
+                distribution=distribution._replace(
+                    dmean_dlogvar=distribution.dmean_dlogvar[..., levels],
+                    covariance_by_source=distribution.covariance_by_source[:, levels],
+                )
+            )
+
+        return ctx.cached(f"prediction of {link.child.name}", restricted, *sent.distribution, sent.lagged_covariance)
+
+    def error(self, ctx: Context, link: Link[Any, Any]) -> ScoreError:
+        evidence, layout = ctx.state.evidence, ctx.bound.layout
+        if isinstance(link, Weighs):
+            here = layout.own[link].levels
+            score, information = evidence.noise
+            noise = ctx.message(link).noise
+            assert noise is not None
+            return noise_score_error(ScoreAndInformation(score[:, here], information[:, here, here]), noise.levels)
+        assert isinstance(link, Parametrises)
+        mine = layout.parameters[link]
+        score, information = evidence.parameters
+        return score_error(ScoreAndInformation(score[:, mine], information[:, mine, mine]))
+
+    # --- actions -------------------------------------------------------------------------------------------------
+    def predict(self, ctx: Context) -> KalmanState:
+        """Time update of the belief, and the predictions of the nodes below."""
+        ctx.propose(self._started(ctx))
+        state, layout = ctx.state, ctx.bound.layout
+        belief, p = state.belief, layout.n_parameters
+        # the covariance with the previous predictions is carried like a sensitivity, for children with beliefs
+        lagged = any(not link.child.observes for link in ctx.below)
+        if lagged:
+            towards = torch.bmm(belief.covariance, self._jacobians(ctx, belief).mT)
+            belief = belief._replace(dmean_dtheta=torch.cat([belief.dmean_dtheta, towards], -1))
+        dt = (ctx.time - state.time).to(belief.mean) / self.substeps
+        phase = state.phase
         for _ in range(self.substeps):
-            carried, phase = self._advance(local, layout, carried, phase, elapsed)
-        local.memory = local.memory._replace(time=local.time, phase=phase)
-        new = {name: torch.zeros_like(getattr(belief, name)) for name in HEARD}
-        new |= carried._replace(dmean_dtheta=carried.dmean_dtheta[..., :p])._asdict()
-        local.belief = belief._replace(**new)
-        if told:
-            between = torch.bmm(self._slopes(local), carried.dmean_dtheta[..., p:]).mT
-            local.belief = local.belief._replace(between=between)
-        for link in local.below:
-            self._expect(local, link)
+            belief, phase = self._step(ctx, belief, phase, dt)
+        carried = belief.dmean_dtheta[..., p:]
+        belief = belief._replace(dmean_dtheta=belief.dmean_dtheta[..., :p])
+        between = [torch.zeros_like(each.lagged_covariance) for each in state.sent]
+        if lagged:
+            joint = torch.bmm(self._jacobians(ctx, belief), carried).mT
+            places = [self._seen(layout, link) for link in ctx.below_of(Predicts)]
+            between = [joint[:, here, here] for here in places]
+        moved = state._replace(
+            belief=belief, evidence=tree_map(torch.zeros_like, state.evidence), time=ctx.time, phase=phase
+        )
+        return moved._replace(sent=self._predictions(ctx, moved, between))
 
-    def _advance(
-        self, local: NodeContext, layout: Layout, carried: GaussianWithSensitivities, phase: Tensor, elapsed: Tensor
+    def _step(
+        self, ctx: Context, belief: GaussianWithSensitivities, phase: Tensor, dt: Tensor
     ) -> tuple[GaussianWithSensitivities, Tensor]:
-        """One Euler step, and the shocks that are due in it."""
-        d, dt = self.dim, elapsed[:, None, None]
-        x, theta = carried.mean[:, None, :d], self._parameters(local, None)
-        drift, jacobian = self._drift(carried, theta)
-        slope = jacobian.new_zeros(len(elapsed), d, layout.size)
-        slope[..., :d] = jacobian
-        noise = slope.new_zeros(len(elapsed), 1 + len(layout.of_level), d)
-        for source in layout.own.values():
-            colour, at = self._colour(local, source), phase[:, source.place]
-            slope[..., source.numbers] = each(colour.loads(at), d)
-            drift = drift + torch.bmm(slope[..., source.numbers], carried.mean[:, source.numbers, None])[..., 0]
-            fresh = (colour.fresh(elapsed) * elapsed**2)[:, None] * local.memory.variance[:, source.channels]
-            noise = noise + layout.by_source(source, fresh)
-        dmean_dtheta = carried.dmean_dtheta.new_zeros(len(elapsed), d, carried.dmean_dtheta.shape[-1])
-        links = local.links_above("parametrises")
-        if links:
-            dmean_dtheta[..., : theta.shape[-1]] = dt * self.flow.parameter_slope(x, theta, 1)[:, 0]
-        carried = carrying.transport(carried, elapsed[:, None] * drift, dt * slope, dmean_dtheta, noise)
+        """One Euler step of state and noises."""
+        layout, reference = ctx.bound.layout, ctx.state.reference
+        d, h = self.dim, dt[:, None, None]
+        theta = parameters_of(ctx, None, belief.mean)
+        velocity, state_jacobian = self._velocity(belief, theta)
+        jacobian = state_jacobian.new_zeros(len(dt), d, layout.size)
+        jacobian[..., :d] = state_jacobian
+        noise = jacobian.new_zeros(len(dt), 1 + layout.n_levels, d)
+        for block in layout.own.values():
+            model, at = self._noise_model(ctx, block), phase[:, block.place]
+            jacobian[..., block.latents] = repeat_per_channel(model.loadings(at), d)
+            loaded = torch.bmm(jacobian[..., block.latents], belief.mean[:, block.latents, None])
+            velocity = velocity + loaded[..., 0]
+            white = (model.white_variance(dt) * dt**2)[:, None] * reference.variance[:, block.channels]
+            noise = noise + layout.by_source(block, white)
+        dtheta = belief.dmean_dtheta.new_zeros(len(dt), d, belief.dmean_dtheta.shape[-1])
+        if ctx.above_of(Parametrises):
+            slope = self.flow.parameter_slope(belief.mean[:, None, :d], theta, 1)[:, 0]
+            dtheta[..., : theta.shape[-1]] = h * slope
+        belief = kalman.predict(belief, dt[:, None] * velocity, h * jacobian, dtheta, noise)
         phases = []
-        for source in layout.sources:
-            variance = layout.by_source(source, local.memory.variance[:, source.channels])
-            at = phase[:, source.place]
-            carried, at = self._colour(local, source).go_on(carried, source.numbers, variance, at, elapsed)
+        for block in layout.noises:
+            variance = layout.by_source(block, reference.variance[:, block.channels])
+            model = self._noise_model(ctx, block)
+            belief, at = model.predict(belief, block.latents, variance, phase[:, block.place], dt)
             phases.append(at)
-        return carried, torch.stack(phases, 1)
+        return belief, torch.stack(phases, 1)
 
-    def _drift(self, carried: GaussianWithSensitivities, theta: Tensor) -> tuple[Tensor, Tensor]:
-        """Where the flow takes what is believed, f(x, θ) + ½ tr(∂²f/∂x² P) (B, dim), and its slope (B, dim, dim)."""
+    def _velocity(self, belief: GaussianWithSensitivities, theta: Tensor) -> tuple[Tensor, Tensor]:
+        """Expected velocity f(x, θ) + ½ tr(∂²f/∂x² P), (B, dim), and the Jacobian of f (B, dim, dim)."""
         d = self.dim
-        x = carried.mean[:, None, :d]
+        x = belief.mean[:, None, :d]
         if not self.second_order:
             flow = self.flow.linearise(x, theta, 1)
             return flow.value[:, 0], flow.jacobian
-        # the change of J along each direction, as if these were orders of motion, is all of the second derivatives
-        ways = torch.eye(d).to(x).expand(len(x), d, d)
-        flow = self.flow.linearise(torch.cat([x, ways], 1), theta, 1 + d)
-        if flow.bend is None:
+        # derivatives of J along all unit vectors, passed as orders of motion, are all second derivatives
+        units = torch.eye(d, dtype=x.dtype, device=x.device).expand(len(x), d, d)
+        flow = self.flow.linearise(torch.cat([x, units], 1), theta, 1 + d)
+        if flow.jacobian_derivative is None:
             return flow.value[:, 0], flow.jacobian
-        uncertain = carried.covariance[:, :d, :d]
-        return flow.value[:, 0] + 0.5 * (flow.bend * uncertain[:, :, None]).sum((1, 3)), flow.jacobian
+        covariance = belief.covariance[:, :d, :d]
+        return flow.value[:, 0] + 0.5 * (flow.jacobian_derivative * covariance[:, :, None]).sum((1, 3)), flow.jacobian
 
-    def _expect(self, local: NodeContext, link: Link) -> None:
-        """Keep what is expected of a node below, by the belief as it is now."""
-        layout, belief = self._layout(local), local.belief
-        source = layout.below[link]
-        mapping = self._linearised(local, link)
-        slope = self._slope(local, layout, link, mapping)
-        numbers = belief.mean[:, source.numbers, None]
-        mean = mapping.value[:, 0] + torch.bmm(slope[..., source.numbers], numbers)[..., 0]
-        found = carrying.expect(belief.carried, mean, slope, self._noise_of(local, layout, source))
-        here = layout.seen(link)
-        names = ("expected", "expected_dmean_dlogvar", "expected_covariance", "expected_covariance_by_source")
-        parts = {name: getattr(belief, name).clone() for name in names}
-        parts["expected"][:, here], parts["expected_dmean_dlogvar"][:, here] = found.mean, found.dmean_dlogvar
-        parts["expected_covariance"][:, here, here] = found.covariance
-        parts["expected_covariance_by_source"][:, :, here, here] = found.covariance_by_source
-        if layout.width and len(layout.of_level):
-            through = carrying.through(slope, belief.dmean_dtheta, self._direct(local, layout, link))
-            parts["doubt"] = belief.doubt.clone()
-            parts["doubt"][:, here, here] = through @ self._unsure(local, layout, online=True) @ through.mT
-        local.belief = belief._replace(**parts)
+    def update(self, ctx: Context) -> KalmanState:
+        """Measurement update with the errors of the nodes below, one node after the other."""
+        layout = ctx.bound.layout
+        for i, link in enumerate(ctx.below_of(Predicts)):
+            if i:  # predict again, after the updates so far
+                sent = list(ctx.state.sent)
+                sent[i] = self._predict_child(ctx, ctx.state, link, sent[i].lagged_covariance)
+                ctx.propose(ctx.state._replace(sent=tuple(sent)))
+            state, block = ctx.state, layout.below[link]
+            belief, evidence = state.belief, state.evidence
+            error = ctx.error(link).eliminated
+            weighted, precision = error.weighted[:, 0], error.precision.dense()
+            mapping = self._linearise(ctx, belief, link)
+            jacobian, direct = self._jacobian(ctx, link, mapping), self._direct(ctx, belief, link)
+            known = error.noise is not None and error.noise.levels
+            noise = self._observation_noise(ctx, block) if known else None
+            if layout.n_parameters:
+                score = kalman.parameter_score(jacobian, belief.dmean_dtheta, direct, weighted, precision)
+                evidence = evidence._replace(parameters=_sum(evidence.parameters, score))
+            if layout.own_levels.stop:
+                distribution, own = state.sent[i].distribution, layout.own_levels
+                distribution = distribution._replace(
+                    dmean_dlogvar=distribution.dmean_dlogvar[..., own],
+                    covariance_by_source=distribution.covariance_by_source[:, own],
+                )
+                raw = torch.bmm(distribution.covariance, weighted[..., None])[..., 0]
+                score = kalman.noise_score(distribution, raw, precision)
+                evidence = evidence._replace(noise=_sum(evidence.noise, score))
+            updated = kalman.update(belief, jacobian, direct, weighted, precision, noise)
+            evidence = evidence._replace(
+                correction=evidence.correction + (updated.mean - belief.mean)[:, : self.dim],
+                weighted_error=evidence.weighted_error + torch.bmm(weighted[:, None], jacobian[..., : self.dim])[:, 0],
+            )
+            ctx.propose(state._replace(belief=updated, evidence=evidence))
+        self._check_finite(ctx)
+        return ctx.state
 
-    def _colour(self, local: NodeContext, source: Source) -> NoiseModel:
-        """How a noise goes on in time, at the width at which this runs."""
-        width = local.memory.width[:, source.place]
-        return source.colour.with_lengthscale(width) if source.learned_width else source.colour
+    def _check_finite(self, ctx: Context) -> None:
+        """Report batch elements whose covariance has overflowed, although its parts are finite."""
+        belief = ctx.state.belief
+        size = belief.covariance_by_source.abs().sum()
+        size = size + belief.dmean_dtheta.square().sum() + belief.dmean_dlogvar.square().sum()
+        if not holds(torch.isfinite(size)):
+            ctx.mark_diverged(~torch.isfinite(self.covariance(ctx)).flatten(1).all(1), OVERFLOW)
 
-    def _noise_of(self, local: NodeContext, layout: Layout, source: Source) -> Tensor:
-        """The variance of what is another at each observation of a node below, by what it is owed to; (B, 1 + s, d).
+    def retune(self, ctx: Context) -> KalmanState:
+        """Correct the belief for parameters and noise levels that have changed, by its sensitivities."""
+        ctx.propose(self._started(ctx))
+        layout, state, reference = ctx.bound.layout, ctx.state, ctx.state.reference
+        mean, parts, dtheta, dlogvar = state.belief
+        theta, variance = self._parameters(ctx), self._variances(ctx)
+        transitions = reference.transitions
+        if layout.n_parameters:
+            number, reached, gain, residual = self._transitions(ctx)
+            changed = number != transitions
+            # parameters with a new transition: their value before it; the others: their present value
+            target = torch.where(changed, reached, theta)
+            mean = mean + torch.bmm(dtheta, (target - reference.parameters)[..., None])[..., 0]
+            new = changed[:, None]
+            residual = torch.where(new & new.mT, residual, 0.0)
+            parts = torch.cat([parts[:, :1] + (dtheta @ residual @ dtheta.mT)[:, None], parts[:, 1:]], 1)
+            dtheta = torch.where(new, dtheta @ gain, dtheta)
+            transitions = number
+        if layout.n_levels:
+            ratio = (variance / reference.variance).log()  # the same for all channels of a level
+            ratio = torch.where(variance > 0, ratio, 0.0)  # a likelihood of its own has no variance
+            change = ratio @ layout.level_channels.mT / layout.level_channels.sum(1)
+            mean = mean + torch.bmm(dlogvar, change[..., None])[..., 0]
+            parts = torch.cat([parts[:, :1], parts[:, 1:] * change.exp()[..., None, None]], 1)
+        reference = Reference(theta, variance, self._lengthscales(ctx), transitions)
+        return state._replace(belief=GaussianWithSensitivities(mean, parts, dtheta, dlogvar), reference=reference)
 
-        What the numbers of a noise cannot say is owed to nobody: that this handful describes noise not exactly must not
-        be taken for less of it.
+    # --- predictions of the nodes below ---------------------------------------------------------------------------
+    def _predictions(self, ctx: Context, state: KalmanState, lagged: list[Tensor]) -> tuple[GaussianPrediction, ...]:
+        links = ctx.below_of(Predicts)
+        return tuple(self._predict_child(ctx, state, *pair) for pair in zip(links, lagged, strict=True))
+
+    def _predict_child(self, ctx: Context, state: KalmanState, link: Predicts, lagged: Tensor) -> GaussianPrediction:
+        """The predictive distribution of a node below, from this state."""
+        layout, belief, at = ctx.bound.layout, state.belief, ctx.at(state, ctx.now)
+        block = layout.below[link]
+        mapping = self._linearise(at, belief, link)
+        jacobian = self._jacobian(at, link, mapping)
+        latents = belief.mean[:, block.latents, None]
+        mean = mapping.value[:, 0] + torch.bmm(jacobian[..., block.latents], latents)[..., 0]
+        d = mean.shape[1]
+        doubt = mean.new_zeros(len(mean), d, d) if layout.n_parameters else mean.new_zeros(len(mean), 0, 0)
+        if layout.n_parameters and layout.n_levels:
+            through = kalman.total_derivative(jacobian, belief.dmean_dtheta, self._direct(at, belief, link))
+            doubt = through @ self._parameter_covariance(at, online=True) @ through.mT
+        noise = self._observation_noise(at, block)
+        return GaussianPrediction(kalman.predict_observation(belief, mean, jacobian, noise, doubt), lagged)
+
+    def _noise_model(self, ctx: Context, block: NoiseBlock) -> NoiseModel:
+        """The model of a noise, with its present lengthscale if that is learned."""
+        lengthscale = ctx.state.reference.lengthscale[:, block.place]
+        return block.model.with_lengthscale(lengthscale) if block.learned_lengthscale else block.model
+
+    def _observation_noise(self, ctx: Context, block: NoiseBlock) -> Tensor:
+        """Variance of the white part of an observation noise, by source; (B, 1 + s, d).
+
+        The variance that the latents miss has no source, so that the approximation is not mistaken for less noise.
         """
-        colour, variance = self._colour(local, source), local.memory.variance[:, source.channels]
-        noise = layout.by_source(source, colour.fresh(local.elapsed)[:, None] * variance)
-        noise[:, 0] += colour.rest(local.elapsed)[:, None] * variance
+        model, variance = self._noise_model(ctx, block), ctx.state.reference.variance[:, block.channels]
+        noise = ctx.bound.layout.by_source(block, model.white_variance(ctx.dt)[:, None] * variance)
+        noise[:, 0] += model.unexplained_variance(ctx.dt)[:, None] * variance
         return noise
 
-    def update(self, local: NodeContext) -> None:
-        """Take in the errors of the nodes below, one node after the other."""
-        layout = self._layout(local)
-        for i, link in enumerate(local.below):
-            if i:  # the ones before it have been heard
-                self._expect(local, link)
-            belief, source = local.belief, layout.below[link]
-            error = local.error(link).eliminated
-            weighted, precision = error.weighted[:, 0], error.precision.matrix
-            mapping = self._linearised(local, link)
-            slope, direct = self._slope(local, layout, link, mapping), self._direct(local, layout, link)
-            known = error.noise is not None and error.noise.levels
-            noise = self._noise_of(local, layout, source) if known else None
-            carried, said = belief.carried, dict[str, Tensor]()
-            if layout.width:
-                of_parameters = carrying.of_parameters(slope, carried.dmean_dtheta, direct, weighted, precision)
-                said["of_parameters"] = belief.of_parameters + of_parameters.gradient
-                said["information_of_parameters"] = belief.information_of_parameters + of_parameters.information
-            if layout.own_levels.stop:
-                expected = belief.expected_of(layout.seen(link), layout.own_levels)
-                raw = torch.bmm(expected.covariance, weighted[..., None])[..., 0]
-                of_noise = carrying.of_noise(expected, raw, precision)
-                said["of_noise"] = belief.of_noise + of_noise.gradient
-                said["information_of_noise"] = belief.information_of_noise + of_noise.information
-            carried = carrying.absorb(carried, slope, direct, weighted, precision, noise)
-            said["correction"] = belief.correction + (carried.mean - belief.mean)[:, : self.dim]
-            said["pull"] = belief.pull + torch.bmm(weighted[:, None], slope[..., : self.dim])[:, 0]
-            local.belief = belief._replace(**carried._asdict(), **said)
-        self._watch(local)
+    def _linearise(self, ctx: Context, belief: GaussianWithSensitivities, link: Predicts) -> Linearisation:
+        mean, theta = belief.mean, parameters_of(ctx, link.child, belief.mean)
 
-    def _watch(self, local: NodeContext) -> None:
-        """Say so where the uncertainty of the state is beyond all numbers, though all that it is made of is finite."""
-        _, shares, dmean_dtheta, dmean_dlogvar = local.belief.carried
-        size = shares.abs().sum() + dmean_dtheta.square().sum() + dmean_dlogvar.square().sum()
-        if not math.isfinite(size.item()):
-            local.fail(~torch.isfinite(self.covariance(local)).flatten(1).all(1), BEYOND)
+        def compute() -> Linearisation:
+            return link.function.linearise(mean[:, None, : self.dim], theta, 1)
 
-    def update_covariance(self, local: NodeContext) -> None:
-        """Nothing: `update` revises the covariance together with the mean."""
+        return ctx.cached(f"mapping to {link.child.name}", compute, mean, theta)
 
-    def retune(self, local: NodeContext) -> None:
-        """Follow parameters and precisions that have changed: the belief becomes what it would have been with them."""
-        self._make_room(local)
-        layout, belief, memory = self._layout(local), local.belief, local.memory
-        mean, shares, dmean_dtheta, dmean_dlogvar = belief.carried
-        theta, variance, width = self._all_parameters(local), self._variances(local), self._widths(local, layout)
-        handed = memory.handed
-        if layout.width:
-            number, reached, kept, lost = self._handovers(local, layout)
-            # what was handed over since then goes by where it had got to before, the rest by where it is now
-            target = torch.where(number != handed, reached, theta)
-            mean = mean + torch.bmm(dmean_dtheta, (target - memory.parameters)[..., None])[..., 0]
-            new = (number != handed)[:, None]
-            lost = torch.where(new & new.mT, lost, 0.0)
-            shares = torch.cat([shares[:, :1] + (dmean_dtheta @ lost @ dmean_dtheta.mT)[:, None], shares[:, 1:]], 1)
-            dmean_dtheta = torch.where(new, dmean_dtheta @ kept, dmean_dtheta)
-            handed = number
-        if len(layout.of_level):
-            ratio = (variance / memory.variance).log()  # the same for all channels of a level
-            change = ratio @ layout.of_level.mT / layout.of_level.sum(1)
-            mean = mean + torch.bmm(dmean_dlogvar, change[..., None])[..., 0]
-            shares = torch.cat([shares[:, :1], shares[:, 1:] * change.exp()[..., None, None]], 1)
-        local.memory = memory._replace(parameters=theta, variance=variance, width=width, handed=handed)
-        local.belief = belief._replace(mean=mean, shares=shares, dmean_dtheta=dmean_dtheta)
+    def _jacobian(self, ctx: Context, link: Predicts, mapping: Linearisation) -> Tensor:
+        """∂g/∂s of a node below, with the latents of its noise; (B, d, n)."""
+        layout, d = ctx.bound.layout, mapping.jacobian.shape[1]
+        block = layout.below[link]
+        jacobian = mapping.jacobian.new_zeros(len(ctx.state.belief.mean), d, layout.size)
+        jacobian[..., : self.dim] = mapping.jacobian
+        model = self._noise_model(ctx, block)
+        scale = (1 - model.unexplained_variance(ctx.dt)).sqrt()[:, None]
+        loadings = scale * model.loadings(ctx.state.phase[:, block.place])
+        jacobian[..., block.latents] = repeat_per_channel(loadings, d)
+        return jacobian
 
-    # --- what is to come ---------------------------------------------------------------------------------------------
-    def forecast(
-        self, local: NodeContext, step: Tensor, every: int, count: int, parameters: bool
-    ) -> list[ForecastStep]:
-        """What is to come if nothing is seen: after each `every` steps (B,) in time, `count` times.
+    def _jacobians(self, ctx: Context, belief: GaussianWithSensitivities) -> Tensor:
+        """∂g/∂s of all nodes below, without observation noise; (B, all d, n)."""
+        size, batch = ctx.bound.layout.size, len(belief.mean)
+        found = [self._linearise(ctx, belief, link).jacobian for link in ctx.below_of(Predicts)]
+        padded = [torch.constant_pad_nd(each, (0, size - self.dim)) for each in found]
+        return torch.cat([each.expand(batch, -1, -1) for each in padded], 1)
 
-        The belief is carried on and then put back. parameters: whether what is not known of them counts.
+    def _seen(self, layout: AugmentedStateLayout, link: Predicts) -> slice:
+        """The channels of a node below among those of all nodes below."""
+        first = min(block.channels.start for block in layout.below.values())
+        part = layout.below[link].channels
+        return slice(part.start - first, part.stop - first)
+
+    def _direct(self, ctx: Context, belief: GaussianWithSensitivities, link: Predicts) -> Tensor | None:
+        """∂g/∂θ of a mapping at a fixed state, (B, d, p), if it has parameters."""
+        links = ctx.above_of(Parametrises, link.child)
+        if not links:
+            return None
+        layout = ctx.bound.layout
+        theta = parameters_of(ctx, link.child, belief.mean)
+        found = link.function.parameter_slope(belief.mean[:, None, : self.dim], theta, 1)[:, 0]
+        first = layout.parameters[links[0]].start
+        return torch.constant_pad_nd(found, (first, layout.n_parameters - first - found.shape[-1]))
+
+    # --- what the neighbours say ----------------------------------------------------------------------------------
+    def _noises(self, ctx: Context) -> list[Noise]:
+        """Own noises, then those of the nodes below."""
+        found = [ctx.message(link).noise for link in ctx.above_of(Weighs)]
+        found += [ctx.error(link).noise for link in ctx.below_of(Predicts)]
+        return [noise for noise in found if noise is not None]
+
+    def _variances(self, ctx: Context) -> Tensor:
+        """Variances of all noises, (B, all channels)."""
+        return torch.cat([noise.variance for noise in self._noises(ctx)], 1)
+
+    def _lengthscales(self, ctx: Context) -> Tensor:
+        """Present time scales of all noises, (B, noises)."""
+        pairs = zip(ctx.bound.layout.noises, self._noises(ctx), strict=True)
+        found = [block.model.lengthscale_of(noise.kernel) for block, noise in pairs]
+        return torch.stack([each.expand(len(ctx.state.phase)) for each in found], 1)
+
+    def _parameters(self, ctx: Context) -> Tensor:
+        """θ of the flow and of all mappings, (B, p)."""
+        links = ctx.bound.layout.parameters
+        mean = ctx.state.belief.mean
+        return torch.cat([ctx.message(link).value for link in links], -1) if links else mean.new_zeros(len(mean), 0)
+
+    def _transitions(self, ctx: Context) -> ParameterTransition:
+        """The last transitions of all parameters together."""
+        reached = self._parameters(ctx).clone()
+        p = reached.shape[1]
+        number = torch.zeros_like(reached)
+        gain = torch.eye(p, dtype=reached.dtype, device=reached.device).repeat(len(reached), 1, 1)
+        residual = torch.zeros_like(gain)
+        for link, part in ctx.bound.layout.parameters.items():
+            transition = ctx.message(link).transition
+            if transition is not None:
+                number[:, part], reached[:, part] = transition.number[:, None], transition.mean
+                gain[:, part, part], residual[:, part, part] = transition.gain, transition.residual_covariance
+        return ParameterTransition(number, reached, gain, residual)
+
+    def _parameter_covariance(self, ctx: Context, online: bool = False) -> Tensor:
+        """The covariance of all parameters, (B, p, p).
+
+        online: of those that are learned online only; fits to recorded data optimise all of them jointly.
         """
-        before, clock = (local.belief, local.memory), local.clock.mark()
-        found = []
-        try:
-            local.clock.wait(step)
-            for i in range(count * every):
-                local.memory = local.memory._replace(time=local.time - step)
-                self.predict(local)
-                if (i + 1) % every == 0:
-                    found.append(self._coming(local, parameters))
-        finally:
-            local.clock.go_back(clock)
-            local.belief, local.memory = before
+        found = torch.zeros_like(ctx.state.evidence.parameters.information)
+        for link, part in ctx.bound.layout.parameters.items():
+            message = ctx.message(link)
+            if not (online and message.transition is None):
+                found[:, part, part] = message.covariance
         return found
 
-    def _coming(self, local: NodeContext, parameters: bool) -> ForecastStep:
-        layout, belief = self._layout(local), local.belief
-        state = self.covariance(local) if parameters else belief.carried.covariance[:, : self.dim, : self.dim]
-        unsure = self._unsure(local, layout) * parameters
-        below = {}
-        for link in local.below:
-            slope = self._slope(local, layout, link, self._linearised(local, link))
-            through = carrying.through(slope, belief.dmean_dtheta, self._direct(local, layout, link))
-            expected = belief.expected_of(layout.seen(link), slice(0))
-            below[link.child.name] = expected.mean, expected.covariance + through @ unsure @ through.mT
-        return ForecastStep(belief.mean[:, : self.dim], state, below)
+    # --- forecasts -----------------------------------------------------------------------------------------------
+    def forecast(self, ctx: Context, step: Tensor, every: int, count: int, parameters: bool) -> list[ForecastStep]:
+        found, state, time = [], ctx.state, ctx.time
+        relative = step / (ctx.dt if ctx.relative_dt is None else ctx.dt / ctx.relative_dt)
+        for i in range(count * every):
+            at = ctx.at(state._replace(time=time - step), Now(time, step, relative))
+            state = self.predict(at)
+            if (i + 1) % every == 0:
+                found.append(self._forecast_step(ctx.at(state, at.now), parameters))
+        return found
 
-    def energy(self, local: NodeContext) -> Energy:
-        """None of its own: the nodes below say how likely they were, with all that was uncertain."""
+    def _forecast_step(self, ctx: Context, parameters: bool) -> ForecastStep:
+        belief = ctx.state.belief
+        here = slice(self.dim)
+        covariance = self.covariance(ctx) if parameters else belief.covariance[:, here, here]
+        doubt = self._parameter_covariance(ctx) * parameters
+        below = {}
+        for link, sent in zip(ctx.below_of(Predicts), ctx.state.sent, strict=True):
+            jacobian = self._jacobian(ctx, link, self._linearise(ctx, belief, link))
+            through = kalman.total_derivative(jacobian, belief.dmean_dtheta, self._direct(ctx, belief, link))
+            total = sent.distribution.covariance + through @ doubt @ through.mT
+            below[link.child.name] = sent.distribution.mean, total
+        return ForecastStep(belief.mean[:, here], covariance, below)
+
+    def forecast_start(self, ctx: Context) -> ForecastStart:
+        return ForecastStart(ctx.state.belief.mean[:, : self.dim], self.covariance(ctx))
+
+    def velocity(self, ctx: Context, now: ForecastContext) -> Tensor:
+        return future_value(ctx, self.flow, None, now) + now.noise
+
+    def forecast_message(self, ctx: Context, link: Link[Any, Any], now: ForecastContext) -> Tensor:
+        assert link.function is not None
+        return future_value(ctx, link.function, link.child, now)
+
+    def forecast_value(self, ctx: Context, now: ForecastContext) -> Tensor:
+        return now.own
+
+    # --- energy and quantities -----------------------------------------------------------------------------------
+    def energy(self, ctx: Context) -> Energy:
+        """None of its own: the energies of the nodes below are predictive log-likelihoods."""
         return Energy()
 
-    # --- what can be recorded ----------------------------------------------------------------------------------------
     @property
     def quantities(self) -> Mapping[str, Recordable]:
+        shape, errors = ("order", "dimension"), ("error_order", "dimension")
         return {
-            "mean": Recordable(("order", "dimension"), lambda local: local.belief.mean[:, None, : self.dim]),
-            "sd": Recordable(("order", "dimension"), self.covariance, lambda found: deviations(found)[..., None, :]),
+            "mean": Recordable(shape, lambda ctx: ctx.state.belief.mean[:, None, : self.dim]),
+            "sd": Recordable(shape, self.covariance, lambda found: standard_deviations(found)[..., None, :]),
             "covariance": Recordable(("element", "element_"), self.covariance),
-            "error": Recordable(("error_order", "dimension"), lambda local: local.belief.correction[:, None]),
-            "weighted_error": Recordable(("error_order", "dimension"), lambda local: local.belief.pull[:, None]),
+            "error": Recordable(errors, lambda ctx: ctx.state.evidence.correction[:, None]),
+            "weighted_error": Recordable(errors, lambda ctx: ctx.state.evidence.weighted_error[:, None]),
         }
 
-    def fallbacks(self, local: NodeContext) -> None:  # type: ignore[override]
-        """None: where a covariance is lost, the run is told so."""
-        return
-
-    def gradient(self, local: NodeContext) -> None:  # type: ignore[override]
-        """None: it does not go downhill, it goes to where the gradient is zero."""
-        return
-
-    def hessian(self, local: NodeContext) -> None:  # type: ignore[override]
-        return None
-
-    def covariance(self, local: NodeContext) -> Tensor:
-        """P of the state, with what parameters and precisions that are not known for sure add to it; (B, dim, dim)."""
-        layout, belief = self._layout(local), local.belief
+    def covariance(self, ctx: Context) -> Tensor:
+        """P of the state, plus what uncertain parameters and noise levels add to it; (B, dim, dim)."""
+        layout, belief = ctx.bound.layout, ctx.state.belief
         here = slice(self.dim)
-        total: Tensor = belief.carried.covariance[:, here, here]
-        if belief.expected.shape[1] != layout.channels:  # it has not found its bearings yet
-            return total
+        total = belief.covariance[:, here, here]
         for link, part in layout.parameters.items():
-            uncertain = local.message(link).covariance
-            if uncertain is not None:
-                slope = belief.dmean_dtheta[:, here, part]
-                total = total + slope @ uncertain @ slope.mT
-        for link, source in layout.own.items():
-            uncertain = local.message(link).covariance
-            if source.levels.stop > source.levels.start and uncertain is not None:
-                slope = belief.dmean_dlogvar[:, here, source.levels]
+            slope = belief.dmean_dtheta[:, here, part]
+            total = total + slope @ ctx.message(link).covariance @ slope.mT
+        for weighs, block in layout.own.items():
+            uncertain = ctx.message(weighs).covariance
+            if block.levels.stop > block.levels.start and uncertain is not None:
+                slope = belief.dmean_dlogvar[:, here, block.levels]
                 total = total + slope @ uncertain @ slope.mT
         return total
 
-    # --- what the rules share ----------------------------------------------------------------------------------------
-    def _layout(self, local: NodeContext) -> Layout:
-        rule: KalmanRule = local.rule
-        if rule.layout is None:
-            rule.looking = True  # what the neighbours say of their noises does not depend on what they hear meanwhile
-            rule.layout = self._lay_out(local)
-            rule.looking = False
-            local.belief = local.belief  # let them forget what that was
-        return rule.layout
 
-    def _lay_out(self, local: NodeContext) -> Layout:
-        """Found from the links and the noises of the neighbours, which do not change in a run."""
-        own = {link: local.message(link).noise for link in local.links_above("weighs")}
-        below = {link: local.error(link).noise for link in local.below}
-        for link, found in {**own, **below}.items():
-            if found is None:
-                what = self.title if link in own else repr(link.child.name)
-                raise GraphError(f"the precision of {what} couples channels, which {self.title} cannot carry")
-        noises = _sure({**own, **below})
-        parameters: dict[Link, int] = {}
-        for of in (None, *(link.child for link in local.below)):
-            parameters |= {link: link.parent.width for link in local.links_above("parametrises", of)}
-        learned = self.learn_noise
-        interval = local.elapsed if local.pace is None else local.elapsed / local.pace
-        layout = lay_out(
-            self.dim, _sure(own), _sure(below), parameters, interval, n_pulses=self.n_pulses, learned=learned
-        )
-        for link, source in {**layout.own, **layout.below}.items():
-            if source.learned_width and link in layout.own:
-                raise GraphError(
-                    f"the width of {link.parent.name!r} cannot be learned, since the noise of {self.title} is never "
-                    "seen by itself; leave out correlation_time_sd"
-                )
-            if source.learned_width and not isinstance(noises[link].kernel, SquaredExponential):
-                raise GraphError(
-                    f"the width of the noise of {link.child.name!r} is learned only of a squared-exponential kernel, "
-                    f"seen as it is by {self.title}; leave out correlation_time_sd"
-                )
-        return layout
-
-    def _noises(self, local: NodeContext) -> list[Noise]:
-        """The own ones and those of the nodes below."""
-        own = [local.message(link).noise for link in local.links_above("weighs")]
-        return [noise for noise in (*own, *(local.error(link).noise for link in local.below)) if noise is not None]
-
-    def _variances(self, local: NodeContext) -> Tensor:
-        """Of all noises, (B, all channels)."""
-        return torch.cat([noise.variance for noise in self._noises(local)], 1)
-
-    def _widths(self, local: NodeContext, layout: Layout) -> Tensor:
-        """The time scales of all noises as they are now, (B, noises)."""
-        pairs = zip(layout.sources, self._noises(local), strict=True)
-        found = [source.colour.lengthscale_of(noise.kernel) for source, noise in pairs]
-        return torch.stack([width.expand(len(local.belief.mean)) for width in found], 1)
-
-    def _all_parameters(self, local: NodeContext) -> Tensor:
-        """θ of the flow and of all mappings, (B, p)."""
-        links = self._layout(local).parameters
-        mean: Tensor = local.belief.mean
-        return torch.cat([local.prediction(link) for link in links], -1) if links else mean.new_zeros(len(mean), 0)
-
-    def _handovers(self, local: NodeContext, layout: Layout) -> ParameterTransition:
-        """How beliefs about the parameters passed into the present ones, those of all nodes together."""
-        reached = self._all_parameters(local).clone()
-        number, kept = torch.zeros_like(reached), torch.eye(layout.width).to(reached).repeat(len(reached), 1, 1)
-        lost = torch.zeros_like(kept)
-        for link, part in layout.parameters.items():
-            handover = local.message(link).handover
-            if handover is not None:
-                number[:, part], reached[:, part] = handover.number[:, None], handover.mean
-                kept[:, part, part], lost[:, part, part] = handover.kept, handover.lost
-        return ParameterTransition(number, reached, kept, lost)
-
-    def _unsure(self, local: NodeContext, layout: Layout, online: bool = False) -> Tensor:
-        """The covariance of the parameters, those of all nodes together; (B, p, p).
-
-        online: of those alone that go on learning; passes over recorded data look for the maximum of all at once.
-        """
-        unsure = torch.zeros_like(local.belief.information_of_parameters)
-        for link, part in layout.parameters.items():
-            message = local.message(link)
-            known = None if online and message.handover is None else message.covariance
-            if known is not None:
-                unsure[:, part, part] = known
-        return unsure
-
-    def _argument(self, local: NodeContext, function: Function) -> Tensor:
-        value: Tensor = local.belief.mean
-        return value[:, None, : self.dim]
-
-    def _linearised(self, local: NodeContext, link: Link) -> Linearisation:
-        assert link.function is not None
-        function, mean, theta = link.function, local.belief.mean, self._parameters(local, link.child)
-
-        def compute() -> Linearisation:
-            return function.linearise(self._argument(local, function), theta, 1)
-
-        return local.once(f"mapping to {link.child.name}", compute, mean, theta)
-
-    def _mappings(self, local: NodeContext) -> Mapping[Link, Linearisation]:
-        return {link: self._linearised(local, link) for link in local.below}
-
-    def _slope(self, local: NodeContext, layout: Layout, link: Link, mapping: Linearisation) -> Tensor:
-        """∂g/∂s of a node below with the shocks of its noise, (B, d, n)."""
-        jacobian, source = mapping.jacobian, layout.below[link]
-        d = jacobian.shape[1]
-        slope = jacobian.new_zeros(len(local.belief.mean), d, layout.size)
-        slope[..., : self.dim] = jacobian
-        colour = self._colour(local, source)
-        said = (1 - colour.rest(local.elapsed)).sqrt()[:, None]
-        slope[..., source.numbers] = each(said * colour.loads(local.memory.phase[:, source.place]), d)
-        return slope
-
-    def _slopes(self, local: NodeContext) -> Tensor:
-        """∂g/∂s of all nodes below, without the noise of observing them; (B, d, n)."""
-        layout = self._layout(local)
-        parts = []
-        for mapping in self._mappings(local).values():
-            parts.append(torch.constant_pad_nd(mapping.jacobian, (0, layout.size - self.dim)))
-        return torch.cat([part.expand(len(local.belief.mean), -1, -1) for part in parts], 1)
-
-    def _direct(self, local: NodeContext, layout: Layout, link: Link) -> Tensor | None:
-        """∂g/∂θ of a mapping at a state that stays, (B, d, p), if it has parameters."""
-        links = local.links_above("parametrises", link.child)
-        if not links:
-            return None
-        assert link.function is not None
-        x, theta = self._argument(local, link.function), self._parameters(local, link.child)
-        found = link.function.parameter_slope(x, theta, 1)[:, 0]
-        first = layout.parameters[links[0]].start
-        return torch.constant_pad_nd(found, (first, layout.width - first - found.shape[-1]))
-
-
-def _sure(noises: Mapping[Link, Noise | None]) -> dict[Link, Noise]:
-    return {link: noise for link, noise in noises.items() if noise is not None}
+def _sum(one: ScoreAndInformation, other: ScoreAndInformation) -> ScoreAndInformation:
+    return ScoreAndInformation(one.score + other.score, one.information + other.information)

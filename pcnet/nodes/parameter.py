@@ -1,43 +1,33 @@
-"""Parameter nodes: slow Gaussian beliefs that parametrise a flow or a mapping."""
+"""Parameter nodes: slow Gaussian beliefs about the parameters of a flow or mapping."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import KW_ONLY
 from functools import partial
-from typing import ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from pcnet.errors import GraphError, SettingError
-from pcnet.model.messages import Error, ParameterTransition, Prediction
-from pcnet.model.node import (
-    INDEFINITE,
-    BatchSpec,
-    Energy,
-    ErrorShape,
-    ForecastContext,
-    ForecastStart,
-    Indefinite,
-    Link,
-    Node,
-    NodeContext,
-    Recordable,
-)
-from pcnet.numerics.coloured_noise import Noise
-from pcnet.numerics.estimators import ParameterEstimator, RobbinsMonro
+from pcnet.model.context import Neighbours, NodeContext
+from pcnet.model.links import Link, Parametrises, Predicts
+from pcnet.model.messages import GaussianPrediction, ParameterPrediction, ParameterTransition, PredictionError
+from pcnet.model.node import INDEFINITE, BatchSpec, Energy, ErrorShape, Indefinite, Node, Recordable
+from pcnet.model.protocols import FitsRecordedData, ForecastContext, Forecasts, ForecastStart
+from pcnet.numerics.coloured_noise import Noise, NoiseSpec
+from pcnet.numerics.estimators import GradientAccumulator, ParameterEstimator, RobbinsMonro
 from pcnet.numerics.kernels import White
-from pcnet.numerics.laplace import covariance_of, deviations, posterior
-from pcnet.numerics.precision import Dense
-from pcnet.settings import PositiveVector, Vector, broadcast, listed, settings
+from pcnet.numerics.laplace import covariance_of, laplace_posterior, standard_deviations
+from pcnet.numerics.precision import DenseCurvature
+from pcnet.settings import PositiveVector, Vector, at_least_1d, broadcast, settings
 
 
-class ParameterBelief(NamedTuple):
-    """Mean (B, p), posterior precision (B, p, p) with log|Σ| (B,), and the same of the prior.
+class ParameterState(NamedTuple):
+    """Mean (B, p), posterior precision (B, p, p) with log|Σ| (B,), the same of the prior, and the last transition.
 
-    How the belief before passed into this one, with what was forgotten, or by what a state above expects: see
-    `Handover`.
+    accumulated: gradients and curvatures since the last update.
     """
 
     mean: Tensor
@@ -46,47 +36,66 @@ class ParameterBelief(NamedTuple):
     prior_mean: Tensor
     prior_precision: Tensor
     prior_log_det_covariance: Tensor
-    handed: Tensor
-    handed_mean: Tensor
-    handed_kept: Tensor
-    handed_lost: Tensor
+    transition: ParameterTransition
+    accumulated: GradientAccumulator
 
 
-class ParameterRule(NamedTuple):
-    """How θ moves, and the standard deviation (B, p) by which it may differ from what is expected of it."""
+class ParameterBound(NamedTuple):
+    """Constants of a run: estimator, prior mean and standard deviation (B, p).
 
-    mover: ParameterEstimator
+    online: whether the parameters are learned during a run, and not after passes over recorded data.
+    """
+
+    estimator: ParameterEstimator
+    mean: Tensor
     sd: Tensor
-    recorded: bool = False
-    """Whether it steps after passes over recorded data, so that no belief is handed on within them."""
+    online: bool
+
+
+Context = NodeContext[ParameterState, ParameterBound]
+
+
+def resolve_estimator(given: ParameterEstimator | None, links: Neighbours) -> ParameterEstimator:
+    """The given estimator, or the default of the node below; the paper's if that has none."""
+    if given is not None:
+        return given
+    found = [each for link in links.below if (each := links.default_estimators.get(link)) is not None]
+    return found[0] if found else RobbinsMonro()
 
 
 @settings
-class ParameterNode(Node):
-    """A Gaussian belief over parameters θ with prior N(η, sd²). Local energy ½(θ − η)ᵀΠ_θ(θ − η).
+class ParameterNode(Node[ParameterState, ParameterBound], Forecasts, FitsRecordedData):
+    """A Gaussian belief about parameters θ with prior N(η, sd²). Local energy ½(θ − η)ᵀΠ_θ(θ − η).
 
-    η is what the states above predict, added up; where there are none it is `mean`, and then carrying makes the
-    posterior the prior.
+    η is the sum of the predictions of states above. Without any it is `mean`, and `renew_prior` makes the posterior the
+    prior.
 
-    mean: (..., p) with leading batch dimensions; where the belief begins in any case. sd: one number or (..., p).
-    mover: the paper's `RobbinsMonro`, or `Newton`, which learns far more from the same observations.
+    Args:
+        mean: Prior mean, (..., p) with leading batch dimensions. The belief starts there in any case.
+        sd: Prior standard deviation, one number or (..., p).
+        estimator: How θ is learned. Unless given: `Newton` for parameters of a Kalman state, the paper's `RobbinsMonro`
+            for others.
+        curvature: "gauss-newton" or "exact".
+        indefinite: What to do where the exact curvature is not positive definite.
     """
 
     _: KW_ONLY
     mean: Vector
     sd: PositiveVector
-    estimator: ParameterEstimator = RobbinsMonro()
+    estimator: ParameterEstimator | None = None
     curvature: Literal["gauss-newton", "exact"] = "gauss-newton"
     indefinite: Indefinite = "clamp"
     role: ClassVar[str] = "parameter"
+    kind: ClassVar[str] = "parameter"
+    private_fields: ClassVar[frozenset[str]] = frozenset({"accumulated"})
 
     def __post_init__(self) -> None:
         Node.__post_init__(self)
         if self.mean.dim() == 0:
             object.__setattr__(self, "mean", self.mean[None])
-        if self.sd.dim() and self.sd.shape[-1] not in (1, self.width):
+        if self.sd.dim() and self.sd.shape[-1] not in (1, self.n_parameters):
             raise SettingError(
-                f"{self.title}: sd has {self.sd.shape[-1]} values in its last dimension, mean has {self.width}"
+                f"{self.title}: sd has {self.sd.shape[-1]} values in its last dimension, mean has {self.n_parameters}"
             )
         try:
             _ = broadcast(self.mean.shape, self.sd.shape)
@@ -94,233 +103,232 @@ class ParameterNode(Node):
             shapes = f"mean {tuple(self.mean.shape)} and sd {tuple(self.sd.shape)}"
             raise SettingError(f"{self.title}: the shapes of {shapes} do not fit together") from None
 
+    # --- composing -----------------------------------------------------------------------------------------------
     @property
-    def width(self) -> int:
-        """How many parameters there are."""
+    def n_parameters(self) -> int:
         return self.mean.shape[-1]
 
     def describe(self) -> str:
-        return f"{self.width} parameter{'s' if self.width > 1 else ''}"
+        return f"{self.n_parameters} parameter{'s' if self.n_parameters > 1 else ''}"
 
     @property
     def error_shape(self) -> ErrorShape:
-        """Of the error of what is predicted of it: values only, without motion."""
-        return ErrorShape(1, self.width)
+        """Shape of the error of what is predicted of it: values only, without motion."""
+        return ErrorShape(1, self.n_parameters)
 
-    def as_parent(self, link: Link) -> None:
-        if link.kind != "parametrises":
-            Node.as_parent(self, link)
+    def check_as_parent(self, link: Link[Any, Any]) -> None:
+        if not isinstance(link, Parametrises):
+            Node.check_as_parent(self, link)
 
-    def as_child(self, link: Link) -> None:
-        if link.kind != "predicts":
-            Node.as_child(self, link)
+    def check_as_child(self, link: Link[Any, Any]) -> None:
+        if not isinstance(link, Predicts):
+            Node.check_as_child(self, link)
 
-    def check(self, above: tuple[Link, ...], below: tuple[Link, ...], like: Tensor) -> None:
-        if not below:
+    def check(self, links: Neighbours, like: Tensor) -> None:
+        if not links.below:
             raise GraphError(f"{self.title} parametrises nothing: add graph.parametrises({self.name}, state)")
-        states = [link.parent for link in above if link.kind == "predicts"]
-        sure = [state for state in states if state.sure]
-        if sure and len(states) > 1:
+        estimator = resolve_estimator(self.estimator, links)
+        states = [link.parent for link in links.above_of(Predicts)]
+        kalman = [state for state in states if state.sends_covariance]
+        if kalman and len(states) > 1:
             raise GraphError(
-                f"{self.title} is predicted by {states[0].name!r} and {states[1].name!r}, of which one carries its "
-                "whole belief: make them one state"
+                f"{self.title} is predicted by {states[0].name!r} and {states[1].name!r}, one of which is a Kalman "
+                "state: join them into one state"
             )
-        if self.estimator.needs_curvature and states and not sure:
+        if estimator.needs_curvature and states and not kalman:
             raise GraphError(
-                f"{self.title} is predicted from above, but {type(self.estimator).__name__} takes the prior it began "
-                "with for good; use RobbinsMonro, or a KalmanStateNode above"
+                f"{self.title} is predicted from above, but {type(estimator).__name__} keeps its first prior; use "
+                "RobbinsMonro, or a KalmanStateNode above"
             )
-        if sure and not self.estimator.needs_curvature:
+        if kalman and not estimator.needs_curvature:
             raise GraphError(
-                f"{self.title} is predicted by {sure[0].name!r}, which asks how sure it is; use the estimator Newton()"
-            )
-
-    def check_passes(self, above: tuple[Link, ...]) -> None:
-        self.estimator.check_passes(self.title)
-        if any(link.kind == "predicts" for link in above):
-            raise GraphError(
-                f"{self.title} is predicted from above, so that it moves within a pass and not after it; name those "
-                "that do: pcnet.batch(['noise_y', …])"
+                f"{self.title} is predicted by {kalman[0].name!r}, which needs its covariance; use "
+                "estimator=pcnet.estimators.Newton()"
             )
 
-    def begin(self, local: NodeContext, start: BatchSpec) -> None:
-        mean = start.fill(self.mean, 1)
-        sd = listed(self.sd)
-        deviation = start.fill(sd.expand(*sd.shape[:-1], self.width), 1)
-        local.rule = ParameterRule(start.lay_out(self.estimator), deviation)
-        precision, log_det = (deviation**-2).diag_embed(), 2 * deviation.log().sum(-1)
-        kept = torch.eye(self.width).to(mean).repeat(start.batch, 1, 1)
-        handed = (torch.zeros_like(log_det), mean, kept, torch.zeros_like(kept))
-        local.belief = ParameterBelief(mean, precision, log_det, mean, precision, log_det, *handed)
-        local.memory = local.rule.mover.begin(mean, precision)
+    def check_fit(self, links: Neighbours) -> None:
+        resolve_estimator(self.estimator, links).check_batch(self.title)
+        if links.above_of(Predicts):
+            raise GraphError(
+                f"{self.title} is predicted from above, so it moves within a pass and not after it; name the nodes "
+                "that are updated after a pass: pcnet.batch(['noise_y', …])"
+            )
 
-    def warm_start(self, local: NodeContext, belief: ParameterBelief) -> None:
-        """Gather anew, beginning with the pull of the prior; what earlier passes have said of the same is not added."""
-        local.belief, local.rule = belief, local.rule._replace(recorded=True)
-        pull = torch.bmm(belief.prior_precision, (belief.mean - belief.prior_mean)[..., None])[..., 0]
-        local.memory = local.rule.mover.warm_start(local.memory, pull)
+    # --- beginning -----------------------------------------------------------------------------------------------
+    def noise_spec(self, above: tuple[Link[Any, Any], ...], spec: BatchSpec) -> NoiseSpec:
+        return NoiseSpec(White(), self.n_parameters, 0)
 
-    def prediction(self, local: NodeContext, link: Link) -> Prediction[Tensor]:
-        belief: ParameterBelief = local.belief
-        online = local.rule.mover.needs_curvature and not local.rule.recorded
-        handed = ParameterTransition(*belief[-4:]) if online else None
-        return Prediction(belief.mean, covariance=partial(self._covariance, local), handover=handed)
+    def bind(self, links: Neighbours, spec: BatchSpec) -> ParameterBound:
+        sd = at_least_1d(self.sd)
+        estimator = spec.expand_to_batch(resolve_estimator(self.estimator, links))
+        deviation = spec.expand(sd.expand(*sd.shape[:-1], self.n_parameters), 1)
+        return ParameterBound(estimator, spec.expand(self.mean, 1), deviation, links.online)
 
-    def error(self, local: NodeContext, link: Link) -> Error[Dense]:
-        belief: ParameterBelief = local.belief
-        prior = belief.prior_precision
-        weighted = torch.bmm(prior, (belief.mean - self._expected(local))[..., None]).mT
+    def init(self, bound: ParameterBound, spec: BatchSpec) -> ParameterState:
+        mean, sd = bound.mean, bound.sd
+        precision, log_det = (sd**-2).diag_embed(), 2 * sd.log().sum(-1)
+        eye = spec.eye(self.n_parameters)
+        transition = ParameterTransition(spec.zeros(), mean, eye, torch.zeros_like(eye))
+        accumulated = bound.estimator.init(mean, precision)
+        return ParameterState(mean, precision, log_det, mean, precision, log_det, transition, accumulated)
 
-        def answered() -> Error[Dense]:
-            """Π − ΠΛ⁻¹Π: what the prior's precision leaves once the posterior is known."""
-            left = prior - prior @ covariance_of(belief.precision) @ prior
-            return Error(weighted, Dense(left), noise=noise)
+    def warm_start(self, ctx: Context, state: ParameterState) -> ParameterState:
+        pull = torch.bmm(state.prior_precision, (state.mean - state.prior_mean)[..., None])[..., 0]
+        return state._replace(accumulated=ctx.bound.estimator.warm_start(ctx.state.accumulated, pull))
 
-        noise = Noise(local.rule.sd**2, White(), 0)
-        return Error(weighted, Dense(prior), eliminated=answered if link.parent.sure else None, noise=noise)
+    def initialise(self, ctx: Context) -> ParameterState:
+        """Start at the prediction of a Kalman state above."""
+        return self._transition_from_above(ctx) if self._kalman_above(ctx) else ctx.state
 
-    def _sure(self, local: NodeContext) -> bool:
-        """Whether a state above says how sure it is of its prediction."""
-        return any(link.parent.sure for link in local.links_above("predicts"))
+    # --- messages ------------------------------------------------------------------------------------------------
+    def prediction(self, ctx: Context, link: Link[Any, Any]) -> ParameterPrediction:
+        online = ctx.bound.estimator.needs_curvature and ctx.bound.online
+        transition = ctx.state.transition if online else None
+        return ParameterPrediction(ctx.state.mean, partial(self._covariance, ctx), transition)
 
-    def _expected(self, local: NodeContext) -> Tensor:
+    def error(self, ctx: Context, link: Link[Any, Any]) -> PredictionError:
+        state = ctx.state
+        prior = state.prior_precision
+        weighted = torch.bmm(prior, (state.mean - self._predicted(ctx))[..., None]).mT
+        noise = Noise(ctx.bound.sd**2, White(), 0)
+
+        def eliminated() -> PredictionError:
+            """Π − ΠΛ⁻¹Π: what is left of the precision of the prior once the posterior is known."""
+            left = prior - prior @ covariance_of(state.precision) @ prior
+            return PredictionError(weighted, lambda: DenseCurvature(left), noise=noise)
+
+        answer = eliminated if link.parent.sends_covariance else None
+        return PredictionError(weighted, lambda: DenseCurvature(prior), None, answer, noise)
+
+    def _kalman_above(self, ctx: Context) -> bool:
+        return any(link.parent.sends_covariance for link in ctx.above_of(Predicts))
+
+    def _predicted(self, ctx: Context) -> Tensor:
         """η, (B, p)."""
-        predicted: list[Tensor] = [local.prediction(link)[:, 0] for link in local.links_above("predicts")]
-        return sum(predicted[1:], predicted[0]) if predicted else local.belief.prior_mean
+        predicted = [ctx.message(link).value[:, 0] for link in ctx.above_of(Predicts)]
+        return sum(predicted[1:], predicted[0]) if predicted else ctx.state.prior_mean
 
-    def update(self, local: NodeContext) -> None:
-        change, local.memory = local.rule.mover.step(local.memory)
-        local.belief = local.belief._replace(mean=local.belief.mean + change)
+    # --- actions -------------------------------------------------------------------------------------------------
+    def accumulate(self, ctx: Context) -> ParameterState:
+        estimator, state = ctx.bound.estimator, ctx.state
+        if estimator.needs_curvature:
+            gradient = self._subtract_errors(ctx, torch.zeros_like(state.mean))
+            curvature = self._add_curvatures(ctx, torch.zeros_like(state.precision))
+            return state._replace(accumulated=estimator.accumulate(state.accumulated, gradient, curvature))
+        return state._replace(accumulated=estimator.accumulate(state.accumulated, self.gradient(ctx)))
 
-    def accumulate(self, local: NodeContext) -> None:
-        if local.rule.mover.needs_curvature:
-            gradient, curvature = (torch.zeros_like(part) for part in local.belief[:2])
-            gradient, curvature = self._less_errors(local, gradient), self._with_evidence(local, curvature)
-            local.memory = local.rule.mover.accumulate(local.memory, gradient, curvature)
-        else:
-            local.memory = local.rule.mover.accumulate(local.memory, self.gradient(local))
+    def update(self, ctx: Context) -> ParameterState:
+        change, accumulated = ctx.bound.estimator.step(ctx.state.accumulated)
+        return ctx.state._replace(mean=ctx.state.mean + change, accumulated=accumulated)
 
-    def gradient(self, local: NodeContext) -> Tensor:
-        belief = local.belief
-        pull = torch.bmm(belief.prior_precision, (belief.mean - self._expected(local))[..., None])[..., 0]
-        return self._less_errors(local, pull)
+    def update_covariance(self, ctx: Context) -> ParameterState:
+        state, accumulated = ctx.state, ctx.state.accumulated
+        found = laplace_posterior(accumulated.precision if ctx.bound.estimator.needs_curvature else self.hessian(ctx))
+        if found.regularised is not None:
+            if self.indefinite == "raise":
+                ctx.mark_diverged(found.regularised, INDEFINITE)
+            accumulated = accumulated._replace(regularised=accumulated.regularised + found.regularised)
+        return state._replace(
+            precision=found.precision, log_det_covariance=found.log_det_covariance, accumulated=accumulated
+        )
 
-    def hessian(self, local: NodeContext) -> Tensor:
-        return self._with_evidence(local, local.belief.prior_precision)
+    def renew_prior(self, ctx: Context) -> ParameterState:
+        if self._kalman_above(ctx):
+            return self._transition_from_above(ctx)
+        state, estimator = ctx.state, ctx.bound.estimator
+        if ctx.above_of(Predicts):
+            return state  # the prior comes from above
+        if not estimator.needs_curvature:
+            return state._replace(
+                prior_mean=state.mean,
+                prior_precision=state.precision,
+                prior_log_det_covariance=state.log_det_covariance,
+            )
+        accumulated = estimator.forget(state.accumulated)
+        left, before = laplace_posterior(accumulated.precision), covariance_of(state.precision)
+        gain = before @ left.precision
+        belief = (state.mean, left.precision, left.log_det_covariance)
+        transition = ParameterTransition(state.transition.number + 1, state.mean, gain, before - gain @ before)
+        return ParameterState(*belief, *belief, transition, accumulated)
 
-    def _less_errors(self, local: NodeContext, gradient: Tensor) -> Tensor:
+    def _transition_from_above(self, ctx: Context) -> ParameterState:
+        """Take the prediction of the Kalman state above as belief and prior, with its relation to the belief before.
+
+        With v₀ the covariance so far, v₁ the predicted one and c the covariance between both: gain = c v₁⁻¹,
+        residual_covariance = v₀ − gain v₁ gainᵀ.
+        """
+        (link,) = ctx.above_of(Predicts)
+        message, state = ctx.message(link), ctx.state
+        assert isinstance(message, GaussianPrediction)
+        v0, v1 = covariance_of(state.precision), message.distribution.covariance
+        found = laplace_posterior(covariance_of(v1))
+        gain = message.lagged_covariance @ found.precision
+        explained = gain @ v1 @ gain.mT
+        # where the distribution above is not normal, its moments may explain more than there was
+        most = torch.linalg.eigvals(state.precision @ explained).real.amax(-1).clamp_min(1.0)[:, None, None]
+        transition = ParameterTransition(
+            state.transition.number + 1, state.mean, gain / most.sqrt(), v0 - explained / most
+        )
+        belief = (message.distribution.mean, found.precision, found.log_det_covariance)
+        accumulated = state.accumulated._replace(precision=found.precision, prior_precision=found.precision)
+        return ParameterState(*belief, *belief, transition, accumulated)
+
+    # --- energy --------------------------------------------------------------------------------------------------
+    def gradient(self, ctx: Context) -> Tensor:
+        state = ctx.state
+        pull = torch.bmm(state.prior_precision, (state.mean - self._predicted(ctx))[..., None])[..., 0]
+        return self._subtract_errors(ctx, pull)
+
+    def hessian(self, ctx: Context) -> Tensor:
+        return self._add_curvatures(ctx, ctx.state.prior_precision)
+
+    def _subtract_errors(self, ctx: Context, gradient: Tensor) -> Tensor:
         """A gradient (B, p) with that of the errors below."""
-        for link in local.below:
-            gradient = gradient - local.error(link).weighted
+        for link in ctx.below_of(Parametrises):
+            gradient = gradient - ctx.error(link).weighted
         return gradient
 
-    def _with_evidence(self, local: NodeContext, curvature: Tensor) -> Tensor:
+    def _add_curvatures(self, ctx: Context, curvature: Tensor) -> Tensor:
         """A curvature (B, p, p) with that of the errors below."""
-        for link in local.below:
-            error = local.error(link)
+        for link in ctx.below_of(Parametrises):
+            error = ctx.error(link)
             curvature = curvature + error.precision
             if self.curvature == "exact" and error.remainder is not None:
                 curvature = curvature + error.remainder
         return curvature
 
-    def update_covariance(self, local: NodeContext) -> None:
-        found = posterior(local.memory.known if local.rule.mover.needs_curvature else self.hessian(local))
-        if found.regularised is not None:
-            if self.indefinite == "raise":
-                local.fail(found.regularised, INDEFINITE)
-            local.memory = local.memory._replace(regularised=local.memory.regularised + found.regularised)
-        local.belief = local.belief._replace(precision=found.precision, log_det_covariance=found.log_det_covariance)
-
-    def renew_prior(self, local: NodeContext) -> None:
-        if self._sure(local):
-            self._hand_over(local)
-            return
-        if local.links_above("predicts"):
-            return  # the prior is for those above to say
-        belief, rule = local.belief, local.rule.mover
-        if not rule.needs_curvature:
-            local.belief = belief._replace(
-                prior_mean=belief.mean,
-                prior_precision=belief.precision,
-                prior_log_det_covariance=belief.log_det_covariance,
-            )
-            return
-        local.memory = rule.forget(local.memory)
-        left, before = posterior(local.memory.known), covariance_of(belief.precision)
-        kept = before @ left.precision
-        local.belief = ParameterBelief(
-            belief.mean,
-            left.precision,
-            left.log_det_covariance,
-            belief.mean,
-            left.precision,
-            left.log_det_covariance,
-            belief.handed + 1,
-            belief.mean,
-            kept,
-            before - kept @ before,
-        )
-
-    def _hand_over(self, local: NodeContext) -> None:
-        """Take what the state above expects for belief and prior, and remember what that owes to the belief before.
-
-        With v₀ the covariance so far, v₁ the expected one and c the one between: kept = c v₁⁻¹, lost = v₀ − kept v₁
-        keptᵀ.
-        """
-        (link,) = local.links_above("predicts")
-        message, belief = local.message(link), local.belief
-        assert message.expected is not None and message.between is not None
-        v0, v1 = covariance_of(belief.precision), message.expected.covariance
-        found = posterior(covariance_of(v1))
-        kept = message.between @ found.precision
-        explained = kept @ v1 @ kept.mT
-        # where those above are no normal distribution, what they say may explain more than there was
-        most = torch.linalg.eigvals(belief.precision @ explained).real.amax(-1).clamp_min(1.0)[:, None, None]
-        kept, lost = kept / most.sqrt(), v0 - explained / most
-        fresh = (message.expected.mean, found.precision, found.log_det_covariance)
-        local.belief = ParameterBelief(*fresh, *fresh, belief.handed + 1, belief.mean, kept, lost)
-        local.memory = local.memory._replace(known=found.precision, prior=found.precision)
-
-    def initialise(self, local: NodeContext) -> None:
-        """A first belief is what is expected from above."""
-        if self._sure(local):
-            self._hand_over(local)
-
-    def energy(self, local: NodeContext) -> Energy:
-        belief: ParameterBelief = local.belief
-        expected = self._expected(local)
+    def energy(self, ctx: Context) -> Energy:
+        state, predicted = ctx.state, self._predicted(ctx)
 
         def compute() -> Energy:
-            moved = (belief.mean - expected)[:, None]
-            fit = (moved @ belief.prior_precision @ moved.mT)[:, 0, 0]
-            complexity = 0.5 * (fit + belief.prior_log_det_covariance - belief.log_det_covariance)
-            return Energy(complexity=complexity)
+            moved = (state.mean - predicted)[:, None]
+            fit = (moved @ state.prior_precision @ moved.mT)[:, 0, 0]
+            return Energy(complexity=0.5 * (fit + state.prior_log_det_covariance - state.log_det_covariance))
 
-        return local.once("energy", compute, belief, expected)
+        return ctx.cached("energy", compute, predicted, *state[:6])
 
-    # --- what is to come ---------------------------------------------------------------------------------------------
-    def standing(self, local: NodeContext) -> ForecastStart:
-        return ForecastStart(local.belief.mean, self._covariance(local))
+    def fallbacks(self, ctx: Context) -> Tensor:
+        return ctx.state.accumulated.regularised
 
-    def origin(self, local: NodeContext, now: ForecastContext) -> Tensor:
-        """How far they are from what the states above say, if there are any: that stays, while these go on."""
-        return now.own - sum(now.of("predicts"), torch.zeros_like(now.own))
+    # --- forecasts -----------------------------------------------------------------------------------------------
+    def forecast_start(self, ctx: Context) -> ForecastStart:
+        return ForecastStart(ctx.state.mean, self._covariance(ctx))
 
-    def forecast_message(self, local: NodeContext, link: Link, now: ForecastContext) -> Tensor:
-        return now.own + sum(now.of("predicts"), torch.zeros_like(now.own))
+    def offset(self, ctx: Context, now: ForecastContext) -> Tensor:
+        """The deviation from the predictions of states above, which stays while these move."""
+        return now.own - sum(now.of(Predicts), torch.zeros_like(now.own))
 
-    def fallbacks(self, local: NodeContext) -> Tensor:
-        regularised: Tensor = local.memory.regularised
-        return regularised
+    def forecast_message(self, ctx: Context, link: Link[Any, Any], now: ForecastContext) -> Tensor:
+        return now.own + sum(now.of(Predicts), torch.zeros_like(now.own))
 
     @property
     def quantities(self) -> Mapping[str, Recordable]:
         return {
-            "mean": Recordable(("dimension",), lambda local: local.belief.mean),
-            "sd": Recordable(("dimension",), self._covariance, deviations),
+            "mean": Recordable(("dimension",), lambda ctx: ctx.state.mean),
+            "sd": Recordable(("dimension",), self._covariance, standard_deviations),
             "covariance": Recordable(("dimension", "dimension_"), self._covariance),
         }
 
-    def _covariance(self, local: NodeContext) -> Tensor:
-        precision: Tensor = local.belief.precision
-        return local.once("covariance", lambda: covariance_of(precision), precision)
+    def _covariance(self, ctx: Context) -> Tensor:
+        precision = ctx.state.precision
+        return ctx.cached("covariance", lambda: covariance_of(precision), precision)

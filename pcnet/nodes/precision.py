@@ -1,4 +1,4 @@
-"""Precision nodes: the log-precisions and the smoothness of one error."""
+"""Precision nodes: the log-precisions and the correlation time of one error."""
 
 from __future__ import annotations
 
@@ -6,30 +6,35 @@ import math
 from collections.abc import Mapping
 from dataclasses import KW_ONLY
 from functools import partial
-from typing import ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from pcnet.errors import GraphError, SettingError
-from pcnet.model.messages import Error, Prediction
-from pcnet.model.node import INDEFINITE, BatchSpec, Energy, Indefinite, Link, Node, NodeContext, Recordable
-from pcnet.numerics.coloured_noise import Noise
-from pcnet.numerics.estimators import ParameterEstimator, RobbinsMonro
+from pcnet.model.context import Neighbours, NodeContext
+from pcnet.model.links import Link, Weighs
+from pcnet.model.messages import NoisePrediction, ScoreError
+from pcnet.model.node import INDEFINITE, BatchSpec, Energy, Indefinite, Node, Recordable
+from pcnet.model.protocols import FitsRecordedData
+from pcnet.nodes.parameter import resolve_estimator
+from pcnet.numerics.branching import holds
+from pcnet.numerics.coloured_noise import Noise, NoiseSpec
+from pcnet.numerics.estimators import GradientAccumulator, ParameterEstimator
 from pcnet.numerics.generalised import check_smoothness, temporal_precision
 from pcnet.numerics.kalman import ScoreAndInformation
 from pcnet.numerics.kernels import Autocorrelation, Kernel, Matern, SquaredExponential, lengthscale_of
-from pcnet.numerics.laplace import covariance_of, deviations, posterior
+from pcnet.numerics.laplace import covariance_of, laplace_posterior, standard_deviations
 from pcnet.numerics.precision import CholeskyPrecision, Precision
-from pcnet.settings import Positive, PositiveVector, Vector, broadcast, listed, number, settings
+from pcnet.settings import Positive, PositiveVector, Vector, at_least_1d, broadcast, number, settings
 
 
-class PrecisionBelief(NamedTuple):
+class PrecisionState(NamedTuple):
     """Mean (B, n), posterior precision with log|Σ| (B,), and the same of the prior.
 
-    Log-precisions alone do not interact: their precision is a diagonal, (B, n). With couplings, or a mover that
-    learns from curvatures, it is (B, n, n).
+    Log-precisions alone do not interact: their precision is a diagonal, (B, n). With couplings, a learned lengthscale,
+    or an estimator that uses curvatures, it is (B, n, n). accumulated: gradients and curvatures since the last update.
     """
 
     mean: Tensor
@@ -38,39 +43,54 @@ class PrecisionBelief(NamedTuple):
     prior_mean: Tensor
     prior_precision: Tensor
     prior_log_det_covariance: Tensor
+    accumulated: GradientAccumulator
 
 
-class PrecisionRule(NamedTuple):
-    """How λ moves, S⁻¹ with its log-determinant for each number of orders that is weighed, and the kernel of both.
+class PrecisionBound(NamedTuple):
+    """Constants of a run.
 
-    levels: how many log-precisions there are.
+    mean, sd: the prior, (B, n). temporal: S⁻¹ with its log-determinant, for each number of orders that is weighed.
+    kernel: the autocorrelation behind it. levels: number of log-precisions. interacting: whether precisions of the
+    belief are matrices.
     """
 
-    mover: ParameterEstimator
+    estimator: ParameterEstimator
+    mean: Tensor
+    sd: Tensor
     temporal: dict[int, tuple[Tensor, Tensor]]
     kernel: Kernel
     levels: int
+    interacting: bool
+
+
+Context = NodeContext[PrecisionState, PrecisionBound]
 
 
 @settings
-class PrecisionNode(Node):
-    """Log-precisions λ of an error: Π̃ = S⁻¹ ⊗ Π with Π = diag(e^λ), and S from the noise's autocorrelation.
+class PrecisionNode(Node[PrecisionState, PrecisionBound], FitsRecordedData):
+    """Log-precisions λ of an error: Π̃ = S⁻¹ ⊗ Π with Π = diag(e^λ), and S from the autocorrelation of the noise.
 
     Local energy ½(λ − η)²/σ² for each channel; F grows by ½(ε̃ᵀΠ̃ε̃ − orders) along each λ.
 
-    channels: one λ for "each" channel; one "shared" by all; or a "full" matrix Π = Tᵀ diag(e^λ) T with T one on its
-    diagonal and zero above. λ_i is then the log-precision of channel i given those before it, and the belief is about λ
-    and, after it and row by row, the couplings T_ij of channels j < i: meant for up to some tens of channels. Π itself
-    can be recorded and read as "matrix".
-    expected: the expected precision E[e^λ], so that η = log expected − sd²/2; or give `mean` = η itself.
-    sd: prior standard deviation of λ. expected, mean, sd: one number, or (..., channels) with leading batch dimensions.
-    coupling_sd: prior standard deviation of the couplings of a full matrix, around 0, for channels scaled by e^(η/2).
-    smoothness: width of a squared-exponential autocorrelation in time units; or give any `kernel`.
-    smoothness_sd: prior standard deviation of the log of that width (of either), which then is learned as well; it can
-    be recorded and read as "smoothness". Without it the width stays as it is given. Errors of a `StateNode` that
-    follows the observations are not the noise and mislead; of a `FilterNode` it is learned.
-    curvature: of F; "gauss-newton" is the expected one, orders/2 along λ, "exact" is ½ε̃ᵀΠ̃ε̃ there.
-    ridge: times the mean variance, added to the diagonal of S before it is inverted.
+    Args:
+        prior_precision: Expected precision E[e^λ], so that η = log prior_precision − sd²/2. One number, or
+            (..., channels) with leading batch dimensions; so are mean and sd.
+        mean: η itself, instead of prior_precision.
+        sd: Prior standard deviation of λ.
+        correlation_time: Lengthscale of a squared-exponential autocorrelation, in time units.
+        kernel: Any autocorrelation, instead of correlation_time.
+        correlation_time_sd: Prior standard deviation of the log of the lengthscale, which then is learned as well; it
+            can be recorded and read as "correlation_time". Below a Kalman state this works; the errors of a generalised
+            state that follows the observations are not the noise and bias it.
+        channels: One λ for "each" channel; one "shared" by all; or a "full" matrix Π = Tᵀ diag(e^λ) T with T unit lower
+            triangular. Then λ_i is the log-precision of channel i given those before it, and the belief is about λ and
+            the couplings T_ij, j < i, row by row: for up to some tens of channels. Π can be read as "matrix".
+        coupling_sd: Prior standard deviation of the couplings, around 0, for channels scaled by e^(η/2).
+        estimator: How λ is learned. Unless given: `NoiseScoring` next to a Kalman state, the paper's `RobbinsMonro`
+            elsewhere.
+        curvature: "gauss-newton" uses the expected curvature of F along λ, orders/2; "exact" uses ½ε̃ᵀΠ̃ε̃.
+        indefinite: What to do where the exact curvature is not positive definite.
+        ridge: Added to the diagonal of S before it is inverted, relative to the mean variance.
     """
 
     _: KW_ONLY
@@ -82,38 +102,41 @@ class PrecisionNode(Node):
     correlation_time_sd: Positive | None = None
     channels: Literal["each", "shared", "full"] = "each"
     coupling_sd: Positive = number(1.0)
-    estimator: ParameterEstimator = RobbinsMonro()
+    estimator: ParameterEstimator | None = None
     curvature: Literal["gauss-newton", "exact"] = "gauss-newton"
     indefinite: Indefinite = "clamp"
     ridge: float = Field(default=0.0, ge=0.0)
     role: ClassVar[str] = "precision"
+    kind: ClassVar[str] = "precision"
+    private_fields: ClassVar[frozenset[str]] = frozenset({"accumulated"})
 
     def __post_init__(self) -> None:
         Node.__post_init__(self)
         if (self.prior_precision is None) == (self.mean is None):
             raise SettingError(f"{self.title}: give either prior_precision (a precision) or mean (a log-precision)")
         if (self.correlation_time is None) == (self.kernel is None):
-            raise SettingError(f"{self.title}: give either correlation_time (a lengthscale in time units) or a kernel")
+            raise SettingError(f"{self.title}: give either correlation_time (in time units) or a kernel")
         if self.correlation_time_sd is not None:
-            self._check_learned_width()
+            self._check_learned_lengthscale()
         try:
-            _ = broadcast(self.prior_mean.shape, listed(self.sd).shape)
+            _ = broadcast(self.prior_mean.shape, at_least_1d(self.sd).shape)
         except RuntimeError:
             raise SettingError(
                 f"{self.title}: the shapes of sd and of prior_precision or mean do not fit together"
             ) from None
 
-    def _check_learned_width(self) -> None:
+    def _check_learned_lengthscale(self) -> None:
         if not isinstance(self.noise_kernel, (SquaredExponential, Matern, Autocorrelation)):
-            raise SettingError(f"{self.title}: {self.noise_kernel!r} has no width that could be learned")
+            raise SettingError(f"{self.title}: {self.noise_kernel!r} has no lengthscale to learn")
         if self.channels == "full" or self.curvature == "exact":
             raise SettingError(
-                f"{self.title}: a width is not learned together with channels='full' or curvature='exact'; leave out "
-                "these, or correlation_time_sd"
+                f"{self.title}: correlation_time_sd does not work with channels='full' or curvature='exact'; leave "
+                "one of them out"
             )
 
     @property
     def noise_kernel(self) -> Kernel:
+        """The autocorrelation of the noise."""
         if self.kernel is not None:
             return self.kernel
         assert self.correlation_time is not None
@@ -123,26 +146,25 @@ class PrecisionNode(Node):
     def prior_mean(self) -> Tensor:
         """η, (..., channels or 1)."""
         if self.mean is not None:
-            return listed(self.mean)
+            return at_least_1d(self.mean)
         assert self.prior_precision is not None
-        return listed(self.prior_precision.log() - self.sd**2 / 2)
+        return at_least_1d(self.prior_precision.log() - self.sd**2 / 2)
 
+    # --- composing -----------------------------------------------------------------------------------------------
     def describe(self) -> str:
-        width = self.correlation_time
+        time = self.correlation_time
         kernel = (
-            f"correlation time {width.item():g}"
-            if width is not None and width.numel() == 1
-            else repr(self.noise_kernel)
+            f"correlation time {time.item():g}" if time is not None and time.numel() == 1 else repr(self.noise_kernel)
         )
         return f"{CHANNELS[self.channels]}, {kernel}"
 
-    def as_parent(self, link: Link) -> None:
-        if link.kind != "weighs":
-            Node.as_parent(self, link)
+    def check_as_parent(self, link: Link[Any, Any]) -> None:
+        if not isinstance(link, Weighs):
+            Node.check_as_parent(self, link)
         shape = link.child.error_shape
         if shape is None:
             raise GraphError(f"{link.child.title} has no error of its own to weigh")
-        given = broadcast(self.prior_mean.shape[-1:], listed(self.sd).shape[-1:])[0]
+        given = broadcast(self.prior_mean.shape[-1:], at_least_1d(self.sd).shape[-1:])[0]
         allowed = {1} if self.channels == "shared" else {1, shape.dim}
         if given not in allowed:
             raise GraphError(
@@ -151,285 +173,292 @@ class PrecisionNode(Node):
                 "(for a batch of single values add one: prior_precision[:, None])"
             )
 
-    def check(self, above: tuple[Link, ...], below: tuple[Link, ...], like: Tensor) -> None:
-        if not below:
+    def check(self, links: Neighbours, like: Tensor) -> None:
+        if not links.below:
             raise GraphError(f"{self.title} weighs nothing: add graph.weighs({self.name}, node)")
-        dims = {link.child.error_shape.dim for link in below if link.child.error_shape is not None}
+        dims = {link.child.error_shape.dim for link in links.below if link.child.error_shape is not None}
         if len(dims) > 1 and self.channels != "shared":
             raise GraphError(
                 f"{self.title} weighs errors of {sorted(dims)} channels; use channels='shared' or separate nodes"
             )
-        for shape, name in {(link.child.error_shape, link.child.name) for link in below}:
+        for shape, name in {(link.child.error_shape, link.child.name) for link in links.below}:
             assert shape is not None
             try:
                 check_smoothness(self.noise_kernel, shape.rows, self.ridge)
             except SettingError as error:
                 raise GraphError(f"{self.title} weighs {shape.rows} orders of {name!r}, but {error}") from None
 
-    def check_passes(self, above: tuple[Link, ...]) -> None:
-        self.estimator.check_passes(self.title)
+    def check_fit(self, links: Neighbours) -> None:
+        resolve_estimator(self.estimator, links).check_batch(self.title)
         if self.correlation_time_sd is not None:
             raise GraphError(
-                f"{self.title} learns a width, for which the free action of a pass is too jagged: leave out "
-                "correlation_time_sd, or run it online first to find the width"
+                f"{self.title} learns a lengthscale, for which the free action of a pass is too irregular: leave out "
+                "correlation_time_sd, or run it online first to find the lengthscale"
             )
 
-    def begin(self, local: NodeContext, start: BatchSpec) -> None:
-        shape = local.below[0].child.error_shape
-        assert shape is not None
-        channels = 1 if self.channels == "shared" else shape.dim
+    # --- beginning -----------------------------------------------------------------------------------------------
+    def spec_of(self, link: Weighs, spec: BatchSpec) -> NoiseSpec | None:
+        """The noise of a child, as a Kalman state carries it; None if its channels are coupled."""
+        shape = link.child.error_shape
+        if self.channels == "full" or shape is None:
+            return None
+        levels = 1 if self.channels == "shared" else shape.dim
+        kernel = spec.expand_to_batch(self.noise_kernel)
+        return NoiseSpec(kernel, shape.dim, levels, self.correlation_time_sd is not None)
 
-        def fill(value: Tensor) -> Tensor:
-            value = listed(value)
-            return start.fill(value.expand(*value.shape[:-1], channels), 1)
+    def bind(self, links: Neighbours, spec: BatchSpec) -> PrecisionBound:
+        shapes = [link.child.error_shape for link in links.below if link.child.error_shape is not None]
+        channels = 1 if self.channels == "shared" else shapes[0].dim
 
-        mean, sd = fill(self.prior_mean), fill(self.sd)
+        def expand(value: Tensor) -> Tensor:
+            value = at_least_1d(value)
+            return spec.expand(value.expand(*value.shape[:-1], channels), 1)
+
+        mean, sd = expand(self.prior_mean), expand(self.sd)
         if self.channels == "full":
             i, j = torch.tril_indices(channels, channels, -1, device=mean.device)
             units = (0.5 * (mean[:, j] - mean[:, i])).exp()
             mean = torch.cat([mean, torch.zeros_like(units)], -1)
-            sd = torch.cat([sd, start.fill(self.coupling_sd, 0)[:, None] * units], -1)
-        kernel = start.lay_out(self.noise_kernel)
+            sd = torch.cat([sd, spec.expand(self.coupling_sd, 0)[:, None] * units], -1)
+        kernel = spec.expand_to_batch(self.noise_kernel)
         if self.correlation_time_sd is not None:
-            log_width = lengthscale_of(kernel).log().expand(start.batch)
-            mean = torch.cat([mean, log_width[:, None]], -1)
-            sd = torch.cat([sd, start.fill(self.correlation_time_sd, 0)[:, None]], -1)
-        precision, log_det = sd**-2, 2 * sd.log().sum(-1)
-        if self._interacting:
-            precision = precision.diag_embed()
-        local.belief = PrecisionBelief(mean, precision, log_det, mean, precision, log_det)
+            log_lengthscale = lengthscale_of(kernel).log().expand(spec.batch)
+            mean = torch.cat([mean, log_lengthscale[:, None]], -1)
+            sd = torch.cat([sd, spec.expand(self.correlation_time_sd, 0)[:, None]], -1)
         temporal = {}
-        for rows in {link.child.error_shape.rows for link in local.below if link.child.error_shape is not None}:
-            matrix = start.fill(temporal_precision(self.noise_kernel, rows, self.ridge), 2)
+        for rows in {shape.rows for shape in shapes}:
+            matrix = spec.expand(temporal_precision(self.noise_kernel, rows, self.ridge), 2)
             temporal[rows] = matrix, torch.linalg.slogdet(matrix)[1]
-        local.rule = PrecisionRule(start.lay_out(self.estimator), temporal, kernel, channels)
-        local.memory = local.rule.mover.begin(mean, precision)
+        estimator = spec.expand_to_batch(resolve_estimator(self.estimator, links))
+        coupled = self.channels == "full" or self.correlation_time_sd is not None
+        return PrecisionBound(estimator, mean, sd, temporal, kernel, channels, coupled or estimator.needs_curvature)
 
-    def initialise(self, local: NodeContext) -> None:
-        """Begin to learn from where the mover does; a width begins where it is expected."""
-        belief, rule = local.belief, local.rule
-        levels = slice(rule.levels)
-        mean = belief.mean.clone()
-        mean[:, levels] = rule.mover.first(mean, deviations(self._uncertainty(local)))[:, levels]
-        local.belief = belief._replace(mean=mean, prior_mean=mean)
+    def init(self, bound: PrecisionBound, spec: BatchSpec) -> PrecisionState:
+        mean, sd = bound.mean, bound.sd
+        precision, log_det = sd**-2, 2 * sd.log().sum(-1)
+        if bound.interacting:
+            precision = precision.diag_embed()
+        accumulated = bound.estimator.init(mean, precision)
+        return PrecisionState(mean, precision, log_det, mean, precision, log_det, accumulated)
 
-    def warm_start(self, local: NodeContext, belief: PrecisionBelief) -> None:
-        """Gather anew, beginning with the pull of the prior; what earlier passes have said of the same is not added."""
-        local.belief = belief
-        pull = _times(belief.prior_precision, belief.mean - belief.prior_mean)
-        local.memory = local.rule.mover.warm_start(local.memory, pull)
+    def initialise(self, ctx: Context) -> PrecisionState:
+        """Start log-precisions where the estimator wants them; a lengthscale starts at its prior."""
+        state, bound = ctx.state, ctx.bound
+        levels = slice(bound.levels)
+        mean = state.mean.clone()
+        mean[:, levels] = bound.estimator.initial_mean(mean, standard_deviations(_matrix(self._covariance(ctx))))[
+            :, levels
+        ]
+        return state._replace(mean=mean, prior_mean=mean)
 
-    def prediction(self, local: NodeContext, link: Link) -> Prediction[Precision]:
+    def warm_start(self, ctx: Context, state: PrecisionState) -> PrecisionState:
+        pull = _times(state.prior_precision, state.mean - state.prior_mean)
+        return state._replace(accumulated=ctx.bound.estimator.warm_start(ctx.state.accumulated, pull))
+
+    # --- messages ------------------------------------------------------------------------------------------------
+    def prediction(self, ctx: Context, link: Link[Any, Any]) -> NoisePrediction:
         shape = link.child.error_shape
         assert shape is not None
-        rule: PrecisionRule = local.rule
-        (temporal, log_det), kernel = rule.temporal[shape.rows], rule.kernel
-        mean = local.belief.mean[:, : rule.levels].expand(-1, shape.dim)
+        bound = ctx.bound
+        (temporal, log_det), kernel = bound.temporal[shape.rows], bound.kernel
+        mean = ctx.state.mean[:, : bound.levels].expand(-1, shape.dim)
         learned = self.correlation_time_sd is not None
         if learned:
-            width = self._width(local)[:, 0]
-            order = torch.arange(shape.rows).to(width)
-            scale = (width / lengthscale_of(kernel))[:, None] ** order
+            lengthscale = self._lengthscale(ctx)[:, 0]
+            order = torch.arange(shape.rows, dtype=mean.dtype, device=mean.device)
+            scale = (lengthscale / lengthscale_of(kernel))[:, None] ** order
             temporal = scale[..., None] * temporal * scale[:, None]
-            log_det, kernel = log_det + 2 * scale.log().sum(-1), kernel.with_lengthscale(width)
+            log_det, kernel = log_det + 2 * scale.log().sum(-1), kernel.with_lengthscale(lengthscale)
         total = shape.rows * mean.sum(-1) + shape.dim * log_det
         if self.channels != "full":
-            noise = Noise((-mean).exp(), kernel, rule.levels, learned)
-            uncertainty = partial(self._uncertainty, local)
-            precision = Precision(temporal, mean.exp(), total, bends=learned)
-            return Prediction(precision, covariance=uncertainty, noise=noise, kernel=kernel)
-        factor = torch.eye(shape.dim).to(mean).repeat(len(mean), 1, 1)
+            noise = Noise((-mean).exp(), kernel, bound.levels, learned)
+            precision = Precision(temporal, mean.exp(), total, learns_lengthscale=learned)
+            return NoisePrediction(precision, kernel, noise, partial(self._uncertainty, ctx))
+        factor = torch.eye(shape.dim, dtype=mean.dtype, device=mean.device).repeat(len(mean), 1, 1)
         i, j = torch.tril_indices(shape.dim, shape.dim, -1, device=mean.device)
-        factor[:, i, j] = local.belief.mean[:, shape.dim :]
-        return Prediction(CholeskyPrecision(temporal, mean, factor, total), kernel=kernel)
+        factor[:, i, j] = ctx.state.mean[:, shape.dim :]
+        return NoisePrediction(CholeskyPrecision(temporal, mean, factor, total), kernel)
 
-    def update(self, local: NodeContext) -> None:
-        change, local.memory = local.rule.mover.step(local.memory)
-        mean: Tensor = local.belief.mean + change
-        size = mean[:, : local.rule.levels].abs()
+    # --- actions -------------------------------------------------------------------------------------------------
+    def accumulate(self, ctx: Context) -> PrecisionState:
+        estimator, state = ctx.bound.estimator, ctx.state
+        if estimator.needs_curvature:
+            gradient = self._subtract_errors(ctx, torch.zeros_like(state.mean))
+            curvature = self._add_curvatures(ctx, torch.zeros_like(state.precision))
+            return state._replace(accumulated=estimator.accumulate(state.accumulated, gradient, curvature))
+        return state._replace(accumulated=estimator.accumulate(state.accumulated, self.gradient(ctx)))
+
+    def update(self, ctx: Context) -> PrecisionState:
+        change, accumulated = ctx.bound.estimator.step(ctx.state.accumulated)
+        mean = ctx.state.mean + change
+        size = mean[:, : ctx.bound.levels].abs()
         beyond = size > math.log(torch.finfo(mean.dtype).max)
-        if bool(beyond.any()):
-            local.fail(
+        if holds(beyond.any()):
+            ctx.mark_diverged(
                 beyond.any(-1),
-                f"a log-precision reached {float(size.max()):.3g}, so that its precision is 0 or "
-                "infinite; the error it weighs has run away: smaller steps (lower kappa or rate) help",
+                f"a log-precision reached {float(size.max()):.3g}, so its precision is 0 or infinite; the error that "
+                "it weighs has diverged: use smaller steps (lower kappa or rate)",
             )
-        local.belief = local.belief._replace(mean=mean)
+        return ctx.state._replace(mean=mean, accumulated=accumulated)
 
-    def accumulate(self, local: NodeContext) -> None:
-        mover, belief = local.rule.mover, local.belief
-        if mover.needs_curvature:
-            gradient = self._less_errors(local, torch.zeros_like(belief.mean))
-            curvature = self._with_evidence(local, torch.zeros_like(belief.precision))
-            local.memory = mover.accumulate(local.memory, gradient, curvature)
-        else:
-            local.memory = mover.accumulate(local.memory, self.gradient(local))
-
-    def gradient(self, local: NodeContext) -> Tensor:
-        belief = local.belief
-        return self._less_errors(local, _times(belief.prior_precision, belief.mean - belief.prior_mean))
-
-    def _less_errors(self, local: NodeContext, gradient: Tensor) -> Tensor:
-        """A gradient (B, n) with that of the errors below."""
-        for link in local.below:
-            gradient = gradient - self._pull(local.error(link).weighted)
-        return gradient
-
-    def hessian(self, local: NodeContext) -> Tensor:
-        return _matrix(self._curvature(local))
-
-    def update_covariance(self, local: NodeContext) -> None:
-        learned = local.rule.mover.needs_curvature
-        curvature = local.memory.known if learned else self._curvature(local)
-        if not self._interacting:
-            log_det = -curvature.log().sum(-1)
-            local.belief = local.belief._replace(precision=curvature, log_det_covariance=log_det)
-            return
-        found = posterior(curvature)
+    def update_covariance(self, ctx: Context) -> PrecisionState:
+        state, accumulated = ctx.state, ctx.state.accumulated
+        curvature = accumulated.precision if ctx.bound.estimator.needs_curvature else self._curvature(ctx)
+        if not ctx.bound.interacting:
+            return state._replace(precision=curvature, log_det_covariance=-curvature.log().sum(-1))
+        found = laplace_posterior(curvature)
         if found.regularised is not None:
             if self.indefinite == "raise":
-                local.fail(found.regularised, INDEFINITE)
-            local.memory = local.memory._replace(regularised=local.memory.regularised + found.regularised)
-        local.belief = local.belief._replace(precision=found.precision, log_det_covariance=found.log_det_covariance)
+                ctx.mark_diverged(found.regularised, INDEFINITE)
+            accumulated = accumulated._replace(regularised=accumulated.regularised + found.regularised)
+        return state._replace(
+            precision=found.precision, log_det_covariance=found.log_det_covariance, accumulated=accumulated
+        )
 
-    def _curvature(self, local: NodeContext) -> Tensor:
-        """(B, n) along each log-precision, which do not interact; (B, n, n) with couplings."""
-        return self._with_evidence(local, local.belief.prior_precision)
+    def renew_prior(self, ctx: Context) -> PrecisionState:
+        state = ctx.state
+        return state._replace(
+            prior_mean=state.mean,
+            prior_precision=state.precision,
+            prior_log_det_covariance=state.log_det_covariance,
+            accumulated=ctx.bound.estimator.forget(state.accumulated),
+        )
 
-    def _with_evidence(self, local: NodeContext, curvature: Tensor) -> Tensor:
+    # --- energy --------------------------------------------------------------------------------------------------
+    def gradient(self, ctx: Context) -> Tensor:
+        state = ctx.state
+        return self._subtract_errors(ctx, _times(state.prior_precision, state.mean - state.prior_mean))
+
+    def hessian(self, ctx: Context) -> Tensor:
+        return _matrix(self._curvature(ctx))
+
+    def _curvature(self, ctx: Context) -> Tensor:
+        """(B, n) for log-precisions that do not interact, else (B, n, n)."""
+        return self._add_curvatures(ctx, ctx.state.prior_precision)
+
+    def _subtract_errors(self, ctx: Context, gradient: Tensor) -> Tensor:
+        """A gradient (B, n) with that of the errors below."""
+        for link in ctx.below_of(Weighs):
+            gradient = gradient - self._sum_shared(ctx.error(link).weighted)
+        return gradient
+
+    def _add_curvatures(self, ctx: Context, curvature: Tensor) -> Tensor:
         """A curvature with that of the errors below."""
-        for link in local.below:
-            error = local.error(link)
-            curvature = curvature + self._shaped(self._pulled(error.precision))
+        for link in ctx.below_of(Weighs):
+            error = ctx.error(link)
+            curvature = curvature + self._shaped(ctx, error.precision)
             if self.curvature == "exact" and error.remainder is not None:
-                curvature = curvature + self._shaped(self._pulled(error.remainder))
+                curvature = curvature + self._shaped(ctx, error.remainder)
         return curvature
 
-    def _shaped(self, curvature: Tensor) -> Tensor:
-        """A curvature (B, n) or (B, n, n) in the form that this node keeps its precisions in."""
-        if self._interacting:
+    def _shaped(self, ctx: Context, curvature: Tensor) -> Tensor:
+        """A curvature by channel, (B, n) or (B, n, n), in the form of the belief."""
+        if curvature.dim() == 2:
+            curvature = self._sum_shared(curvature)
+        else:
+            curvature = self._sum_shared(self._sum_shared(curvature).mT).mT
+        if ctx.bound.interacting:
             return _matrix(curvature)
         return curvature if curvature.dim() == 2 else curvature.diagonal(dim1=-2, dim2=-1)
 
-    @property
-    def _interacting(self) -> bool:
-        """Whether precisions are matrices: for couplings and widths, and for rules that learn from curvatures."""
-        return self.channels == "full" or self.estimator.needs_curvature or self.correlation_time_sd is not None
+    def _sum_shared(self, by_channel: Tensor) -> Tensor:
+        """Values for all channels, and a lengthscale after them, as values for the belief."""
+        if self.channels != "shared":
+            return by_channel
+        own = self._without_lengthscale(by_channel).sum(-1, keepdim=True)
+        return own if self.correlation_time_sd is None else torch.cat([own, by_channel[..., -1:]], -1)
 
-    def renew_prior(self, local: NodeContext) -> None:
-        local.memory = local.rule.mover.forget(local.memory)
-        belief = local.belief
-        local.belief = belief._replace(
-            prior_mean=belief.mean,
-            prior_precision=belief.precision,
-            prior_log_det_covariance=belief.log_det_covariance,
-        )
-
-    def energy(self, local: NodeContext) -> Energy:
-        belief: PrecisionBelief = local.belief
+    def energy(self, ctx: Context) -> Energy:
+        state = ctx.state
 
         def compute() -> Energy:
-            moved = belief.mean - belief.prior_mean
-            fit = (moved * _times(belief.prior_precision, moved)).sum(-1)
-            return Energy(complexity=0.5 * (fit + belief.prior_log_det_covariance - belief.log_det_covariance))
+            moved = state.mean - state.prior_mean
+            fit = (moved * _times(state.prior_precision, moved)).sum(-1)
+            return Energy(complexity=0.5 * (fit + state.prior_log_det_covariance - state.log_det_covariance))
 
-        return local.once("energy", compute, belief)
+        return ctx.cached("energy", compute, *state[:6])
 
-    def fallbacks(self, local: NodeContext) -> Tensor | None:
-        regularised: Tensor = local.memory.regularised
-        return regularised if self._interacting else None
+    def fallbacks(self, ctx: Context) -> Tensor | None:
+        return ctx.state.accumulated.regularised if ctx.bound.interacting else None
 
+    # --- quantities ----------------------------------------------------------------------------------------------
     @property
     def quantities(self) -> Mapping[str, Recordable]:
         known = {
-            "mean": Recordable(("dimension",), lambda local: self._but_width(local.belief.mean)),
-            "sd": Recordable(
-                ("dimension",), self._covariance_but_width, deviations if self._interacting else torch.sqrt
-            ),
-            "covariance": Recordable(
-                ("dimension", "dimension_"), lambda local: _matrix(self._covariance_but_width(local))
-            ),
+            "mean": Recordable(("dimension",), lambda ctx: self._without_lengthscale(ctx.state.mean)),
+            "sd": Recordable(("dimension",), self._level_covariance, _sd),
+            "covariance": Recordable(("dimension", "dimension_"), lambda ctx: _matrix(self._level_covariance(ctx))),
         }
         if self.correlation_time_sd is not None:
-            known["smoothness"] = Recordable(("width",), self._width)
-            known["log_smoothness_sd"] = Recordable(
-                ("width",), lambda local: self._covariance(local)[:, -1:, -1].sqrt()
+            known["correlation_time"] = Recordable(("lengthscale",), self._lengthscale)
+            known["log_correlation_time_sd"] = Recordable(
+                ("lengthscale",), lambda ctx: self._covariance(ctx)[:, -1:, -1].sqrt()
             )
         if self.channels == "full":
-            matrix = Recordable(
-                ("channel", "channel_"), lambda local: self.prediction(local, local.below[0]).value.channel
+            known["matrix"] = Recordable(
+                ("channel", "channel_"), lambda ctx: self.prediction(ctx, ctx.below[0]).value.channel
             )
-            known["matrix"] = matrix
         return known
 
-    def _covariance(self, local: NodeContext) -> Tensor:
-        precision: Tensor = local.belief.precision
-        invert = covariance_of if self._interacting else torch.reciprocal
-        return local.once("covariance", lambda: invert(precision), precision)
+    def _covariance(self, ctx: Context) -> Tensor:
+        precision = ctx.state.precision
+        invert = covariance_of if ctx.bound.interacting else torch.reciprocal
+        return ctx.cached("covariance", lambda: invert(precision), precision)
 
-    def _uncertainty(self, local: NodeContext) -> Tensor:
-        return _matrix(self._covariance(local))
+    def _uncertainty(self, ctx: Context) -> Tensor:
+        return _matrix(self._covariance(ctx))
 
-    def _covariance_but_width(self, local: NodeContext) -> Tensor:
-        known = self._covariance(local)
+    def _level_covariance(self, ctx: Context) -> Tensor:
+        """Covariance without that of a lengthscale, (B, n) or (B, n, n)."""
+        known = self._covariance(ctx)
         return known if self.correlation_time_sd is None else known[:, :-1, :-1]
 
-    def _but_width(self, values: Tensor) -> Tensor:
-        """What is said of log-precisions and couplings alone."""
+    def _without_lengthscale(self, values: Tensor) -> Tensor:
         return values if self.correlation_time_sd is None else values[..., :-1]
 
-    def _width(self, local: NodeContext) -> Tensor:
-        """The width of the kernel, where it is learned; (B, 1)."""
-        log_width: Tensor = local.belief.mean[:, -1:]
-        return log_width.exp()
-
-    def _pull(self, by_channel: Tensor) -> Tensor:
-        """What errors say of all channels, and of a width after them, as what they say of the belief."""
-        if self.channels != "shared":
-            return by_channel
-        own = self._but_width(by_channel).sum(-1, keepdim=True)
-        return own if self.correlation_time_sd is None else torch.cat([own, by_channel[..., -1:]], -1)
-
-    def _pulled(self, curvature: Tensor) -> Tensor:
-        """The same of a curvature, which may be a diagonal."""
-        return self._pull(curvature) if curvature.dim() == 2 else self._pull(self._pull(curvature).mT).mT
+    def _lengthscale(self, ctx: Context) -> Tensor:
+        """The learned lengthscale of the kernel, (B, 1)."""
+        return ctx.state.mean[:, -1:].exp()
 
 
 CHANNELS = {
-    "each": "a log-precision a channel",
+    "each": "one log-precision per channel",
     "shared": "one log-precision for all channels",
     "full": "a full precision matrix of the channels",
 }
 
 
-def precision_error(precision: Precision, error: Tensor, weighted: Tensor) -> Error[Tensor]:
-    """What an error says of the parameters of its precision through the energy E = ½ε̃ᵀΠ̃ε̃ − ½log|Π̃|."""
-    slope = precision.slope(error, weighted)
-    if precision.bends:
-        slope = torch.cat([slope, precision.slope_by_width(error, weighted)], -1)
-        return Error(-slope, precision.information_with_width)
+def precision_score(precision: Precision, error: Tensor, weighted: Tensor) -> ScoreError:
+    """The error of the parameters of a precision, from the energy E = ½ε̃ᵀΠ̃ε̃ − ½log|Π̃|."""
+    slope = precision.gradient(error, weighted)
+    if precision.learns_lengthscale:
+        slope = torch.cat([slope, precision.lengthscale_gradient(error, weighted)], -1)
+        return ScoreError(-slope, precision.joint_information)
 
     def remainder() -> Tensor:
         return precision.curvature(error, weighted) - precision.information()
 
-    return Error(-slope, precision.information, remainder)
+    return ScoreError(-slope, precision.information, remainder)
 
 
-def noise_error(
-    of_levels: ScoreAndInformation, noise: Noise | None, with_lengthscale: ScoreAndInformation | None = None
-) -> Error[Tensor]:
-    """What is said of log-variances, and of a log-width, as an error of log-precisions and of that width after them.
+def noise_score_error(
+    levels: ScoreAndInformation, n_levels: int, lengthscale: ScoreAndInformation | None = None
+) -> ScoreError:
+    """A score of log-variances, and of a log-lengthscale, as an error of log-precisions and that lengthscale.
 
-    Where nothing is said of levels that a noise has, that is zero.
+    Args:
+        levels: Score of the log-variances.
+        n_levels: Number of log-precisions; those without a score get zero.
+        lengthscale: Score of the log-lengthscale.
     """
-    unsaid = 0 if noise is None else noise.levels - of_levels.gradient.shape[1]
-    gradient = torch.constant_pad_nd(-of_levels.gradient, (0, unsaid))
-    information = torch.constant_pad_nd(of_levels.information, (0, unsaid, 0, unsaid))
-    if with_lengthscale is None:
-        return Error(gradient, information)
+    missing = n_levels - levels.score.shape[1]
+    gradient = torch.constant_pad_nd(-levels.score, (0, missing))
+    information = torch.constant_pad_nd(levels.information, (0, missing, 0, missing))
+    if lengthscale is None:
+        return ScoreError(gradient, lambda: information)
     joint = torch.constant_pad_nd(information, (0, 1, 0, 1))
-    joint[:, -1:, -1:] = with_lengthscale.information
-    return Error(torch.cat([gradient, with_lengthscale.gradient], -1), joint)
+    joint[:, -1:, -1:] = lengthscale.information
+    return ScoreError(torch.cat([gradient, lengthscale.score], -1), lambda: joint)
 
 
 def _times(precision: Tensor, vector: Tensor) -> Tensor:
@@ -440,3 +469,8 @@ def _times(precision: Tensor, vector: Tensor) -> Tensor:
 def _matrix(precision: Tensor) -> Tensor:
     """A diagonal (B, n) or matrix (B, n, n) as a matrix."""
     return precision.diag_embed() if precision.dim() == 2 else precision
+
+
+def _sd(covariance: Tensor) -> Tensor:
+    """Standard deviations of variances (B, n) or a covariance (B, n, n)."""
+    return covariance.sqrt() if covariance.dim() == 2 else standard_deviations(covariance)

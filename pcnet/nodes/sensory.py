@@ -1,4 +1,4 @@
-"""Sensory nodes: turn observations into generalised observations and hold the sensory error."""
+"""Sensory nodes: turn observations into generalised observations and compute the sensory error."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ from pydantic import Field
 from torch import Tensor
 
 from pcnet.errors import GraphError, SettingError
-from pcnet.model.messages import Error
-from pcnet.model.node import BatchSpec, Energy, ErrorShape, ForecastContext, Link, Node, NodeContext, Recordable
-from pcnet.nodes.precision import noise_error, precision_error
-from pcnet.numerics import kalman as carrying
-from pcnet.numerics.coloured_noise import Noise
+from pcnet.model.context import Neighbours, NodeContext
+from pcnet.model.links import Link, Predicts, Weighs
+from pcnet.model.messages import GaussianPrediction, PredictionError, ScoreError
+from pcnet.model.node import BatchSpec, Energy, ErrorShape, Node, Recordable
+from pcnet.model.protocols import ForecastContext, Forecasts
+from pcnet.nodes.precision import PrecisionNode, noise_score_error, precision_score
+from pcnet.numerics import kalman
+from pcnet.numerics.branching import holds
+from pcnet.numerics.coloured_noise import Noise, NoiseSpec
+from pcnet.numerics.estimators import ParameterEstimator
 from pcnet.numerics.generalised import backward_differences, taylor_operator, taylor_shift
 from pcnet.numerics.kalman import PredictiveDistribution, ScoreAndInformation
 from pcnet.numerics.kernels import lengthscale_of
-from pcnet.numerics.precision import DensePrecision
+from pcnet.numerics.precision import DensePrecision, Precision
 from pcnet.settings import NotNegative, Positive, number, settings
 
 
-class SensoryBelief(NamedTuple):
-    """The generalised observation ỹ (B, orders, dim), and how many orders of each channel are seen now, (B, dim).
+class SensoryState(NamedTuple):
+    """The generalised observation, and the history that its derivatives are computed from.
 
-    Of a channel that is not seen now, ỹ is what it was when it was seen.
+    observation: ỹ (B, orders, dim); of a missing channel, that of its last observation. seen: how many orders of each
+    channel are observed now, (B, dim). since: time since each channel was last observed, (B, dim). known: how many
+    orders of it were known then, (B, dim). samples, ages: the last samples (B, window, dim), the newest first, and
+    their ages, for derivatives="fit". motion: four orders by differences (B, 4, dim), NaN while unknown, from which the
+    lengthscale of smooth noise is learned.
     """
 
     observation: Tensor
     seen: Tensor
-
-
-class SensoryMemory(NamedTuple):
-    """For each channel (B, dim): how long before now it was seen last, and how many orders of it were known then.
-
-    For a fit also the last samples (B, window, dim), the newest first, and how long they are ago. To learn the width of
-    smooth noise, four orders of motion by differences (B, 4, dim), NaN where they are not known yet.
-    """
-
     since: Tensor
     known: Tensor
     samples: Tensor
@@ -49,51 +49,59 @@ class SensoryMemory(NamedTuple):
     motion: Tensor
 
 
-class SensoryRule(NamedTuple):
-    """What a run needs again and again.
+class SensoryBound(NamedTuple):
+    """Constants of a run.
 
-    The matrix that moves data on (B, orders, orders), if they do; how long after a sample the next one may come so that
-    differences are taken, (B, 1); and what `seen`, `since` and `ages` are while nothing is missing and samples come at
-    their interval.
+    extrapolation: matrix exp(D·extrapolate) (B, orders, orders), if it is used. reach: longest time between two samples
+    from which differences are taken, (B, 1). full, now, ages: `seen`, `since` and `ages` while nothing is missing and
+    samples come at their interval. tracks_motion: whether the lengthscale of the noise is learned from values alone.
     """
 
-    ahead: Tensor | None
+    extrapolation: Tensor | None
     reach: Tensor
     full: Tensor
     now: Tensor
     ages: Tensor
+    tracks_motion: bool
 
 
-class SensoryWork(NamedTuple):
+class SensoryErrors(NamedTuple):
     """The prediction g̃, the error ε̃ = ỹ − g̃, its precision Π̃ and ξ = Π̃ε̃; (B, orders, dim) each.
 
-    expected: all that was expected of a value, where the state says so; then Π̃ is the precision of that.
+    distribution: the predictive distribution, if the state sends one; then Π̃ is its precision.
     """
 
     prediction: Tensor
     error: Tensor
-    precision: Any
+    precision: Precision | DensePrecision
     weighted: Tensor
-    expected: PredictiveDistribution | None = None
+    distribution: PredictiveDistribution | None = None
+
+
+Context = NodeContext[SensoryState, SensoryBound]
 
 
 @settings
-class SensoryNode(Node):
-    """Generalised observations ỹ (..., orders, dim), by backward differences in time, or given.
+class SensoryNode(Node[SensoryState, SensoryBound], Forecasts):
+    """Generalised observations ỹ (..., orders, dim).
 
-    Local energy ½ε̃ᵀΠ̃ε̃ − ½log|Π̃| of ε̃ = ỹ − Σ g̃, the sum over the states that predict it. What is missing (NaN) is
-    integrated out: Π̃ and ε̃ are then those of the channels and orders that are seen.
+    Local energy ½ε̃ᵀΠ̃ε̃ − ½log|Π̃| of ε̃ = ỹ − Σ g̃, the sum over the states that predict it. Missing values (NaN) are
+    integrated out: Π̃ and ε̃ are then those of the observed channels and orders.
 
-    dt: the time between two observations, if it is known; needed for more orders than one.
-    derivatives: "backward" differences over the time since the channel was seen last; a Taylor "fit", by least squares,
-    to the last `window` samples (one more than orders unless given); "none": only values are seen; or "given": an
-    observation then is all orders of ỹ, one after the other, and those of a channel count up to the first that is NaN.
-    start: where derivatives begin. "first" takes a channel's first observation as standing still, "zeros" as a jump
-    from 0; "seen" lets derivatives count only as soon as there are samples to take them from.
-    What is done before the first observation then finds an observation of 0.
-    gap: if a channel was not seen for longer than so many dt, it begins anew: its value counts at once, and its
-    derivatives as samples come in.
-    ahead: how far, in time, data move on by themselves when the node is asked to move: ỹ ← exp(D·ahead)ỹ.
+    Args:
+        dim: Number of channels.
+        orders: Number of generalised orders, 1 for values alone.
+        dt: Sampling interval, in time units; needed for more than one order.
+        derivative_init: How derivatives start. "first": the first observation of a channel is at rest; "zeros": it is
+            a jump from 0, and the first prediction finds an observation of 0; "seen": derivatives count only once there
+            are samples to compute them from.
+        derivatives: "backward" differences over the time since the channel was last observed; a Taylor "fit" by least
+            squares to the last `window` samples; "none": only values are observed; "given": an observation consists of
+            all orders, one after the other, and those of a channel count up to its first NaN.
+        window: Samples of the Taylor fit; orders + 1 unless given.
+        max_gap: Longest gap, in sampling intervals, over which differences are taken. After a longer one the
+            derivatives of a channel start anew.
+        extrapolate: Time by which the action "update" extrapolates the data: ỹ ← exp(D·extrapolate)ỹ.
     """
 
     _: KW_ONLY
@@ -106,13 +114,14 @@ class SensoryNode(Node):
     max_gap: Positive = number(2.0)
     extrapolate: NotNegative = number(0.0)
     role: ClassVar[str] = "sensory"
+    kind: ClassVar[str] = "sensory"
     observes: ClassVar[bool] = True
     required_actions: ClassVar[tuple[str, ...]] = ("observe",)
 
     def __post_init__(self) -> None:
         Node.__post_init__(self)
         if self.dt is None and self.orders > 1 and self.derivatives in ("backward", "fit"):
-            raise SettingError(f"{self.title}: give dt, the time between two observations, for {self.orders} orders")
+            raise SettingError(f"{self.title}: give dt, the sampling interval, for {self.orders} orders")
         if self.window is not None and (self.derivatives != "fit" or self.window < self.orders):
             raise SettingError(
                 f"{self.title}: window is for derivatives='fit', and must be {self.orders} or more for as many orders"
@@ -120,12 +129,13 @@ class SensoryNode(Node):
         if not bool((self.max_gap >= 1).all()):
             raise SettingError(f"{self.title}: max_gap must be 1 (sampling interval) or more")
 
+    # --- composing -----------------------------------------------------------------------------------------------
     @property
     def error_shape(self) -> ErrorShape:
         return ErrorShape(self.orders, self.dim)
 
     @property
-    def observed_width(self) -> int:
+    def observation_size(self) -> int:
         return self.orders * self.dim if self.derivatives == "given" else self.dim
 
     @property
@@ -135,14 +145,15 @@ class SensoryNode(Node):
     @property
     def data(self) -> Mapping[str, Any]:
         dt = None if self.dt is None else self.dt.tolist()
-        known: dict[str, Any] = {"orders": self.orders, "channels": self.dim, "dt": dt, "start": self.derivative_init}
+        known: dict[str, Any] = {"orders": self.orders, "channels": self.dim, "dt": dt}
+        known["derivative_init"] = self.derivative_init
         known |= {} if self.derivatives == "backward" else {"derivatives": self.derivatives}
-        known |= {} if bool((self.max_gap == 2).all()) else {"gap": self.max_gap.tolist()}
+        known |= {} if bool((self.max_gap == 2).all()) else {"max_gap": self.max_gap.tolist()}
         return known | ({"window": self.samples} if self.derivatives == "fit" else {})
 
     @property
     def samples(self) -> int:
-        """How many samples derivatives are taken from, where they are fitted."""
+        """Number of samples of the Taylor fit."""
         if self.derivatives != "fit":
             return 0
         return self.orders + 1 if self.window is None else self.window
@@ -152,224 +163,264 @@ class SensoryNode(Node):
         dt = f"{interval.item():g}" if interval.numel() == 1 else "one for each batch element"
         return f"dim {self.dim}, orders {self.orders}, dt {dt}"
 
-    def as_child(self, link: Link) -> None:
-        if link.kind not in ("predicts", "weighs"):
-            Node.as_child(self, link)
+    def check_as_child(self, link: Link[Any, Any]) -> None:
+        if not isinstance(link, (Predicts, Weighs)):
+            Node.check_as_child(self, link)
 
-    def check(self, above: tuple[Link, ...], below: tuple[Link, ...], like: Tensor) -> None:
-        if not any(link.kind == "predicts" for link in above):
+    def check(self, links: Neighbours, like: Tensor) -> None:
+        states = [link.parent for link in links.above_of(Predicts)]
+        if not states:
             raise GraphError(f"{self.title} is predicted by nothing: add graph.predicts(state, {self.name})")
-        if not any(link.kind == "weighs" for link in above):
+        if not links.above_of(Weighs):
             raise GraphError(
                 f"{self.title} has no precision: add graph.weighs(PrecisionNode(...), {self.name}) for its error"
             )
-        states = [link.parent for link in above if link.kind == "predicts"]
-        if len(states) > 1 and any(state.sure for state in states):
+        if len(states) > 1 and any(state.sends_covariance for state in states):
             raise GraphError(
-                f"{self.title} is predicted by {states[0].name!r} and {states[1].name!r}, of which one carries its "
-                "whole belief: make them one state"
+                f"{self.title} is predicted by {states[0].name!r} and {states[1].name!r}, one of which is a Kalman "
+                "state: join them into one state"
             )
 
-    def begin(self, local: NodeContext, start: BatchSpec) -> None:
-        dt, ahead = start.fill(number(1.0) if self.dt is None else self.dt, 0), start.fill(self.extrapolate, 0)
-        blank = torch.zeros(start.batch, self.orders, self.dim, dtype=start.dtype, device=start.device)
-        full = torch.full_like(blank[:, 0], 1 if self.derivatives == "none" else self.orders)
+    def default_estimator(self, link: Link[Any, Any], above: tuple[Link[Any, Any], ...]) -> ParameterEstimator | None:
+        for other in above:
+            if isinstance(other, Predicts):
+                return other.parent.default_estimator(other, above)
+        return None
+
+    # --- beginning -----------------------------------------------------------------------------------------------
+    def noise_spec(self, above: tuple[Link[Any, Any], ...], spec: BatchSpec) -> NoiseSpec | None:
+        for link in above:
+            if isinstance(link, Weighs) and isinstance(link.parent, PrecisionNode):
+                return link.parent.spec_of(link, spec)
+        return None
+
+    def bind(self, links: Neighbours, spec: BatchSpec) -> SensoryBound:
+        dt = spec.expand(number(1.0) if self.dt is None else self.dt, 0)
+        ahead = spec.expand(self.extrapolate, 0)
+        full = torch.full_like(spec.zeros(self.dim), 1 if self.derivatives == "none" else self.orders)
         steps = torch.constant_pad_nd(dt[:, None].expand(-1, max(0, self.samples - 1)), (min(1, self.samples), 0))
-        local.rule = SensoryRule(
+        noise = self.noise_spec(links.above, spec)
+        return SensoryBound(
             taylor_shift(ahead, self.orders) if bool((ahead != 0).any()) else None,
-            (start.fill(self.max_gap, 0) * dt)[:, None] * (1 + 1e-6),  # an interval is no gap because of rounding
+            (spec.expand(self.max_gap, 0) * dt)[:, None] * (1 + 1e-6),  # rounding must not turn an interval into a gap
             full,
             torch.zeros_like(full),
             torch.cumsum(steps, 1)[..., None].expand(-1, -1, self.dim).contiguous(),
+            self.orders == 1 and noise is not None and noise.learned_lengthscale,
         )
-        there = torch.zeros_like(full, dtype=torch.bool)
-        if local.observation is not None:
-            first = local.observation[:, : self.dim]
-            there = torch.isfinite(first)
-            blank[:, 0] = torch.where(there, first, 0.0) if self.derivative_init == "first" else 0.0
-        local.belief = SensoryBelief(blank, full * there)
+
+    def init(self, bound: SensoryBound, spec: BatchSpec) -> SensoryState:
+        return self._first(bound, torch.full_like(bound.full, torch.nan))
+
+    def initialise(self, ctx: Context) -> SensoryState:
+        """The state at the first observation: at rest, or a jump from 0."""
+        assert ctx.observation is not None
+        return self._first(ctx.bound, self.preprocess(ctx.observation)[:, : self.dim])
+
+    def _first(self, bound: SensoryBound, first: Tensor) -> SensoryState:
+        """The state with these first values (B, dim), NaN where they are missing."""
+        there = torch.isfinite(first)
+        value = torch.where(there & (self.derivative_init == "first"), first, 0.0)
+        observation = torch.constant_pad_nd(value[:, None], (0, 0, 0, self.orders - 1))
         begun = there & (self.derivative_init != "seen")
-        ages = torch.where(begun[:, None], local.rule.ages, torch.inf)
-        samples = blank[:, :1].expand(-1, self.samples, -1)
-        motion = blank.new_full((start.batch, 4, self.dim), torch.nan)
-        local.memory = SensoryMemory(local.rule.now, full * begun, samples, ages, motion)
-
-    # --- taking in what is there --------------------------------------------------------------------------------------
-    def observe(self, local: NodeContext) -> None:
-        y = local.observation
-        assert y is not None
-        whole = math.isfinite(y.sum().item()) or bool(torch.isfinite(y).all())
-        if self.derivatives == "given":
-            self._sense_given(local, y.view(-1, self.orders, self.dim), whole)
-        elif self.derivatives == "fit":
-            self._sense_fit(local, y, whole)
-        elif self.derivatives == "backward" and whole and self._steady(local):
-            ahead = backward_differences(y, local.belief.observation, local.elapsed[:, None])
-            local.belief = SensoryBelief(ahead, local.rule.full)
-        else:
-            self._sense_some(local, y, whole)
-        if self.orders == 1:  # more of them say themselves how fast noise changes
-            noise = self._noise(local)
-            if noise is not None and noise.learned_width:
-                motion = backward_differences(y, local.memory.motion, local.elapsed[:, None])
-                if local.pace is not None:  # differences of samples that come as they like say little of such motion
-                    motion[:, 1:] = torch.nan
-                local.memory = local.memory._replace(motion=motion)
-
-    def _noise(self, local: NodeContext) -> Noise | None:
-        weighers = local.links_above("weighs")
-        return local.message(weighers[0]).noise if weighers else None
-
-    def _of_width(self, local: NodeContext, noise: Noise) -> ScoreAndInformation:
-        """What observations say of the log of the width w of their noise, where it is a squared exponential.
-
-        Then ÿ and y⃛ are independent and normal, with y⃛ √5/w times as large, as far as noise moves faster than what is
-        observed: z = log √5|ÿ/y⃛| is log w in the mean, with the variance π²/4. This does not depend on what levels are
-        believed in, nor on states. As long as values resemble each other they count as one.
-        """
-        size = local.memory.motion[:, 2:].abs().log()
-        z, width = 0.5 * math.log(5) + size[:, 0] - size[:, 1], lengthscale_of(noise.kernel)
-        there = torch.isfinite(z)
-        each = 4 / math.pi**2 * (local.elapsed / (math.sqrt(math.pi) * width)).clamp_max(1.0)
-        apart = torch.where(there, z - width.log()[:, None], 0.0).sum(-1)
-        return ScoreAndInformation((each * apart)[:, None], (each * there.sum(-1))[:, None, None])
-
-    def _steady(self, local: NodeContext) -> bool:
-        """Whether all channels were seen at the previous observation, in all orders."""
-        now, full, (since, known, *_) = local.rule.now, local.rule.full, local.memory
-        return local.once("now", partial(torch.equal, since, now), since) and local.once(
-            "known", partial(torch.equal, known, full), known
+        return SensoryState(
+            observation,
+            bound.full * there,
+            bound.now,
+            bound.full * begun,
+            observation[:, :1].expand(-1, self.samples, -1),
+            torch.where(begun[:, None], bound.ages, torch.inf),
+            observation.new_full((len(first), 4, self.dim), torch.nan),
         )
 
-    def complete(self, local: NodeContext) -> bool:
-        """Whether all orders of all channels are seen now."""
-        seen: Tensor = local.belief.seen
-        full = local.rule.full
-        return self.derivatives != "none" and local.once("complete", partial(torch.equal, seen, full), seen)
+    # --- observing -----------------------------------------------------------------------------------------------
+    def preprocess(self, observation: Tensor) -> Tensor:
+        """What the node makes of an observation (B, observation_size) before it is used; NaN marks missing values."""
+        return observation
 
-    def _sense_given(self, local: NodeContext, y: Tensor, whole: bool) -> None:
+    def observe(self, ctx: Context) -> SensoryState:
+        assert ctx.observation is not None
+        y = self.preprocess(ctx.observation)
+        complete = holds(torch.isfinite(y).all())
+        if self.derivatives == "given":
+            state = self._observe_given(ctx, y.view(-1, self.orders, self.dim), complete)
+        elif self.derivatives == "fit":
+            state = self._observe_fit(ctx, y, complete)
+        elif self.derivatives == "backward" and complete and self._steady(ctx):
+            moved = backward_differences(y, ctx.state.observation, ctx.dt[:, None])
+            state = ctx.state._replace(observation=moved, seen=ctx.bound.full)
+        else:
+            state = self._observe_some(ctx, y, complete)
+        if ctx.bound.tracks_motion:
+            motion = backward_differences(y, ctx.state.motion, ctx.dt[:, None])
+            if ctx.relative_dt is not None:  # differences of irregular samples carry little information
+                motion[:, 1:] = torch.nan
+            state = state._replace(motion=motion)
+        return state
+
+    def _steady(self, ctx: Context) -> bool:
+        """Whether all channels were observed at the previous tick, in all orders."""
+        full, since, known = ctx.bound.full, ctx.state.since, ctx.state.known
+        return ctx.cached("since", lambda: holds((since == 0).all()), since) and ctx.cached(
+            "known", lambda: holds((known == full).all()), known
+        )
+
+    def complete(self, ctx: Context) -> bool:
+        """Whether all orders of all channels are observed now."""
+        seen, full = ctx.state.seen, ctx.bound.full
+        return self.derivatives != "none" and ctx.cached("complete", lambda: holds((seen == full).all()), seen)
+
+    def _observe_given(self, ctx: Context, y: Tensor, complete: bool) -> SensoryState:
         there = torch.isfinite(y).cumprod(1)
-        seen = local.rule.full if whole else there.sum(1).to(y)
-        if whole:
-            local.memory = local.memory._replace(known=seen)
-        else:
-            local.memory = local.memory._replace(known=torch.maximum(seen, local.memory.known))
-        local.belief = SensoryBelief(y if whole else torch.where(there.bool(), y, local.belief.observation), seen)
+        seen = ctx.bound.full if complete else there.sum(1).to(y)
+        known = seen if complete else torch.maximum(seen, ctx.state.known)
+        observation = y if complete else torch.where(there.bool(), y, ctx.state.observation)
+        return ctx.state._replace(observation=observation, seen=seen, known=known)
 
-    def _sense_some(self, local: NodeContext, y: Tensor, whole: bool) -> None:
-        """Take in what is there of y, channel by channel."""
-        rule, memory, before = local.rule, local.memory, local.belief.observation
+    def _observe_some(self, ctx: Context, y: Tensor, complete: bool) -> SensoryState:
+        """Take in the observed channels of y, each with its own history."""
+        bound, state, before = ctx.bound, ctx.state, ctx.state.observation
         there = torch.isfinite(y)
-        never = memory.known == 0
-        since = memory.since + local.elapsed[:, None]
-        fresh = (since <= rule.reach) | never
+        never = state.known == 0
+        since = state.since + ctx.dt[:, None]
+        fresh = (since <= bound.reach) | never
         if self.derivative_init == "seen":
-            known = torch.where(fresh, memory.known + 1, 1.0)
+            known = torch.where(fresh, state.known + 1, 1.0)
         else:
-            known = torch.where(never, rule.full, torch.where(fresh, memory.known + 1, 1.0))
-            if self.derivative_init == "first":  # what is seen for the first time stood still before
+            known = torch.where(never, bound.full, torch.where(fresh, state.known + 1, 1.0))
+            if self.derivative_init == "first":  # a channel is at rest before its first observation
                 rest = torch.constant_pad_nd(y[:, None], (0, 0, 0, self.orders - 1))
                 before = torch.where((never & there)[:, None], rest, before)
-            since = torch.where(never, local.elapsed[:, None], since)
-        known = torch.where(there, torch.minimum(known, rule.full), memory.known)
+            since = torch.where(never, ctx.dt[:, None], since)
+        known = torch.where(there, torch.minimum(known, bound.full), state.known)
         moved = backward_differences(y, before, since)
         rows = torch.arange(self.orders, device=y.device)[:, None]
         moved = torch.where(rows < known[:, None], moved, 0.0)
-        settled = whole and bool((known == rule.full).all())
-        local.belief = SensoryBelief(
-            moved if whole else torch.where(there[:, None], moved, local.belief.observation),
-            rule.full if settled else torch.where(there, known, 0.0),
+        steady = complete and holds((known == bound.full).all())
+        return state._replace(
+            observation=moved if complete else torch.where(there[:, None], moved, state.observation),
+            seen=bound.full if steady else torch.where(there, known, 0.0),
+            since=bound.now if complete else torch.where(there, 0.0, since),
+            known=bound.full if steady else known,
         )
-        since = torch.where(there, 0.0, since)
-        local.memory = memory._replace(since=rule.now if whole else since, known=rule.full if settled else known)
 
-    def _sense_fit(self, local: NodeContext, y: Tensor, whole: bool) -> None:
-        """Fit a Taylor series to what is there of the last samples."""
-        rule, memory = local.rule, local.memory
+    def _observe_fit(self, ctx: Context, y: Tensor, complete: bool) -> SensoryState:
+        """Fit a Taylor series to the last samples."""
+        bound, state = ctx.bound, ctx.state
         there = torch.isfinite(y)
-        samples = torch.cat([torch.where(there, y, 0.0)[:, None], memory.samples[:, :-1]], 1)
-        steady = local.once("ages", partial(torch.equal, memory.ages, rule.ages), memory.ages)
-        regular = whole and steady and local.pace is None
+        samples = torch.cat([torch.where(there, y, 0.0)[:, None], state.samples[:, :-1]], 1)
+        steady = ctx.cached("ages", lambda: holds((state.ages == bound.ages).all()), state.ages)
+        regular = complete and steady and ctx.relative_dt is None
         if regular:
-            ages, known = rule.ages, rule.full
+            ages, known = bound.ages, bound.full
         else:
             now = torch.where(there, 0.0, torch.inf)
-            ages = torch.cat([now[:, None], (memory.ages + local.elapsed[:, None, None])[:, :-1]], 1)
-            never = (memory.known == 0) & there
-            if self.derivative_init != "seen":  # what is seen for the first time stood still before, or was 0
+            ages = torch.cat([now[:, None], (state.ages + ctx.dt[:, None, None])[:, :-1]], 1)
+            never = (state.known == 0) & there
+            if self.derivative_init != "seen":  # before its first observation a channel is at rest, or 0
                 samples = torch.where(never[:, None] & (self.derivative_init == "first"), y[:, None], samples)
-                ages = torch.where(never[:, None], rule.ages, ages)
-            ages = torch.where(ages <= rule.reach[..., None] * max(1, self.samples - 1), ages, torch.inf)
-            known = torch.minimum(torch.isfinite(ages).sum(1).to(y), rule.full)
-        operator = local.once("operator", lambda: taylor_operator(ages.transpose(1, 2), self.orders), ages)
+                ages = torch.where(never[:, None], bound.ages, ages)
+            ages = torch.where(ages <= bound.reach[..., None] * max(1, self.samples - 1), ages, torch.inf)
+            known = torch.minimum(torch.isfinite(ages).sum(1).to(y), bound.full)
+        operator = ctx.cached("operator", lambda: taylor_operator(ages.transpose(1, 2), self.orders), ages)
         fitted = torch.einsum("bcow,bwc->boc", operator, samples)
-        seen = known if whole else torch.where(there, known, 0.0)
-        if not whole:
-            fitted = torch.where(there[:, None], fitted, local.belief.observation)
-        local.belief = SensoryBelief(fitted, rule.full if regular else seen)
-        known = torch.maximum(known, memory.known)
-        local.memory = memory._replace(since=rule.now, known=known, samples=samples, ages=ages)
+        seen = known if complete else torch.where(there, known, 0.0)
+        return state._replace(
+            observation=fitted if complete else torch.where(there[:, None], fitted, state.observation),
+            seen=bound.full if regular else seen,
+            since=bound.now,
+            known=torch.maximum(known, state.known),
+            samples=samples,
+            ages=ages,
+        )
 
-    def update(self, local: NodeContext) -> None:
-        """Let the data move on under their own derivatives."""
-        if local.rule.ahead is not None:
-            moved = torch.bmm(local.rule.ahead, local.belief.observation)
-            local.belief = local.belief._replace(observation=moved)
+    def update(self, ctx: Context) -> SensoryState:
+        """Extrapolate the data by their own derivatives."""
+        shift = ctx.bound.extrapolation
+        if shift is None:
+            return ctx.state
+        return ctx.state._replace(observation=torch.bmm(shift, ctx.state.observation))
 
-    def error(self, local: NodeContext, link: Link) -> Error[Any]:
-        work = self.work(local)
-        if link.kind == "predicts":
-            return Error(work.weighted, work.precision, noise=self._noise(local))
-        if work.expected is not None:
-            said = carrying.of_noise(work.expected, work.error[:, 0], work.precision.matrix)
-            noise = local.message(link).noise
-            assert noise is not None
-            return noise_error(said, noise, self._of_width(local, noise) if noise.learned_width else None)
-        return precision_error(work.precision, work.error, work.weighted)
+    # --- messages ------------------------------------------------------------------------------------------------
+    def error(self, ctx: Context, link: Link[Any, Any]) -> PredictionError | ScoreError:
+        found = self.sensory_errors(ctx)
+        if isinstance(link, Predicts):
+            return PredictionError(found.weighted, lambda: found.precision, noise=self._noise(ctx))
+        if found.distribution is None:
+            assert isinstance(found.precision, Precision)
+            return precision_score(found.precision, found.error, found.weighted)
+        assert isinstance(found.precision, DensePrecision)
+        score = kalman.noise_score(found.distribution, found.error[:, 0], found.precision.matrix)
+        noise = self._noise(ctx)
+        assert noise is not None
+        lengthscale = self._lengthscale_score(ctx, noise) if noise.learned_lengthscale else None
+        return noise_score_error(score, noise.levels, lengthscale)
 
-    def energy(self, local: NodeContext) -> Energy:
-        work = self.work(local)
-        fit = (work.weighted * work.error).sum((1, 2))
-        constant = local.belief.seen.sum(-1) * math.log(2 * math.pi)
-        return Energy(accuracy=0.5 * (work.precision.log_det - fit - constant))
+    def _noise(self, ctx: Context) -> Noise | None:
+        links = ctx.above_of(Weighs)
+        return ctx.message(links[0]).noise if links else None
 
-    def forecast_value(self, local: NodeContext, now: ForecastContext) -> Tensor | None:
-        given = now.of("predicts")
+    def _lengthscale_score(self, ctx: Context, noise: Noise) -> ScoreAndInformation:
+        """Score of the log of the lengthscale ℓ of squared-exponential noise.
+
+        The second and third derivatives of such noise are independent and normal, with a ratio of standard deviations
+        of √5/ℓ. So z = log √5|ÿ/y⃛| has the mean log ℓ and the variance π²/4, as far as noise moves faster than the
+        signal. This depends neither on noise levels nor on states. Samples within a correlation time count as one.
+        """
+        size = ctx.state.motion[:, 2:].abs().log()
+        z, lengthscale = 0.5 * math.log(5) + size[:, 0] - size[:, 1], lengthscale_of(noise.kernel)
+        there = torch.isfinite(z)
+        weight = 4 / math.pi**2 * (ctx.dt / (math.sqrt(math.pi) * lengthscale)).clamp_max(1.0)
+        deviation = torch.where(there, z - lengthscale.log()[:, None], 0.0).sum(-1)
+        return ScoreAndInformation((weight * deviation)[:, None], (weight * there.sum(-1))[:, None, None])
+
+    def sensory_errors(self, ctx: Context) -> SensoryErrors:
+        """The sensory error and its precision; computed once for the same observation and messages."""
+        observation, seen = ctx.state.observation, ctx.state.seen
+        messages = [ctx.message(link) for link in ctx.above_of(Predicts)]
+        (link,) = ctx.above_of(Weighs)
+        noise = ctx.message(link)
+        keys = [each if isinstance(each, GaussianPrediction) else each.value for each in messages]
+
+        def compute() -> SensoryErrors:
+            prediction = sum((each.value for each in messages[1:]), messages[0].value)
+            error = self.where_seen(ctx, observation - prediction, 0.0)
+            if isinstance(messages[0], GaussianPrediction):
+                there = None if self.complete(ctx) else seen > 0
+                distribution = messages[0].distribution
+                joint = DensePrecision.of_covariance(distribution.covariance, there)
+                return SensoryErrors(prediction, error, joint, joint.weigh(error), distribution)
+            precision = noise.value
+            if not self.complete(ctx):
+                observed = partial(precision.observed, seen)
+                precision = ctx.cached("precision of the observed", observed, precision, seen)
+            return SensoryErrors(prediction, error, precision, precision.weigh(error))
+
+        return ctx.cached("sensory errors", compute, observation, seen, *keys, noise.value)
+
+    def energy(self, ctx: Context) -> Energy:
+        found = self.sensory_errors(ctx)
+        fit = (found.weighted * found.error).sum((1, 2))
+        constant = ctx.state.seen.sum(-1) * math.log(2 * math.pi)
+        return Energy(accuracy=0.5 * (found.precision.log_det - fit - constant))
+
+    def forecast_value(self, ctx: Context, now: ForecastContext) -> Tensor | None:
+        given = now.of(Predicts)
         return sum(given[1:], given[0])
 
     @property
     def quantities(self) -> Mapping[str, Recordable]:
         shape = ("order", "dimension")
         return {
-            "observation": Recordable(shape, lambda local: self.where_seen(local, local.belief.observation, torch.nan)),
-            "prediction": Recordable(shape, lambda local: self.work(local).prediction),
-            "error": Recordable(shape, lambda local: self.where_seen(local, self.work(local).error, torch.nan)),
-            "weighted_error": Recordable(shape, lambda local: self.work(local).weighted),
+            "observation": Recordable(shape, lambda ctx: self.where_seen(ctx, ctx.state.observation, torch.nan)),
+            "prediction": Recordable(shape, lambda ctx: self.sensory_errors(ctx).prediction),
+            "error": Recordable(shape, lambda ctx: self.where_seen(ctx, self.sensory_errors(ctx).error, torch.nan)),
+            "weighted_error": Recordable(shape, lambda ctx: self.sensory_errors(ctx).weighted),
         }
 
-    def where_seen(self, local: NodeContext, values: Tensor, other: float) -> Tensor:
-        """Values (B, orders, dim) as they are where there is something to see now, and else `other`."""
-        if self.complete(local):
+    def where_seen(self, ctx: Context, values: Tensor, other: float) -> Tensor:
+        """Values (B, orders, dim) where they are observed now, and `other` elsewhere."""
+        if self.complete(ctx):
             return values
         rows = torch.arange(self.orders, device=values.device)[:, None]
-        return torch.where(rows < local.belief.seen[:, None], values, other)
-
-    def work(self, local: NodeContext) -> SensoryWork:
-        """The sensory error and its weight; once for the same observation and messages."""
-        observation, seen = local.belief
-
-        def compute() -> SensoryWork:
-            parts = [local.prediction(link) for link in local.links_above("predicts")]
-            (link,) = local.links_above("weighs")
-            prediction, precision = sum(parts[1:], parts[0]), local.prediction(link)
-            error = self.where_seen(local, observation - prediction, 0.0)
-            expected = local.message(local.links_above("predicts")[0]).expected
-            if expected is not None:
-                there = None if self.complete(local) else seen > 0
-                sure = DensePrecision.of_covariance(expected.covariance, there)
-                return SensoryWork(prediction, error, sure, sure.weigh(error), expected)
-            if not self.complete(local):
-                precision = local.once("precision of what is seen", partial(precision.of_seen, seen), precision, seen)
-            return SensoryWork(prediction, error, precision, precision.weigh(error))
-
-        return local.once("work", compute, observation, seen, *[local.prediction(link) for link in local.above])
+        return torch.where(rows < ctx.state.seen[:, None], values, other)

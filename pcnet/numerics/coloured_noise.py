@@ -1,4 +1,4 @@
-"""Noise over time, for beliefs that are carried: white, lasting, or made of shocks, each in the form of a bell."""
+"""Models of coloured noise for Kalman states: each adds latent elements to the augmented state."""
 
 from __future__ import annotations
 
@@ -9,150 +9,160 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pcnet.numerics import kalman as carrying
+from pcnet.numerics import kalman
+from pcnet.numerics.branching import holds
 from pcnet.numerics.kalman import GaussianWithSensitivities
 from pcnet.numerics.kernels import Kernel, Matern, SquaredExponential, lengthscale_of
 
 SPACING = 1.2
-"""The time between two shocks, in widths of the bell: by not having more of them 0.2 % of the variance is lost."""
-REST = 1e-3
-"""The share of the variance left to what a handful of shocks cannot say, in the mean over their distance."""
+"""Distance of two pulses in widths of a pulse: leaves 0.2 % of the variance unexplained."""
+WHITE_REMAINDER = 1e-3
+"""Share of the variance, averaged over a spacing, that the pulse expansion leaves to white noise."""
+
+
+class NoiseSpec(NamedTuple):
+    """What is known of a noise before a run.
+
+    kernel: its autocorrelation, expanded to the batch; channels: how many; levels: the number of learned log-variances
+    (one per channel, one for all, or none); learned_lengthscale: whether the lengthscale of the kernel is learned too.
+    """
+
+    kernel: Kernel
+    channels: int
+    levels: int
+    learned_lengthscale: bool = False
 
 
 class Noise(NamedTuple):
-    """A noise of so much variance in each channel (B, dim), with its autocorrelation, laid out for the batch.
-
-    levels: how many log-variances there are to be learned: one for each channel, one for all, or none. learned_width:
-    whether the width of the kernel is to be learned as well.
-    """
+    """A noise during a run: its variance (B, channels) and its present autocorrelation; see `NoiseSpec`."""
 
     variance: Tensor
     kernel: Kernel
     levels: int
-    learned_width: bool = False
+    learned_lengthscale: bool = False
 
 
 class NoiseModel(ABC):
-    """How a noise of unit variance goes on in time: as so many `numbers` in each channel, and what is new each time.
+    """A stationary noise of unit variance as `n_latents` latent elements per channel plus white noise.
 
-    width: its time scale, (B,). phase: how far its numbers are on their way, (B,), between 0 and 1 or so.
+    lengthscale: its time scale, (B,). phase: position of the latents in time, (B,), for models that need one.
     """
 
-    numbers: int = 0
+    n_latents: int = 0
 
-    def __init__(self, width: Tensor) -> None:
-        self.width = width
+    def __init__(self, lengthscale: Tensor) -> None:
+        self.lengthscale = lengthscale
 
-    def with_lengthscale(self, width: Tensor) -> NoiseModel:
-        """The same with another time scale."""
-        return type(self)(width)
+    def with_lengthscale(self, lengthscale: Tensor) -> NoiseModel:
+        """The same model with another time scale."""
+        return type(self)(lengthscale)
 
     def lengthscale_of(self, kernel: Kernel) -> Tensor:
-        """The time scale that a kernel has here."""
+        """The time scale of a kernel, as this model measures it."""
         return lengthscale_of(kernel)
 
-    def fresh(self, elapsed: Tensor) -> Tensor:
-        """The variance of what is another at each observation, one every `elapsed` (B,); (B,)."""
-        return torch.zeros_like(elapsed)
+    def white_variance(self, dt: Tensor) -> Tensor:
+        """Variance of the part that is independent at each observation, one every dt (B,); (B,)."""
+        return torch.zeros_like(dt)
 
-    def rest(self, elapsed: Tensor) -> Tensor:
-        """The variance at each observation of what its numbers cannot say, (B,)."""
-        return torch.zeros_like(elapsed)
+    def unexplained_variance(self, dt: Tensor) -> Tensor:
+        """Variance at each observation that the latents cannot express, (B,)."""
+        return torch.zeros_like(dt)
 
     @abstractmethod
-    def loads(self, phase: Tensor) -> Tensor:
-        """What each of the numbers, of unit variance, contributes now; (B, numbers)."""
+    def loadings(self, phase: Tensor) -> Tensor:
+        """Contribution of each latent of unit variance to the present value, (B, n_latents)."""
 
-    def go_on(
-        self, carried: GaussianWithSensitivities, place: slice, noise: Tensor, phase: Tensor, elapsed: Tensor
+    def predict(
+        self, belief: GaussianWithSensitivities, place: slice, noise: Tensor, phase: Tensor, dt: Tensor
     ) -> tuple[GaussianWithSensitivities, Tensor]:
-        """The numbers at a `place` of what is carried after some time, and their phase; noise: (B, 1 + s, channels)."""
-        return carried, phase
+        """Time update of the latents at `place`, and the new phase; noise: variance by source, (B, 1 + s, channels)."""
+        return belief, phase
 
 
 class WhiteEquivalent(NoiseModel):
-    """White noise that is as strong at low frequencies as noise of the duration ∫κ(h)dh: its width is that."""
+    """White noise with the spectral density at zero frequency of a kernel: ∫κ(h)dh is its time scale."""
 
     def lengthscale_of(self, kernel: Kernel) -> Tensor:
-        return kernel.duration
+        return kernel.correlation_integral
 
-    def fresh(self, elapsed: Tensor) -> Tensor:
-        return (self.width / elapsed).clamp_min(1.0)
+    def white_variance(self, dt: Tensor) -> Tensor:
+        return (self.lengthscale / dt).clamp_min(1.0)
 
-    def loads(self, phase: Tensor) -> Tensor:
+    def loadings(self, phase: Tensor) -> Tensor:
         return phase.new_zeros(len(phase), 0)
 
 
 class OrnsteinUhlenbeck(NoiseModel):
-    """κ(h) = exp(−|h|/width): a number in each channel that decays, and is fed."""
+    """Ornstein–Uhlenbeck noise, κ(h) = exp(−|h|/τ): one latent per channel."""
 
-    numbers = 1
+    n_latents = 1
 
-    def loads(self, phase: Tensor) -> Tensor:
+    def loadings(self, phase: Tensor) -> Tensor:
         return torch.ones_like(phase)[:, None]
 
-    def go_on(
-        self, carried: GaussianWithSensitivities, place: slice, noise: Tensor, phase: Tensor, elapsed: Tensor
+    def predict(
+        self, belief: GaussianWithSensitivities, place: slice, noise: Tensor, phase: Tensor, dt: Tensor
     ) -> tuple[GaussianWithSensitivities, Tensor]:
-        keep = (-elapsed / self.width).exp()
-        return carrying.relax(carried, place, keep, (1 - keep**2)[:, None, None] * noise), phase
+        factor = (-dt / self.lengthscale).exp()
+        return kalman.decay(belief, place, factor, (1 - factor**2)[:, None, None] * noise), phase
 
 
 class GaussianPulses(NoiseModel):
-    """κ(h) = exp(−h²/2width²): a handful of shocks, the oldest first, `SPACING` bells apart.
+    """Squared-exponential noise, κ(h) = exp(−h²/2ℓ²), as a sum of Gaussian pulses with random heights.
 
-    phase: how far time is past the middle one of them, in distances between two.
+    The heights are the latents, the oldest pulse first. phase: time since the middle pulse, in spacings.
     """
 
-    def __init__(self, width: Tensor, n_pulses: int) -> None:
-        super().__init__(width)
-        self.numbers = n_pulses
+    def __init__(self, lengthscale: Tensor, n_pulses: int) -> None:
+        super().__init__(lengthscale)
+        self.n_latents = n_pulses
 
-    def with_lengthscale(self, width: Tensor) -> GaussianPulses:
-        return GaussianPulses(width, self.numbers)
+    def with_lengthscale(self, lengthscale: Tensor) -> GaussianPulses:
+        return GaussianPulses(lengthscale, self.n_latents)
 
     @property
     def spacing(self) -> Tensor:
-        """The time between two shocks, (B,); a bell is narrower than the autocorrelation of a sum of them, by √2."""
-        return SPACING * self.width / math.sqrt(2)
+        """Time between two pulses, (B,). A pulse is narrower than the kernel by √2."""
+        return SPACING * self.lengthscale / math.sqrt(2)
 
-    def rest(self, elapsed: Tensor) -> Tensor:
-        return (REST * self.spacing / elapsed).clamp_max(0.2)
+    def unexplained_variance(self, dt: Tensor) -> Tensor:
+        return (WHITE_REMAINDER * self.spacing / dt).clamp_max(0.2)
 
-    def loads(self, phase: Tensor) -> Tensor:
-        place = torch.arange(self.numbers, dtype=phase.dtype, device=phase.device) - (self.numbers - 1) / 2
+    def loadings(self, phase: Tensor) -> Tensor:
+        place = torch.arange(self.n_latents, dtype=phase.dtype, device=phase.device) - (self.n_latents - 1) / 2
         height = math.sqrt(SPACING / math.sqrt(math.pi))
         return height * (-0.5 * (SPACING * (place - phase[:, None])) ** 2).exp()
 
-    def go_on(
-        self, carried: GaussianWithSensitivities, place: slice, noise: Tensor, phase: Tensor, elapsed: Tensor
+    def predict(
+        self, belief: GaussianWithSensitivities, place: slice, noise: Tensor, phase: Tensor, dt: Tensor
     ) -> tuple[GaussianWithSensitivities, Tensor]:
-        """Drop the oldest shocks for new ones, where time is nearer to the next one than to the middle."""
-        phase = phase + elapsed / self.spacing
-        if not bool((phase >= 0.5).any()):
-            return carried, phase
+        """Replace the oldest pulses by new ones, where time is nearer to the next pulse than to the middle one."""
+        phase = phase + dt / self.spacing
+        if not holds((phase >= 0.5).any()):
+            return belief, phase
         channels = noise.shape[-1]
-        forward = torch.arange(carried.mean.shape[1])
-        forward[place] = forward[place].roll(-channels)
-        begin = torch.arange(place.stop - channels, place.stop)
-        for _ in range(self.numbers):
+        order = torch.arange(belief.mean.shape[1])
+        order[place] = order[place].roll(-channels)
+        fresh = torch.arange(place.stop - channels, place.stop)
+        for _ in range(self.n_latents):
             due = phase >= 0.5
-            if not bool(due.any()):
+            if not holds(due.any()):
                 break
-            carried = carrying.renew(carried, forward, begin, noise, due)
+            belief = kalman.shift_in(belief, order, fresh, noise, due)
             phase = torch.where(due, phase - 1, phase)
-        return carried, phase.clamp_max(0.5)  # after a long pause all of them are new
+        return belief, phase.clamp_max(0.5)  # after a long gap all pulses are new
 
 
-def colour_of(noise: Noise, elapsed: Tensor, n_pulses: int) -> NoiseModel:
-    """The colour of a noise, for as many batch elements as `elapsed` (B,) has.
+def noise_model(spec: NoiseSpec, like: Tensor, n_pulses: int) -> NoiseModel:
+    """The model of a noise, for as many batch elements as `like` (B,) has.
 
-    Only squared exponentials have a bell for a shock. Where shocks are closer than observations, all of them are new at
-    each one: that is white noise.
+    Squared-exponential kernels become pulses (n_pulses > 0), Matérn kernels of smoothness ½ Ornstein–Uhlenbeck noise;
+    any other kernel becomes white noise of the same spectral density at zero frequency.
     """
-    kernel = noise.kernel
+    kernel = spec.kernel
     if n_pulses and isinstance(kernel, SquaredExponential):
-        return GaussianPulses(kernel.lengthscale.to(elapsed).expand_as(elapsed), n_pulses)
+        return GaussianPulses(kernel.lengthscale.to(like).expand_as(like), n_pulses)
     if isinstance(kernel, Matern) and bool((kernel.smoothness == 0.5).all()):
-        return OrnsteinUhlenbeck(kernel.lengthscale.to(elapsed).expand_as(elapsed))
-    return WhiteEquivalent(kernel.duration.to(elapsed).expand_as(elapsed))
+        return OrnsteinUhlenbeck(kernel.lengthscale.to(like).expand_as(like))
+    return WhiteEquivalent(kernel.correlation_integral.to(like).expand_as(like))

@@ -1,4 +1,4 @@
-"""Estimators: how parameters and log-precisions are learned."""
+"""Estimators: how parameters and log-precisions are learned from accumulated gradients."""
 
 from __future__ import annotations
 
@@ -11,127 +11,148 @@ from torch import Tensor
 
 from pcnet.errors import SettingError
 from pcnet.numerics.integrators import column
-from pcnet.numerics.laplace import posterior
+from pcnet.numerics.laplace import laplace_posterior
 from pcnet.settings import Fraction, NotNegative, Numbers, Positive, number, settings
 
-# --- slow: parameters and precisions --------------------------------------------------------------------------------
-NONE = torch.zeros(1, 0, 0)
-"""No curvature, for rules that need none."""
+EMPTY = torch.zeros(1, 0, 0, dtype=torch.float64)
+"""Placeholder for curvatures, in estimators that need none."""
+FORGETTING_OFFSET = 10
+"""Offset t₀ of decaying forgetting, φ_j = decaying_forgetting/(j + t₀)."""
+CARRY_OVER = 0.75
+"""Share of the excess of a clipped step that carries over to the next step."""
+RECENT = 8
+"""Memory, in steps, of the recent gradient and curvature that a covariance reset looks at."""
+ONE_PERCENT_QUANTILE, FIVE_PERCENT_QUANTILE = 2.326, 1.645
+"""Upper quantiles of the standard normal distribution."""
 
 
 class GradientAccumulator(NamedTuple):
-    """What a slow node has gathered: gradient (B, n), of how many observations (B,), and how many steps it took (B,).
+    """What an estimator has accumulated. Curvatures and precisions are empty if it does not need curvatures.
 
-    mended: how often its posterior was mended (B,). For a rule that needs curvatures (B, n, n): that of the gradient,
-    all that is known with what came before, and the prior's in the beginning; the gradient that steps have left over
-    (B, n); and what the last few windows brought.
+    Attributes:
+        gradient: Accumulated gradient since the last step, (B, n).
+        observations: Number of observations since the last step, (B,).
+        steps: Number of steps taken, (B,).
+        regularised: How often the posterior was regularised, (B,).
+        curvature: Accumulated curvature since the last step, (B, n, n).
+        precision: Precision of the belief, (B, n, n).
+        prior_precision: Precision of the initial prior, (B, n, n).
+        residual: Gradient that carries over from clipped steps, (B, n).
+        recent_gradient, recent_curvature: Sums over the last steps, exponentially discounted.
     """
 
     gradient: Tensor
-    seen: Tensor
+    observations: Tensor
     steps: Tensor
     regularised: Tensor
-    curvature: Tensor = NONE
-    known: Tensor = NONE
-    prior: Tensor = NONE
-    unspent: Tensor = NONE
-    recent_gradient: Tensor = NONE
-    recent_curvature: Tensor = NONE
+    curvature: Tensor = EMPTY
+    precision: Tensor = EMPTY
+    prior_precision: Tensor = EMPTY
+    residual: Tensor = EMPTY
+    recent_gradient: Tensor = EMPTY
+    recent_curvature: Tensor = EMPTY
 
     @classmethod
-    def nothing(cls, like: Tensor) -> GradientAccumulator:
+    def zeros(cls, like: Tensor) -> GradientAccumulator:
+        """An empty accumulator without curvatures, for a mean like (B, n)."""
         zero = like.new_zeros(like.shape[0])
-        return cls(torch.zeros_like(like), zero, zero, zero)
+        return cls(torch.zeros_like(like), zero, zero, zero, *([like.new_zeros(len(like), 0, 0)] * 6))
 
 
 class Averaging(ABC):
-    """How the gradients between two slow steps become one."""
+    """How the gradients between two steps are combined."""
 
     @abstractmethod
-    def add(self, total: Tensor, gradient: Tensor) -> Tensor: ...
+    def add(self, total: Tensor, gradient: Tensor) -> Tensor:
+        """The running total with the gradient of one more observation, (B, n)."""
 
     @abstractmethod
-    def read(self, gathered: GradientAccumulator) -> Tensor: ...
+    def read(self, accumulated: GradientAccumulator) -> Tensor:
+        """The combined gradient, (B, n)."""
 
 
 @settings
 class Exponential(Averaging):
-    """acc ← β acc + (1 − β)∇: the last few observations. β = 0 is the last one alone."""
+    """Exponential moving average, acc ← β acc + (1 − β)∇F. β = 0 uses the last observation alone."""
 
     beta: Fraction = number(0.0)
 
     def add(self, total: Tensor, gradient: Tensor) -> Tensor:
-        beta = column(self.beta, 1)
-        return torch.lerp(gradient, total, beta)
+        return torch.lerp(gradient, total, column(self.beta, 1))
 
-    def read(self, gathered: GradientAccumulator) -> Tensor:
-        return gathered.gradient
+    def read(self, accumulated: GradientAccumulator) -> Tensor:
+        return accumulated.gradient
 
 
 @settings
 class WindowMean(Averaging):
-    """The mean gradient of all observations since the last step."""
+    """Mean gradient of all observations since the last step."""
 
     def add(self, total: Tensor, gradient: Tensor) -> Tensor:
         return total + gradient
 
-    def read(self, gathered: GradientAccumulator) -> Tensor:
-        return gathered.gradient / gathered.seen.clamp_min(1)[:, None]
+    def read(self, accumulated: GradientAccumulator) -> Tensor:
+        return accumulated.gradient / accumulated.observations.clamp_min(1)[:, None]
 
 
 class ParameterEstimator(ABC):
-    """A rule that moves parameters by what it gathers between two slow steps."""
+    """Update rule of parameters or log-precisions."""
 
     needs_curvature: bool = False
-    """Whether it gathers gradient and curvature of the errors, and keeps the precision of the belief by itself.
+    """Whether it accumulates gradient and curvature of the errors and tracks the precision of the belief itself.
 
-    Otherwise it gathers the gradient of all of the free energy, prior included.
+    Otherwise it accumulates the gradient of the whole free energy, prior included.
     """
 
-    def begin(self, mean: Tensor, precision: Tensor) -> GradientAccumulator:
-        """Nothing gathered yet, for a prior of this mean (B, n) and precision (B, n, n)."""
-        nothing = GradientAccumulator.nothing(mean)
+    def init(self, mean: Tensor, precision: Tensor) -> GradientAccumulator:
+        """The empty accumulator for a prior with this mean (B, n) and precision (B, n, n)."""
+        empty = GradientAccumulator.zeros(mean)
         if not self.needs_curvature:
-            return nothing
-        zero, none = torch.zeros_like(precision), nothing.gradient
-        return nothing._replace(
-            curvature=zero, known=precision, prior=precision, unspent=none, recent_gradient=none, recent_curvature=zero
-        )
+            return empty
+        zero, none = torch.zeros_like(precision), empty.gradient
+        return GradientAccumulator(*empty[:4], zero, precision, precision, none, none, zero)
 
-    def first(self, mean: Tensor, sd: Tensor) -> Tensor:
-        """Where to begin to learn from, (B, n), with a prior of this mean and standard deviation."""
+    def initial_mean(self, mean: Tensor, sd: Tensor) -> Tensor:
+        """The initial estimate (B, n) for a prior with this mean and standard deviation."""
         return mean
 
-    def warm_start(self, gathered: GradientAccumulator, pull: Tensor) -> GradientAccumulator:
-        """For another pass over recorded data: nothing gathered yet but the pull of the prior (B, n)."""
-        return gathered._replace(gradient=pull)
+    def warm_start(self, accumulated: GradientAccumulator, prior_gradient: Tensor) -> GradientAccumulator:
+        """The accumulator of another pass over recorded data: empty but for the gradient of the prior (B, n)."""
+        return accumulated._replace(gradient=prior_gradient)
 
     @abstractmethod
     def accumulate(
-        self, gathered: GradientAccumulator, gradient: Tensor, curvature: Tensor | None = None
+        self, accumulated: GradientAccumulator, gradient: Tensor, curvature: Tensor | None = None
     ) -> GradientAccumulator:
-        """Add what one observation says."""
+        """Add the gradient (B, n) and curvature (B, n, n) of one observation."""
 
     @abstractmethod
-    def step(self, gathered: GradientAccumulator) -> tuple[Tensor, GradientAccumulator]:
-        """The change of the mean (B, n), and the accumulator with an empty gradient."""
+    def step(self, accumulated: GradientAccumulator) -> tuple[Tensor, GradientAccumulator]:
+        """The change of the mean (B, n), and the accumulator with gradient and curvature cleared."""
 
-    def forget(self, gathered: GradientAccumulator) -> GradientAccumulator:
-        """What is left of it when the posterior becomes a prior."""
-        return gathered
+    def forget(self, accumulated: GradientAccumulator) -> GradientAccumulator:
+        """The accumulator after the posterior has become the prior."""
+        return accumulated
 
-    def check_passes(self, whose: str) -> None:
-        """Refuse to step once after a whole pass over recorded data, if that is not what it is made for."""
+    def check_batch(self, owner: str) -> None:
+        """Raise SettingError if the estimator cannot take one large step after each pass over recorded data."""
         if not self.needs_curvature:
             raise SettingError(
-                f"{whose} steps by {type(self).__name__}, small steps that are made for online use; for recorded data "
-                "give it estimator=pcnet.estimators.Newton(), or all at once: graph.fit(…, estimator=pcnet.estimators.Newton())"
+                f"{owner} steps by {type(self).__name__}, small steps that are made for online use; for recorded data "
+                "give it estimator=pcnet.estimators.Newton(), or give fit(..., estimator=pcnet.estimators.Newton())"
             )
 
 
 @settings
 class RobbinsMonro(ParameterEstimator):
-    """μ ← μ − α_j · accumulated ∇F with α_j = α/(j + t₀)^γ, j = 1, 2, … the number of this step."""
+    """Stochastic gradient descent, μ ← μ − α_j · accumulated ∇F with α_j = α/(j + t₀)^γ at step j = 1, 2, …
+
+    Args:
+        rate: α.
+        t0: t₀.
+        gamma: γ.
+        averaging: How gradients between two steps are combined; the last one alone by default.
+    """
 
     rate: Positive = number(1e-4)
     t0: NotNegative = number(10.0)
@@ -139,39 +160,40 @@ class RobbinsMonro(ParameterEstimator):
     averaging: Averaging = Exponential()
 
     def accumulate(
-        self, gathered: GradientAccumulator, gradient: Tensor, curvature: Tensor | None = None
+        self, accumulated: GradientAccumulator, gradient: Tensor, curvature: Tensor | None = None
     ) -> GradientAccumulator:
-        total = self.averaging.add(gathered.gradient, gradient)
-        return gathered._replace(gradient=total, seen=gathered.seen + 1)
+        total = self.averaging.add(accumulated.gradient, gradient)
+        return accumulated._replace(gradient=total, observations=accumulated.observations + 1)
 
-    def step(self, gathered: GradientAccumulator) -> tuple[Tensor, GradientAccumulator]:
-        """The change of the mean (B, n), and the emptied accumulator."""
-        steps = gathered.steps + 1
-        change = -(self.rate / (steps + self.t0) ** self.gamma)[:, None] * self.averaging.read(gathered)
-        return change, gathered._replace(
-            gradient=torch.zeros_like(gathered.gradient), seen=torch.zeros_like(gathered.seen), steps=steps
+    def step(self, accumulated: GradientAccumulator) -> tuple[Tensor, GradientAccumulator]:
+        steps = accumulated.steps + 1
+        change = -(self.rate / (steps + self.t0) ** self.gamma)[:, None] * self.averaging.read(accumulated)
+        return change, accumulated._replace(
+            gradient=torch.zeros_like(accumulated.gradient),
+            observations=torch.zeros_like(accumulated.observations),
+            steps=steps,
         )
 
 
 @settings
 class Newton(ParameterEstimator):
-    """μ ← μ − L⁻¹g, and when carried on L ← (1 − φ)L + φP: every observation counts, and the older ones less.
+    """Recursive Newton steps: μ ← μ − L⁻¹g, and when the posterior becomes the prior L ← (1 − φ)L + φP.
 
-    g sums the gradients of the errors since the last step; L is the prior's precision P plus the curvatures of the
-    errors of all observations, as far as they are not forgotten, and so the precision of the belief. With the
-    Gauss–Newton curvature of errors that are linear in the parameters this is recursive least squares, or a Kalman
-    filter of parameters that stand still. The prior bounds L from below, however long nothing is learned. By the errors
-    of a `StateNode` states are taken as given, and the belief is too sure of itself; a `FilterNode` accounts for them.
+    g is the accumulated gradient of the errors since the last step. L is the prior precision P plus the curvatures of
+    all errors so far, discounted by forgetting: the precision of the belief. With Gauss–Newton curvature and errors
+    that are linear in the parameters this is recursive least squares, or a Kalman filter of constant parameters. The
+    errors of a `GeneralisedStateNode` take its states as given, which makes the belief overconfident; those of a
+    `KalmanStateNode` include their uncertainty.
 
-    Over recorded data (`graph.fit`) each pass begins with L = P and g = P(μ − η), so that the step after it is that of
-    Gauss and Newton on prior and observations; `forgetting`, `fading` and `reopening` do nothing there.
+    In `fit` each pass starts from L = P and g = P(μ − η), so that its step is a Gauss–Newton step on prior and data;
+    forgetting and resets have no effect there.
 
-    forgetting: φ, the share of all knowledge that is given up after a step; a `fading` one besides, which is less with
-    every step: fading/(j + 10) at the j-th.
-    reopening: give up knowledge that the last few windows contradict. If their gradient is larger than one in a
-    hundred should be, χ² = gᵀ(C + CL⁻¹C)⁻¹g with C their curvature, knowledge counts for that much less before the
-    step is taken. So parameters that jump are found again, and so are those whose first observations were taken for
-    too exact.
+    Args:
+        forgetting_factor: Constant part of φ, the share of the precision that is forgotten after each step.
+        decaying_forgetting: Decaying part of φ, decaying_forgetting/(j + 10) after step j.
+        covariance_reset: Forget more if recent gradients contradict the belief. If χ² = gᵀ(C + CL⁻¹C)⁻¹g, with g and C
+            the gradient and curvature of the last steps, exceeds its 1 % limit, the precision is scaled towards the
+            prior by limit/χ² before the step. This recovers parameters that jump.
     """
 
     forgetting_factor: Fraction = number(0.0)
@@ -180,66 +202,67 @@ class Newton(ParameterEstimator):
     needs_curvature = True
 
     def accumulate(
-        self, gathered: GradientAccumulator, gradient: Tensor, curvature: Tensor | None = None
+        self, accumulated: GradientAccumulator, gradient: Tensor, curvature: Tensor | None = None
     ) -> GradientAccumulator:
         assert curvature is not None
-        return gathered._replace(
-            gradient=gathered.gradient + gradient, seen=gathered.seen + 1, curvature=gathered.curvature + curvature
+        return accumulated._replace(
+            gradient=accumulated.gradient + gradient,
+            observations=accumulated.observations + 1,
+            curvature=accumulated.curvature + curvature,
         )
 
-    def step(self, gathered: GradientAccumulator) -> tuple[Tensor, GradientAccumulator]:
-        gathered = gathered._replace(
-            recent_gradient=(1 - 1 / WINDOWS) * gathered.recent_gradient + gathered.gradient,
-            recent_curvature=(1 - 1 / WINDOWS) * gathered.recent_curvature + gathered.curvature,
+    def step(self, accumulated: GradientAccumulator) -> tuple[Tensor, GradientAccumulator]:
+        accumulated = accumulated._replace(
+            recent_gradient=(1 - 1 / RECENT) * accumulated.recent_gradient + accumulated.gradient,
+            recent_curvature=(1 - 1 / RECENT) * accumulated.recent_curvature + accumulated.curvature,
         )
-        known = self._still_known(gathered) + gathered.curvature
-        factor = torch.linalg.cholesky_ex(posterior(known).precision)[0]
-        wanted = -torch.cholesky_solve((gathered.gradient + gathered.unspent)[..., None], factor)[..., 0]
-        change, left = self._within_limits(wanted, known, gathered)
-        return change, gathered._replace(
+        precision = self._previous_precision(accumulated) + accumulated.curvature
+        factor = torch.linalg.cholesky_ex(laplace_posterior(precision).precision)[0]
+        gradient = (accumulated.gradient + accumulated.residual)[..., None]
+        change, excess = self._limit(-torch.cholesky_solve(gradient, factor)[..., 0], precision, accumulated)
+        return change, accumulated._replace(
             gradient=torch.zeros_like(change),
-            unspent=-torch.bmm(known, left[..., None])[..., 0],
-            seen=torch.zeros_like(gathered.seen),
-            steps=gathered.steps + 1,
-            curvature=torch.zeros_like(known),
-            known=known,
+            residual=-torch.bmm(precision, excess[..., None])[..., 0],
+            observations=torch.zeros_like(accumulated.observations),
+            steps=accumulated.steps + 1,
+            curvature=torch.zeros_like(precision),
+            precision=precision,
         )
 
-    def forget(self, gathered: GradientAccumulator) -> GradientAccumulator:
-        share = (self.forgetting_factor + self.decaying_forgetting / (gathered.steps + FADES_AFTER)).clamp_max(1.0)
-        return gathered._replace(known=torch.lerp(gathered.known, gathered.prior, share[:, None, None]))
+    def forget(self, accumulated: GradientAccumulator) -> GradientAccumulator:
+        phi = (self.forgetting_factor + self.decaying_forgetting / (accumulated.steps + FORGETTING_OFFSET)).clamp_max(1)
+        precision = torch.lerp(accumulated.precision, accumulated.prior_precision, phi[:, None, None])
+        return accumulated._replace(precision=precision)
 
-    def _still_known(self, gathered: GradientAccumulator) -> Tensor:
-        """What is left of what was known before this window, (B, n, n)."""
-        return (
-            reopened(gathered, gathered.recent_gradient, ONE_IN_A_HUNDRED) if self.covariance_reset else gathered.known
-        )
+    def _previous_precision(self, accumulated: GradientAccumulator) -> Tensor:
+        """The precision before this step, after a possible reset, (B, n, n)."""
+        if not self.covariance_reset:
+            return accumulated.precision
+        return reset_covariance(accumulated, accumulated.recent_gradient, ONE_PERCENT_QUANTILE)
 
-    def _within_limits(self, wanted: Tensor, known: Tensor, gathered: GradientAccumulator) -> tuple[Tensor, Tensor]:
-        """As much of a change (B, n) as a step may be long, and what is left of it for the next one."""
-        return wanted, torch.zeros_like(wanted)
+    def _limit(self, step: Tensor, precision: Tensor, accumulated: GradientAccumulator) -> tuple[Tensor, Tensor]:
+        """A step (B, n) within the limits, and the excess that carries over."""
+        return step, torch.zeros_like(step)
 
 
 @settings
 class NoiseScoring(Newton):
-    """`Newton` for log-precisions, which knows how noise levels differ from other parameters.
+    """Fisher scoring of log-precisions: `Newton` with steps made for noise levels.
 
-    A change by more than 1 counts by its logarithm: noise that is 50 times what it was taken for looks like 49 units,
-    and is log 50 of them. No step is longer than `max_step`. What is too much for a step is left for the next ones, less
-    of it each time: windows say more when they say "more noise" than when they say "less", and to cut off what they say
-    would be to believe in too little noise.
+    A step |Δ| > 1 is compressed to log(1 + |Δ|) + 1 − log 2: noise with 50 times the expected variance has a gradient
+    like a step of 49, where log 50 is right. Steps are clipped to `max_step`; 75 % of the excess carries over. Clipping
+    alone would bias the estimate towards low noise. Far from the true level single observations seem more informative
+    than they are, so the precision is bounded by that of as many observations like the last ones.
 
-    What windows say of a level depends on where it is believed to be, and far from there they seem to say more than
-    they do: no more is taken for known than if all windows had said as much as the last few.
-
-    step_limit_sd: for noise of states, of which little is heard at a time, and which parameters that have jumped look like. No
-    step but the first is longer than so many times the step to be expected, 1/√(jL) at the j-th, and only windows that
-    say "less noise" reopen what is known: these need to be no more surprising than one in twenty.
-
-    caution: by how many prior standard deviations noise is taken for stronger than expected when learning begins, if
-    the schedule asks the node to `orient`. Too much noise is unlearned within a few observations; who takes them for
-    too exact becomes sure of what is wrong. Noise of states should not be taken for much stronger: with too much of it
-    they follow whatever is observed, and nothing is learned of either noise.
+    Args:
+        max_step: Largest change of a log-precision in one step.
+        step_limit_sd: For process noise, which is weakly observed and easily confused with a jump of parameters. Steps
+            after the first are also clipped to this many standard deviations 1/√(jL) of step j, and only gradients
+            towards less noise reset the covariance, at the 5 % limit. None by default.
+        initial_noise_inflation: How many prior standard deviations the initial noise level is above its prior mean, in
+            schedules that initialise precision nodes. Too much observation noise is corrected within few observations;
+            too little makes other beliefs overconfident. Keep it small for process noise: with too much of it the
+            states follow the observations and neither noise can be learned.
     """
 
     covariance_reset: bool = True
@@ -247,58 +270,45 @@ class NoiseScoring(Newton):
     step_limit_sd: Positive | None = None
     initial_noise_inflation: NotNegative = number(0.0)
 
-    def first(self, mean: Tensor, sd: Tensor) -> Tensor:
+    def initial_mean(self, mean: Tensor, sd: Tensor) -> Tensor:
         return mean - column(self.initial_noise_inflation, 1) * sd
 
-    def _still_known(self, gathered: GradientAccumulator) -> Tensor:
-        before = gathered.known
+    def _previous_precision(self, accumulated: GradientAccumulator) -> Tensor:
+        before = accumulated.precision
         if self.covariance_reset and self.step_limit_sd is None:
-            before = reopened(gathered, gathered.recent_gradient, ONE_IN_A_HUNDRED)
+            before = reset_covariance(accumulated, accumulated.recent_gradient, ONE_PERCENT_QUANTILE)
         elif self.covariance_reset:
-            before = reopened(gathered, gathered.recent_gradient.clamp_max(0.0), ONE_IN_TWENTY)
-        windows = WINDOWS * (1 - (1 - 1 / WINDOWS) ** (gathered.steps + 1))
-        like_these = ((gathered.steps + 1) / windows)[:, None, None] * gathered.recent_curvature
-        most = (gathered.prior + like_these).diagonal(dim1=-2, dim2=-1)
-        by = (most / (before + gathered.curvature).diagonal(dim1=-2, dim2=-1)).clamp_max(1.0).sqrt()
-        return by[:, :, None] * before * by[:, None]
+            before = reset_covariance(accumulated, accumulated.recent_gradient.clamp_max(0.0), FIVE_PERCENT_QUANTILE)
+        weight = RECENT * (1 - (1 - 1 / RECENT) ** (accumulated.steps + 1))  # of all steps in the recent sums
+        like_recent = ((accumulated.steps + 1) / weight)[:, None, None] * accumulated.recent_curvature
+        bound = (accumulated.prior_precision + like_recent).diagonal(dim1=-2, dim2=-1)
+        scale = (bound / (before + accumulated.curvature).diagonal(dim1=-2, dim2=-1)).clamp_max(1.0).sqrt()
+        return scale[:, :, None] * before * scale[:, None]
 
-    def _within_limits(self, wanted: Tensor, known: Tensor, gathered: GradientAccumulator) -> tuple[Tensor, Tensor]:
-        bent = wanted.sign() * ((1 + wanted.abs()).log() + (1 - math.log(2)))
-        wanted = torch.where(wanted.abs() > 1, bent, wanted)
+    def _limit(self, step: Tensor, precision: Tensor, accumulated: GradientAccumulator) -> tuple[Tensor, Tensor]:
+        compressed = step.sign() * ((1 + step.abs()).log() + (1 - math.log(2)))
+        step = torch.where(step.abs() > 1, compressed, step)
         limit = column(self.max_step, 1)
         if self.step_limit_sd is not None:
-            steps = gathered.steps[:, None]
-            expected = 1 / ((steps + 1) * known.diagonal(dim1=-2, dim2=-1)).sqrt()
+            steps = accumulated.steps[:, None]
+            expected = 1 / ((steps + 1) * precision.diagonal(dim1=-2, dim2=-1)).sqrt()
             limit = torch.where(steps > 0, torch.minimum(limit, column(self.step_limit_sd, 1) * expected), limit)
-        change = torch.maximum(torch.minimum(wanted, limit), -limit)
-        return change, LEFT * (wanted - change)
+        change = torch.maximum(torch.minimum(step, limit), -limit)
+        return change, CARRY_OVER * (step - change)
 
 
-def reopened(gathered: GradientAccumulator, gradient: Tensor, rare: float) -> Tensor:
-    """What is known (B, n, n), less of it where this gradient (B, n) of the last few windows contradicts it.
+def reset_covariance(accumulated: GradientAccumulator, gradient: Tensor, quantile: float) -> Tensor:
+    """The precision (B, n, n), scaled towards the prior where the recent gradient (B, n) contradicts it.
 
-    rare: how far out in a normal distribution a contradiction begins, in standard deviations.
+    Args:
+        accumulated: The accumulator.
+        gradient: Recent gradient, or the part of it that is tested.
+        quantile: Normal quantile of the limit of χ², by the Wilson–Hilferty approximation.
     """
-    known, curvature = gathered.known, gathered.recent_curvature
-    n = (curvature.diagonal(dim1=-2, dim2=-1) > 0).sum(-1).clamp_min(1)  # of the others nothing was heard
-    expected = curvature + curvature @ torch.linalg.solve(known, curvature)
-    scale = known.diagonal(dim1=-2, dim2=-1) * torch.finfo(known.dtype).eps ** 0.5  # for what nothing is learned of
-    surprise = (gradient * torch.linalg.solve(expected + scale.diag_embed(), gradient)).sum(-1)
-    limit = n * (1 - 2 / (9 * n) + rare * (2 / (9 * n)) ** 0.5) ** 3  # χ² by Wilson and Hilferty
-    return torch.lerp(gathered.prior, known, (limit / surprise).clamp_max(1.0)[:, None, None])
-
-
-FADES_AFTER = 10
-"""So many steps are remembered alike before fading sets in."""
-
-
-LEFT = 0.75
-"""The share of what was too much for a step that is left for the next one."""
-
-
-WINDOWS = 8
-"""How many of the last windows a contradiction is looked for in, each counting less than the one after it."""
-
-
-ONE_IN_A_HUNDRED, ONE_IN_TWENTY = 2.326, 1.645
-"""The standard deviations beyond which so much of a normal distribution lies."""
+    precision, curvature = accumulated.precision, accumulated.recent_curvature
+    n = (curvature.diagonal(dim1=-2, dim2=-1) > 0).to(precision).sum(-1).clamp_min(1)  # informed dimensions
+    expected = curvature + curvature @ torch.linalg.solve(precision, curvature)
+    ridge = precision.diagonal(dim1=-2, dim2=-1) * torch.finfo(precision.dtype).eps ** 0.5  # for the others
+    chi_squared = (gradient * torch.linalg.solve(expected + ridge.diag_embed(), gradient)).sum(-1)
+    limit = n * (1 - 2 / (9 * n) + quantile * (2 / (9 * n)) ** 0.5) ** 3
+    return torch.lerp(accumulated.prior_precision, precision, (limit / chi_squared).clamp_max(1.0)[:, None, None])

@@ -1,4 +1,4 @@
-"""Generalised coordinates: shifting orders, embedding samples, and the covariance of smooth noise.
+"""Generalised coordinates: shift operators, embeddings of samples, and covariances of smooth noise.
 
 A generalised variable is a tensor (..., orders, dim): value, velocity, acceleration, and so on.
 """
@@ -15,12 +15,12 @@ from pcnet.numerics.kernels import Kernel
 
 
 def shift_matrix(orders: int, dim: int) -> Tensor:
-    """D, which moves every order up by one: (Dx̃)_i = x̃_{i+1}, 0 beyond the last; (orders·dim, orders·dim)."""
+    """D with (Dx̃)_i = x̃_{i+1}, and 0 for the last order; (orders·dim, orders·dim)."""
     return torch.eye(orders * dim, dtype=torch.float64).roll(dim, 1).triu(1)
 
 
 def taylor_shift(time: Tensor, orders: int) -> Tensor:
-    """exp(D t) for one channel: where a generalised variable is a time t later; (...) → (..., orders, orders)."""
+    """exp(Dt) for one channel, which extrapolates a generalised variable by t; (...) → (..., orders, orders)."""
     matrix = time.new_zeros(*time.shape, orders, orders)
     for i in range(orders):
         for j in range(i, orders):
@@ -29,17 +29,21 @@ def taylor_shift(time: Tensor, orders: int) -> Tensor:
 
 
 def temporal_covariance(kernel: Kernel, orders: int) -> Tensor:
-    """Covariance among a smooth noise and its derivatives, S[n,m] = (−1)^n κ^(n+m)(0); (..., orders, orders)."""
+    """Covariance of a noise and its derivatives, S[n,m] = (−1)^n κ^(n+m)(0); (..., orders, orders)."""
     slopes = [kernel.derivative_at_zero(n) for n in range(2 * orders - 1)]
     rows = [torch.stack([(-1) ** n * slopes[n + m] for m in range(orders)], -1) for n in range(orders)]
     return torch.stack(rows, -2)
 
 
 def temporal_precision(kernel: Kernel, orders: int, ridge: float = 0.0) -> Tensor:
-    """S⁻¹ of `temporal_covariance`; (..., orders, orders).
+    """S⁻¹ of `temporal_covariance`, (..., orders, orders).
 
-    `ridge` times the mean variance is added to the diagonal of S before it is inverted. S is graded over
-    many powers of the kernel width, so it is scaled to unit diagonal while it is inverted.
+    S is scaled to unit diagonal for the inversion, because its elements differ by powers of the lengthscale.
+
+    Args:
+        kernel: Autocorrelation of the noise.
+        orders: Number of orders.
+        ridge: Multiple of the mean variance that is added to the diagonal of S.
     """
     scaled, scale = _standardised(kernel, orders, ridge)
     inverse: Tensor = torch.linalg.inv(scaled)
@@ -47,7 +51,7 @@ def temporal_precision(kernel: Kernel, orders: int, ridge: float = 0.0) -> Tenso
 
 
 def check_smoothness(kernel: Kernel, orders: int, ridge: float = 0.0) -> None:
-    """Refuse, in words, a kernel whose noise does not have so many orders of motion."""
+    """Raise SettingError if noise with this autocorrelation is not differentiable `orders` − 1 times."""
     for order in range(orders):
         scaled, _ = _standardised(kernel, order + 1, ridge)
         few = f"{order} order{'' if order == 1 else 's'} of motion, not {orders}"
@@ -59,17 +63,18 @@ def check_smoothness(kernel: Kernel, orders: int, ridge: float = 0.0) -> None:
         smallest = torch.linalg.eigvalsh(scaled)[..., 0]
         if not bool((smallest > orders * torch.finfo(scaled.dtype).eps).all()):
             raise SettingError(
-                f"noise of {kernel!r} has {few}: the covariance of the first {order + 1} is not positive definite, "
-                "so that one follows from the others. Use another kernel or fewer orders"
+                f"noise of {kernel!r} has {few}: the covariance of the first {order + 1} is not positive definite. "
+                "Use another kernel or fewer orders"
             )
 
 
 def _standardised(kernel: Kernel, orders: int, ridge: float) -> tuple[Tensor, Tensor]:
-    """S with its ridge, scaled to unit diagonal, and what it was scaled by; (..., orders, orders), (..., orders)."""
+    """S plus ridge, scaled to unit diagonal (..., orders, orders), and the scale (..., orders)."""
     covariance = temporal_covariance(kernel, orders)
     if ridge:
         mean_variance = covariance.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None]
-        covariance = covariance + ridge * mean_variance * torch.eye(orders).to(covariance)
+        eye = torch.eye(orders, dtype=covariance.dtype, device=covariance.device)
+        covariance = covariance + ridge * mean_variance * eye
     scale = covariance.diagonal(dim1=-2, dim2=-1).rsqrt()
     return covariance * scale[..., :, None] * scale[..., None, :], scale
 
@@ -83,10 +88,13 @@ def backward_differences(y: Tensor, previous: Tensor, dt: Tensor) -> Tensor:
 
 
 def taylor_operator(ages: Tensor, orders: int) -> Tensor:
-    """What makes value and derivatives, as they are now, of past samples: (..., window) → (..., orders, window).
+    """Matrix (..., orders, window) that maps past samples to the current value and derivatives, by least squares.
 
-    A polynomial of `orders` terms is fitted to the samples by least squares, of fewer terms where there are fewer
-    samples. ages: how long each sample is ago, infinite where there is none.
+    A Taylor polynomial with `orders` terms is fitted, with fewer terms if there are fewer samples.
+
+    Args:
+        ages: Time since each sample, (..., window); infinite for missing samples.
+        orders: Number of terms.
     """
     there = torch.isfinite(ages)
     scale = torch.where(there, ages, 0.0).amax(-1, keepdim=True)
@@ -101,24 +109,30 @@ def taylor_operator(ages: Tensor, orders: int) -> Tensor:
 
 
 def embed(samples: Tensor, orders: int, dt: float = 1.0) -> Tensor:
-    """Generalised observations at every sample, looking ahead; (..., T, dim) → (..., T, orders, dim).
+    """`taylor_embedding` at every sample, (..., T, dim) → (..., T, orders, dim).
 
-    Each is a `taylor_embedding`, so that it looks ahead by about half of its orders. For sensory nodes with
-    derivatives="given", flatten the last two dimensions.
+    It looks ahead by about half of its orders. Flatten the last two dimensions for sensory nodes with
+    derivatives="given".
     """
     return torch.stack([taylor_embedding(samples, orders, t, dt) for t in range(samples.shape[-2])], -3)
 
 
 def taylor_embedding(samples: Tensor, orders: int, at: float, dt: float = 1.0) -> Tensor:
-    """Derivatives at time `at` (in samples, from 0) that make a Taylor series pass through `orders` nearby samples.
+    """Derivatives (..., orders, dim) of the Taylor polynomial through the `orders` samples around a time.
 
-    The window is centred on `at`, so the estimate looks ahead by about half of it; beyond either end of the data the
-    last sample is held. samples (..., time, dim) → (..., orders, dim).
+    The window is centred on `at`, and looks ahead by about half of its length. Beyond either end of the data the last
+    sample is repeated.
+
+    Args:
+        samples: Data, (..., T, dim).
+        orders: Number of derivatives and of samples in the window.
+        at: Time in samples, from 0.
+        dt: Sampling interval.
     """
     length = samples.shape[-2]
     if orders > length:
         raise SettingError(f"an embedding of {orders} orders needs at least {orders} samples; there are {length}")
-    first = math.trunc(at + 1 - (orders + 1) / 2)  # rounded towards zero: at the start it looks further ahead
+    first = math.trunc(at + 1 - (orders + 1) / 2)  # rounds towards zero, so that the first windows look further ahead
     window = range(first, first + orders)
     powers = torch.tensor(
         [[(s - at) ** j / math.factorial(j) for j in range(orders)] for s in window], dtype=torch.float64

@@ -1,8 +1,8 @@
-"""A Gaussian belief that is carried through time with all that it depends on, as pure functions of tensors.
+"""Kalman filtering of a Gaussian belief with its sensitivities, as pure functions of tensors.
 
-A variable s (n numbers) is believed to be N(m, P) at parameters θ and log-variances l of its noises. What other
-values of these would have made of the belief is carried along: W = ∂m/∂θ, ∂m/∂l, and P in shares P = Σ_k P_k, the part
-that each noise has brought in. Since a gain minimises P, ∂P/∂l_k is that share and nothing else.
+The belief about a variable s with n elements is N(m, P), given parameters θ and log-variances l of the noises. Two
+sensitivities are carried along: W = ∂m/∂θ and ∂m/∂l. The covariance is kept by source, P = Σ_k P_k with P_k the part
+that noise k contributed. Because the gain minimises P, ∂P/∂l_k = P_k.
 """
 
 from __future__ import annotations
@@ -12,191 +12,233 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from pcnet.numerics.branching import holds
+
 
 class GaussianWithSensitivities(NamedTuple):
-    """Mean m (B, n), shares of its covariance (B, 1 + s, n, n), ∂m/∂θ (B, n, p) and ∂m/∂l (B, n, s).
+    """A Gaussian belief and its derivatives with respect to parameters and log-variances.
 
-    The first share is what no noise of the s has brought in: the beginning, and noises that are taken as given.
+    mean (B, n); covariance_by_source (B, 1 + s, n, n), of which the first is the part of no learned noise; dmean_dtheta
+    (B, n, p); dmean_dlogvar (B, n, s).
     """
 
     mean: Tensor
-    shares: Tensor
+    covariance_by_source: Tensor
     dmean_dtheta: Tensor
     dmean_dlogvar: Tensor
 
     @property
     def covariance(self) -> Tensor:
-        """P, (B, n, n)."""
-        return self.shares[:, 0] if self.shares.shape[1] == 1 else self.shares.sum(1)
+        """P = Σ_k P_k, (B, n, n)."""
+        parts = self.covariance_by_source
+        return parts[:, 0] if parts.shape[1] == 1 else parts.sum(1)
 
 
 class PredictiveDistribution(NamedTuple):
-    """An observation before it is made: N(mean (B, d), covariance (B, d, d)), the noise of observing it included.
+    """The distribution of an observation before it is made, N(mean, covariance), observation noise included.
 
-    And by what it would be another with other log-variances l: by_noise (B, d, s) and covariance_by_noise (B, s, d, d).
-    doubt: what parameters that are not known for sure add to the covariance (B, d, d), if there are any.
+    mean (B, d); covariance (B, d, d); dmean_dlogvar (B, d, s); covariance_by_source (B, s, d, d), its derivatives with
+    respect to the log-variances; parameter_covariance (B, d, d), what uncertain parameters add to the covariance.
     """
 
     mean: Tensor
     covariance: Tensor
     dmean_dlogvar: Tensor
     covariance_by_source: Tensor
-    doubt: Tensor | None = None
+    parameter_covariance: Tensor
 
 
 class ScoreAndInformation(NamedTuple):
-    """What an observation says of θ or l: the gradient of its log-likelihood (B, n), and its information (B, n, n)."""
+    """The gradient of a log-likelihood (B, n) and its Fisher information (B, n, n)."""
 
-    gradient: Tensor
+    score: Tensor
     information: Tensor
 
 
-def transport(
-    carried: GaussianWithSensitivities, change: Tensor, slope: Tensor, dmean_dtheta: Tensor, noise: Tensor
+def predict(
+    belief: GaussianWithSensitivities, change: Tensor, jacobian: Tensor, dchange_dtheta: Tensor, noise: Tensor
 ) -> GaussianWithSensitivities:
-    """One step in time of the first d numbers of s: s ← s + (c(s, θ), 0), with noise of so much variance.
+    """Time update of the first d elements: s ← s + (c(s, θ), 0).
 
-    change: c (B, d). slope: ∂c/∂s (B, d, n). by_parameters: ∂c/∂θ (B, d, p). noise: (B, 1 + s, d), by its source.
+    Args:
+        belief: The belief before the step.
+        change: c, (B, d).
+        jacobian: ∂c/∂s, (B, d, n).
+        dchange_dtheta: ∂c/∂θ, (B, d, p).
+        noise: Variance of the added noise by source, (B, 1 + s, d).
     """
     d = change.shape[-1]
-    mean, shares, theta, log_variance = carried
-    shares = shares.clone()
-    shares[:, :, :d] += slope[:, None] @ carried.shares
-    shares[..., :d] += shares @ slope.mT[:, None]
-    shares[..., :d, :d].diagonal(dim1=-2, dim2=-1).add_(noise)
+    mean, parts, dtheta, dlogvar = belief
+    parts = parts.clone()
+    parts[:, :, :d] += jacobian[:, None] @ belief.covariance_by_source
+    parts[..., :d] += parts @ jacobian.mT[:, None]
+    parts[..., :d, :d].diagonal(dim1=-2, dim2=-1).add_(noise)
     return GaussianWithSensitivities(
-        _add(mean, change, d),
-        shares,
-        _add(theta, torch.bmm(slope, theta) + dmean_dtheta, d) if theta.shape[-1] else theta,
-        _add(log_variance, torch.bmm(slope, log_variance), d) if log_variance.shape[-1] else log_variance,
+        _add_to_first_rows(mean, change, d),
+        parts,
+        _add_to_first_rows(dtheta, torch.bmm(jacobian, dtheta) + dchange_dtheta, d) if dtheta.shape[-1] else dtheta,
+        _add_to_first_rows(dlogvar, torch.bmm(jacobian, dlogvar), d) if dlogvar.shape[-1] else dlogvar,
     )
 
 
-def _add(whole: Tensor, part: Tensor, d: int) -> Tensor:
-    """A tensor with something added to its first d rows."""
+def _add_to_first_rows(whole: Tensor, part: Tensor, d: int) -> Tensor:
     return torch.cat([whole[:, :d] + part, whole[:, d:]], 1) if whole.shape[1] > d else whole + part
 
 
-def relax(carried: GaussianWithSensitivities, place: slice, keep: Tensor, noise: Tensor) -> GaussianWithSensitivities:
-    """Numbers of s at a `place` shrink to `keep` (B,) of themselves, with noise of so much variance.
+def decay(belief: GaussianWithSensitivities, place: slice, factor: Tensor, noise: Tensor) -> GaussianWithSensitivities:
+    """Ornstein–Uhlenbeck step of the elements at `place`: s ← factor · s plus noise.
 
-    noise: (B, 1 + s, channels); a number a channel.
+    Args:
+        belief: The belief before the step.
+        place: Elements that decay, one per channel.
+        factor: (B,).
+        noise: Variance of the added noise by source, (B, 1 + s, channels).
     """
-    scale = torch.ones_like(carried.mean)
-    scale[:, place] = keep[:, None]
-    shares = carried.shares * (scale[:, :, None] * scale[:, None, :])[:, None]
-    shares[..., place, place].diagonal(dim1=-2, dim2=-1).add_(noise)
+    scale = torch.ones_like(belief.mean)
+    scale[:, place] = factor[:, None]
+    parts = belief.covariance_by_source * (scale[:, :, None] * scale[:, None, :])[:, None]
+    parts[..., place, place].diagonal(dim1=-2, dim2=-1).add_(noise)
     return GaussianWithSensitivities(
-        carried.mean * scale, shares, carried.dmean_dtheta * scale[..., None], carried.dmean_dlogvar * scale[..., None]
+        belief.mean * scale, parts, belief.dmean_dtheta * scale[..., None], belief.dmean_dlogvar * scale[..., None]
     )
 
 
-def renew(
-    carried: GaussianWithSensitivities, forward: Tensor, fresh: Tensor, noise: Tensor, due: Tensor
+def shift_in(
+    belief: GaussianWithSensitivities, order: Tensor, fresh: Tensor, noise: Tensor, due: Tensor
 ) -> GaussianWithSensitivities:
-    """Where it is due (B,): numbers of s move to other places (s ← s[forward]), and some begin anew at 0.
+    """Where due: move elements, s ← s[order], and restart some of them at zero mean.
 
-    forward: (n,). fresh: which places begin anew, (f,). noise: the variance they begin with, (B, 1 + s, f).
+    Args:
+        belief: The belief before the step.
+        order: Permutation of the elements, (n,).
+        fresh: Indices of the elements that restart, (f,).
+        noise: Variance by source that they restart with, (B, 1 + s, f).
+        due: Batch elements for which this happens, (B,).
     """
-    mean, shares, theta, log_variance = carried
-    moved = [mean[:, forward], theta[:, forward], log_variance[:, forward]]
+    mean, parts, dtheta, dlogvar = belief
+    moved = [mean[:, order], dtheta[:, order], dlogvar[:, order]]
     for part in moved:
         part[:, fresh] = 0.0
-    spread = shares[:, :, forward][..., forward]
+    spread = parts[:, :, order][..., order]
     spread[:, :, fresh] = 0.0
     spread[..., fresh] = 0.0
     spread[:, :, fresh, fresh] = noise
-    whole = GaussianWithSensitivities(moved[0], spread, moved[1], moved[2])
-    if bool(due.all()):
-        return whole
-    kept = zip(whole, carried, strict=True)
+    shifted = GaussianWithSensitivities(moved[0], spread, moved[1], moved[2])
+    if holds(due.all()):
+        return shifted
+    pairs = zip(shifted, belief, strict=True)
     return GaussianWithSensitivities(
-        *(torch.where(due.view(-1, *(1,) * (new.dim() - 1)), new, old) for new, old in kept)
+        *(torch.where(due.view(-1, *(1,) * (new.dim() - 1)), new, old) for new, old in pairs)
     )
 
 
-def expect(carried: GaussianWithSensitivities, mean: Tensor, slope: Tensor, noise: Tensor) -> PredictiveDistribution:
-    """What is expected of g(s), whose value is `mean` (B, d) and whose slope is ∂g/∂s (B, d, n).
+def predict_observation(
+    belief: GaussianWithSensitivities, mean: Tensor, jacobian: Tensor, noise: Tensor, parameter_covariance: Tensor
+) -> PredictiveDistribution:
+    """Predictive distribution of an observation g(s) plus noise.
 
-    noise: the variance of observing it (B, 1 + s, d), by its source.
+    Args:
+        belief: The belief about s.
+        mean: g at the mean, (B, d).
+        jacobian: ∂g/∂s, (B, d, n).
+        noise: Variance of the observation noise by source, (B, 1 + s, d).
+        parameter_covariance: What uncertain parameters add to the covariance, (B, d, d).
     """
-    by_source = slope[:, None] @ carried.shares @ slope.mT[:, None]
-    by_source.diagonal(dim1=-2, dim2=-1).add_(noise)
-    return PredictiveDistribution(mean, by_source.sum(1), torch.bmm(slope, carried.dmean_dlogvar), by_source[:, 1:])
+    parts = jacobian[:, None] @ belief.covariance_by_source @ jacobian.mT[:, None]
+    parts.diagonal(dim1=-2, dim2=-1).add_(noise)
+    dlogvar = torch.bmm(jacobian, belief.dmean_dlogvar)
+    return PredictiveDistribution(mean, parts.sum(1), dlogvar, parts[:, 1:], parameter_covariance)
 
 
-def absorb(
-    carried: GaussianWithSensitivities,
-    slope: Tensor,
-    direct: Tensor | None,
-    weighted: Tensor,
+def update(
+    belief: GaussianWithSensitivities,
+    jacobian: Tensor,
+    dg_dtheta: Tensor | None,
+    weighted_error: Tensor,
     precision: Tensor,
     noise: Tensor | None,
 ) -> GaussianWithSensitivities:
-    """The belief once an error e = y − g(s) was heard as ξ = Ωe (B, d), with Ω (B, d, d) the precision expected of it.
+    """Measurement update with an error e = y − g(s), given as ξ = Ωe.
 
-    direct: ∂g/∂θ (B, d, p), if there are parameters of g. With C = ∂g/∂s (B, d, n) and K = PCᵀΩ: m ← m + Ke, P_k ← (I
-    − KC)P_k(I − KC)ᵀ + KR_kKᵀ, ∂m/∂θ ← ∂m/∂θ − K dg/dθ and ∂m/∂l_k ← (I − KC)(∂m/∂l_k + P_kCᵀξ) − KR_kξ. noise: the
-    diagonals of R_k (B, 1 + s, d); None if R is Ω⁻¹ − CPCᵀ, of no source that is known, and then Ω may be singular.
+    With C = ∂g/∂s and K = PCᵀΩ: m ← m + Ke, P_k ← (I − KC)P_k(I − KC)ᵀ + KR_kKᵀ, ∂m/∂θ ← ∂m/∂θ − K dg/dθ, and
+    ∂m/∂l_k ← (I − KC)(∂m/∂l_k + P_kCᵀξ) − KR_kξ.
+
+    Args:
+        belief: The belief before the update.
+        jacobian: C, (B, d, n).
+        dg_dtheta: Direct derivative ∂g/∂θ, (B, d, p); None without parameters of g.
+        weighted_error: ξ, (B, d).
+        precision: Ω, the precision of the predictive distribution, (B, d, d).
+        noise: Diagonals of R_k, (B, 1 + s, d). None if R = Ω⁻¹ − CPCᵀ has no known source; then Ω may be singular.
     """
-    mean, shares, theta, log_variance = carried
-    seen = slope[:, None] @ shares  # CP_k
-    total = seen[:, 0] if shares.shape[1] == 1 else seen.sum(1)
+    mean, parts, dtheta, dlogvar = belief
+    seen = jacobian[:, None] @ parts  # CP_k
+    total = seen[:, 0] if parts.shape[1] == 1 else seen.sum(1)
     gain = torch.bmm(total.mT, precision)
-    inner = seen @ slope.mT[:, None]  # CP_kCᵀ
+    inner = seen @ jacobian.mT[:, None]  # CP_kCᵀ
     # (I − KC)P(I − KC)ᵀ = P − U − Uᵀ with U = K(CP − ½CPCᵀKᵀ): as symmetric as P is
     half = gain[:, None] @ (seen - 0.5 * inner @ gain.mT[:, None])
     if noise is not None:
         spread = (gain[:, None] * noise[:, :, None]) @ gain.mT[:, None]
     else:
         left = precision - precision @ inner.sum(1) @ precision
-        spread = torch.zeros_like(shares)
+        spread = torch.zeros_like(parts)
         spread[:, 0] = total.mT @ left @ total
-    new = shares - half - half.mT + spread
-    new = 0.5 * (new + new.mT)  # else rounding makes it less symmetric with every step
-    if theta.shape[-1]:
-        theta = theta - torch.bmm(gain, through(slope, theta, direct))
-    if log_variance.shape[-1]:
-        pulled = torch.einsum("bkdn,bd->bnk", seen[:, 1:], weighted)
-        log_variance = log_variance + pulled
-        log_variance = log_variance - torch.bmm(gain, torch.bmm(slope, log_variance))
+    new = parts - half - half.mT + spread
+    new = 0.5 * (new + new.mT)  # otherwise rounding makes it less symmetric at every step
+    if dtheta.shape[-1]:
+        dtheta = dtheta - torch.bmm(gain, total_derivative(jacobian, dtheta, dg_dtheta))
+    if dlogvar.shape[-1]:
+        dlogvar = dlogvar + torch.einsum("bkdn,bd->bnk", seen[:, 1:], weighted_error)
+        dlogvar = dlogvar - torch.bmm(gain, torch.bmm(jacobian, dlogvar))
         if noise is not None:
-            log_variance = log_variance - torch.einsum("bnd,bkd,bd->bnk", gain, noise[:, 1:], weighted)
-    return GaussianWithSensitivities(mean + torch.bmm(total.mT, weighted[..., None])[..., 0], new, theta, log_variance)
+            dlogvar = dlogvar - torch.einsum("bnd,bkd,bd->bnk", gain, noise[:, 1:], weighted_error)
+    return GaussianWithSensitivities(
+        mean + torch.bmm(total.mT, weighted_error[..., None])[..., 0], new, dtheta, dlogvar
+    )
 
 
-def through(slope: Tensor, dmean_dtheta: Tensor, direct: Tensor | None) -> Tensor:
+def total_derivative(jacobian: Tensor, dmean_dtheta: Tensor, dg_dtheta: Tensor | None) -> Tensor:
     """dg/dθ = C ∂m/∂θ + ∂g/∂θ, (B, d, p)."""
-    by_state = torch.bmm(slope, dmean_dtheta)
-    return by_state if direct is None else by_state + direct
+    through_state = torch.bmm(jacobian, dmean_dtheta)
+    return through_state if dg_dtheta is None else through_state + dg_dtheta
 
 
-def of_parameters(
-    slope: Tensor, dmean_dtheta: Tensor, direct: Tensor | None, weighted: Tensor, precision: Tensor
+def parameter_score(
+    jacobian: Tensor, dmean_dtheta: Tensor, dg_dtheta: Tensor | None, weighted_error: Tensor, precision: Tensor
 ) -> ScoreAndInformation:
-    """What an error says of θ: (dg/dθ)ᵀξ and (dg/dθ)ᵀΩ dg/dθ."""
-    along = through(slope, dmean_dtheta, direct)
-    return ScoreAndInformation(torch.bmm(along.mT, weighted[..., None])[..., 0], along.mT @ precision @ along)
+    """Score and information of θ in an error: (dg/dθ)ᵀξ and (dg/dθ)ᵀΩ dg/dθ."""
+    derivative = total_derivative(jacobian, dmean_dtheta, dg_dtheta)
+    score = torch.bmm(derivative.mT, weighted_error[..., None])[..., 0]
+    return ScoreAndInformation(score, derivative.mT @ precision @ derivative)
 
 
-def of_noise(expected: PredictiveDistribution, error: Tensor, precision: Tensor) -> ScoreAndInformation:
-    """What an error e (B, d) says of l: ½(ξᵀS_kξ − tr ΩS_k) + (∂y/∂l_k)ᵀξ with S_k = ∂Ω⁻¹/∂l_k, ξ = Ωe.
+def noise_score(predicted: PredictiveDistribution, error: Tensor, precision: Tensor) -> ScoreAndInformation:
+    """Score and information of the log-variances l in an error e.
 
-    Here Ω is what is left of the precision expected of the error if parameters are doubted: what may be wrong with them
-    is not taken for noise. Its information is ½tr(ΩS_jΩS_k) + (∂y/∂l_j)ᵀΩ∂y/∂l_k. The second part grows with the square
-    of errors that were larger than expected, as they are until l is right; it is scaled down by as much, or it would
-    keep l from getting there. Channels that are not seen, of which Ω is 0, do not count.
+    The score is ½(ξᵀS_kξ − tr ΩS_k) + (∂y/∂l_k)ᵀξ with S_k = ∂Ω⁻¹/∂l_k and ξ = Ωe, the information
+    ½tr(ΩS_jΩS_k) + (∂y/∂l_j)ᵀΩ∂y/∂l_k. Three details:
+
+    - Ω is reduced by the uncertainty of the parameters, so that parameter error is not mistaken for noise.
+    - The second part of the information grows with the square of errors that are larger than predicted. It is divided
+      by that ratio, because otherwise it would slow down learning while l is still wrong.
+    - Missing channels, where Ω is 0, do not count.
+
+    Args:
+        predicted: The predictive distribution of the observation.
+        error: e, (B, d).
+        precision: Ω, (B, d, d).
     """
-    if expected.doubt is not None:
+    if predicted.parameter_covariance.shape[-1]:
         eye = torch.eye(error.shape[-1], dtype=error.dtype, device=error.device)
-        precision = torch.linalg.solve(eye + precision @ expected.doubt, precision)
+        precision = torch.linalg.solve(eye + precision @ predicted.parameter_covariance, precision)
     weighted = torch.bmm(precision, error[..., None])[..., 0]
-    share = torch.einsum("bde,bkef->bkdf", precision, expected.covariance_by_source)
-    fit = torch.einsum("bd,bkde,be->bk", weighted, expected.covariance_by_source, weighted)
-    gradient = 0.5 * (fit - share.diagonal(dim1=-2, dim2=-1).sum(-1))
-    gradient = gradient + torch.bmm(expected.dmean_dlogvar.mT, weighted[..., None])[..., 0]
-    information = 0.5 * torch.einsum("bjde,bked->bjk", share, share)
+    relative = torch.einsum("bde,bkef->bkdf", precision, predicted.covariance_by_source)
+    fit = torch.einsum("bd,bkde,be->bk", weighted, predicted.covariance_by_source, weighted)
+    score = 0.5 * (fit - relative.diagonal(dim1=-2, dim2=-1).sum(-1))
+    score = score + torch.bmm(predicted.dmean_dlogvar.mT, weighted[..., None])[..., 0]
+    information = 0.5 * torch.einsum("bjde,bked->bjk", relative, relative)
     seen = (precision.diagonal(dim1=-2, dim2=-1) > 0).sum(-1).clamp_min(1)
     size = (error * weighted).sum(-1) / seen
-    by_mean = expected.dmean_dlogvar.mT @ precision @ expected.dmean_dlogvar
-    return ScoreAndInformation(gradient, information + by_mean / size.clamp_min(1.0)[:, None, None])
+    through_mean = predicted.dmean_dlogvar.mT @ precision @ predicted.dmean_dlogvar
+    return ScoreAndInformation(score, information + through_mean / size.clamp_min(1.0)[:, None, None])

@@ -1,4 +1,4 @@
-"""Downhill over passes: where a pass stood and what it led to, and which step is tried next."""
+"""Minimisation of the free action over passes: limited-memory BFGS around Newton steps, with backtracking."""
 
 from __future__ import annotations
 
@@ -8,125 +8,130 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pcnet.model.node import merge
-
-HALVINGS = 16
-"""A step that does not lower the free action is halved so many times before it is given up."""
+MAX_BACKTRACKS = 16
+"""A step that does not decrease the free action is halved this many times before the search ends."""
 MEMORY = 8
-"""How many of the last steps tell how slopes change."""
-NEAR = 0.5
-"""By how much the logarithm of a precision may differ where they tell it."""
+"""Number of curvature pairs that are kept."""
+MAX_LOG_RATIO = 0.5
+"""A curvature pair is used where the log of every precision has changed by less than this since."""
 
 
-class Stand(NamedTuple):
-    """Where a pass stood: its free action (B,), and what stood still, one after the other, (B, n).
+class Iterate(NamedTuple):
+    """A point of the search, evaluated by one pass over the data.
 
-    What it led to: the step from there (B, n), which batch elements can take it (B,), and the beliefs by node. The
-    slopes there (B, n) and the precision of all beliefs (B, n, n), by which the step was found.
+    Attributes:
+        free_action: Objective, (B,).
+        mean: Means of all learned nodes, concatenated, (B, n).
+        step: Step proposed by the estimators, (B, n).
+        feasible: Batch elements that did not diverge, (B,).
+        gradient: Gradient of the free action, (B, n).
+        precision: Precision of the beliefs, block-diagonal over nodes, (B, n, n).
+        beliefs: Posterior belief of each node, a named tuple of tensors.
     """
 
-    action: Tensor
+    free_action: Tensor
     mean: Tensor
     step: Tensor
-    able: Tensor
-    slope: Tensor
+    feasible: Tensor
+    gradient: Tensor
     precision: Tensor
     beliefs: Mapping[str, Any]
 
-    def where(self, chosen: Tensor, other: Stand) -> Stand:
-        """This one for the chosen batch elements (B,), and the other for the rest."""
-        beliefs = {name: merge(chosen, belief, other.beliefs[name]) for name, belief in self.beliefs.items()}
-        return Stand(
-            torch.where(chosen, self.action, other.action),
-            torch.where(chosen[:, None], self.mean, other.mean),
-            torch.where(chosen[:, None], self.step, other.step),
-            torch.where(chosen, self.able, other.able),
-            torch.where(chosen[:, None], self.slope, other.slope),
-            torch.where(chosen[:, None, None], self.precision, other.precision),
-            beliefs,
-        )
 
-
-class Pair(NamedTuple):
-    """A step that was taken, and by how much the slopes changed with it; (B, n) each, 0 where none was taken.
-
-    How precise beliefs were before it (B, n): where they are far more or less so now, it tells nothing of here.
-    """
+class CurvaturePair(NamedTuple):
+    """A step and the change of the gradient along it, (B, n) each, and the precisions before it, (B, n)."""
 
     step: Tensor
-    change: Tensor
+    gradient_change: Tensor
     precision: Tensor
 
 
-class Descent(NamedTuple):
-    """How far a descent has got: the best stand, and for each batch element what is to come, (B,) each.
+class LBFGS(NamedTuple):
+    """State of the search; (B,) for each batch element.
 
-    share: of the step from there, to be tried next. going: whether there is a next. settled: whether the free action
-    is hardly changed by it. passes: how many there were. halved: how often a step was taken back. pairs: the last
-    steps, if they are to tell how slopes change (limited-memory BFGS, on top of what the beliefs say of that).
+    Attributes:
+        best: Iterate with the lowest free action so far.
+        step_fraction: Fraction of the step from there that is tried next.
+        active: Whether the search goes on.
+        converged: Whether the last step changed the free action by less than the tolerance.
+        iterations: Number of passes.
+        backtracks: Number of rejected steps.
+        pairs: The last curvature pairs, the oldest first; empty for steps of the estimators alone.
     """
 
-    best: Stand
-    share: Tensor
-    going: Tensor
+    best: Iterate
+    step_fraction: Tensor
+    active: Tensor
     converged: Tensor
-    passes: Tensor
+    iterations: Tensor
     backtracks: Tensor
-    pairs: tuple[Pair, ...] = ()
+    pairs: tuple[CurvaturePair, ...] = ()
 
     @classmethod
-    def begin(cls, first: Stand) -> Descent:
-        one, going = torch.ones_like(first.action), first.able & torch.isfinite(first.action)
-        return cls(first, one, going, torch.zeros_like(going), one, torch.zeros_like(one))
+    def init(cls, first: Iterate) -> LBFGS:
+        one, active = torch.ones_like(first.free_action), first.feasible & torch.isfinite(first.free_action)
+        return cls(first, one, active, torch.zeros_like(active), one, torch.zeros_like(one))
 
     @property
-    def next(self) -> Tensor:
-        """Where the next pass is to stand, (B, n)."""
-        return self.best.mean + torch.where(self.going[:, None], self.share[:, None] * self._step(), 0.0)
+    def candidate(self) -> Tensor:
+        """The mean to evaluate next, (B, n)."""
+        return self.best.mean + torch.where(self.active[:, None], self.step_fraction[:, None] * self._step(), 0.0)
 
     def _step(self) -> Tensor:
-        """The step from the best stand, (B, n): that of the movers, corrected by what the last steps have shown."""
+        """The quasi-Newton step from the best iterate by the two-loop recursion, (B, n)."""
         if not self.pairs:
             return self.best.step
-        slope, shares, now = self.best.slope, [], self.best.precision.diagonal(dim1=-2, dim2=-1)
+        direction, factors, now = self.best.gradient, [], self.best.precision.diagonal(dim1=-2, dim2=-1)
         for step, change, precision in reversed(self.pairs):
             curvature = (step * change).sum(1, keepdim=True)
-            near = (now / precision).log().abs().amax(1, keepdim=True) < NEAR
-            weight = torch.where(near & (curvature > 0), 1 / curvature, 0.0)
-            shares.append((weight, weight * (step * slope).sum(1, keepdim=True)))
-            slope = slope - shares[-1][1] * change
-        found = self._uncorrected(slope)
-        for (step, change, _), (weight, share) in zip(self.pairs, reversed(shares), strict=True):
-            found = found + step * (share - weight * (change * found).sum(1, keepdim=True))
-        return -found
+            near = (now / precision).log().abs().amax(1, keepdim=True) < MAX_LOG_RATIO
+            rho = torch.where(near & (curvature > 0), 1 / curvature, 0.0)
+            factors.append((rho, rho * (step * direction).sum(1, keepdim=True)))
+            direction = direction - factors[-1][1] * change
+        direction = self._initial_inverse_hessian(direction)
+        for (step, change, _), (rho, alpha) in zip(self.pairs, reversed(factors), strict=True):
+            direction = direction + step * (alpha - rho * (change * direction).sum(1, keepdim=True))
+        return -direction
 
-    def _uncorrected(self, slope: Tensor) -> Tensor:
-        """Λ⁻¹ slope with Λ the precision of the beliefs, as much less as movers have shortened their steps; (B, n)."""
-        whole = torch.linalg.solve(self.best.precision, self.best.slope)
-        less = torch.where(whole == 0, 1.0, (self.best.step / whole).abs()).clamp(0.0, 1.0).sqrt()
-        found: Tensor = less * torch.linalg.solve(self.best.precision, less * slope)
+    def _initial_inverse_hessian(self, vector: Tensor) -> Tensor:
+        """Λ⁻¹ vector with the precision Λ of the beliefs, scaled down as much as the estimators limited their steps."""
+        newton = torch.linalg.solve(self.best.precision, self.best.gradient)
+        scale = torch.where(newton == 0, 1.0, (self.best.step / newton).abs()).clamp(0.0, 1.0).sqrt()
+        found: Tensor = scale * torch.linalg.solve(self.best.precision, scale * vector)
         return found
 
-    def judge(self, tried: Stand, tolerance: float, *, remember: bool) -> Descent:
-        """Keep the step where it has lowered the free action, take it back and halve it where it has not.
+    def update(self, tried: Iterate, tolerance: float, *, remember: bool) -> LBFGS:
+        """Accept the step where it has decreased the free action; elsewhere reject it and halve the next one.
 
-        A small share changes little, which does not mean that the free action has settled.
+        Args:
+            tried: The candidate, evaluated.
+            tolerance: Change of the free action that counts as converged, for a full step.
+            remember: Whether to keep the curvature pair of this step.
         """
-        change = tried.action - self.best.action
-        better = self.going & (change < 0)  # what is not finite is no better
-        worse = self.going & ~better
-        converged = self.going & (change.abs() <= tolerance * self.share)
-        best = tried.where(better, self.best)
-        share = torch.where(better, (2 * self.share).clamp_max(1.0), self.share / 2)
-        given_up = worse & (share < 0.5**HALVINGS)
+        change = tried.free_action - self.best.free_action
+        better = self.active & (change < 0)  # False where it is not finite
+        worse = self.active & ~better
+        converged = self.active & (change.abs() <= tolerance * self.step_fraction)
+        best: Iterate = _select(better, tried, self.best)
+        fraction = torch.where(better, (2 * self.step_fraction).clamp_max(1.0), self.step_fraction / 2)
+        given_up = worse & (fraction < 0.5**MAX_BACKTRACKS)
         precision = self.best.precision.diagonal(dim1=-2, dim2=-1)
-        pair = Pair(best.mean - self.best.mean, best.slope - self.best.slope, precision)
-        return Descent(
+        pair = CurvaturePair(best.mean - self.best.mean, best.gradient - self.best.gradient, precision)
+        return LBFGS(
             best,
-            torch.where(self.going, share, self.share),
-            self.going & ~converged & ~given_up & best.able,
+            torch.where(self.active, fraction, self.step_fraction),
+            self.active & ~converged & ~given_up & best.feasible,
             self.converged | converged,
-            self.passes + self.going,
+            self.iterations + self.active,
             self.backtracks + (worse & ~converged),
             (*self.pairs, pair)[-MEMORY:] if remember else (),
         )
+
+
+def _select(mask: Tensor, new: Any, old: Any) -> Any:
+    """`new` where the mask (B,) holds and `old` elsewhere, in nested named tuples and mappings of tensors."""
+    if isinstance(new, Tensor):
+        return torch.where(mask.view(-1, *(1,) * (new.dim() - 1)), new, old)
+    if isinstance(new, Mapping):
+        return {name: _select(mask, value, old[name]) for name, value in new.items()}
+    return type(new)(*(_select(mask, a, b) for a, b in zip(new, old, strict=True)))

@@ -1,4 +1,4 @@
-"""Matrix exponential of a small system, and log-determinants."""
+"""Exponential integrator step, and log-determinants."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ _SERIES = torch.tensor(
 
 
 def exponential_step(jacobian: Tensor, flow: Tensor, time: Tensor) -> Tensor:
-    """∫₀ᵗ exp(Js) ds · f = t φ₁(Jt) f, exact for a linear flow; J (B, n, n), f (B, n), t (B,) → (B, n).
+    """∫₀ᵗ exp(Js) ds · f = t φ₁(Jt) f, the exact step of a linear flow; J (B, n, n), f (B, n), t (B,) → (B, n).
 
-    It is the last column of exp(M) − I with M = [[tJ, f], [0, 0]], times t: a Taylor series of M/2^s, then s doublings
-    X(2t) = 2X + X², which, unlike squaring exp(M) itself, lose no digits however often they are done.
+    It is t times the last column of exp(M) − I with M = [[tJ, f], [0, 0]]: a Taylor series of M/2^s, then s doublings
+    X(2t) = 2X + X², which unlike squaring exp(M) lose no digits.
     """
     batch, n = flow.shape
-    # the answer is linear in f, so that f need not set the scale
+    # scale f to 1, because the result is linear in it
     size = flow.abs().amax(-1, keepdim=True).clamp_min(torch.finfo(flow.dtype).tiny)
-    side = max(n + 1, 8)  # torch multiplies batches of smaller matrices by a plain loop, several times slower
+    side = max(n + 1, 8)  # torch multiplies batches of smaller matrices several times slower
     powers = jacobian.new_zeros(3, batch, side, side)  # I, M, M²
     powers[0].diagonal(dim1=-2, dim2=-1).fill_(1.0)
     m = powers[1]
     torch.mul(jacobian, time[:, None, None], out=m[:, :n, :n])
     torch.div(flow, size, out=m[:, :n, n])
     norms = m.abs().sum(-1)
-    largest = norms.nan_to_num_(0.0, posinf=0.0).amax().item()  # an element that is lost must not spoil its neighbours
+    largest = norms.nan_to_num_(0.0, posinf=0.0).amax().item()  # ignore diverged batch elements
     doublings = min(max(0, math.frexp(largest)[1] + 1), 60)
     m.mul_(0.5**doublings)
     m2 = torch.bmm(m, m, out=powers[2])
     m3 = torch.bmm(m2, m)
-    # φ₁(M) = Σ Mⁱ/(i+1)! to twelve terms, by threes: each three are a mix of I, M and M², and M³ links them
+    # φ₁(M) = Σ Mⁱ/(i+1)! to twelve terms, as a polynomial in M³ with coefficients in I, M and M²
     series: Tensor | None = None
     for three in torch.mm(_SERIES.to(m), powers.view(3, -1)).view(4, batch, side, side):
         series = three if series is None else three.baddbmm_(m3, series)

@@ -1,4 +1,4 @@
-"""Long series by the least and greatest value of every stretch, so that no extreme disappears."""
+"""Downsampling of long series to the minimum and maximum of each bin, which keeps every extreme value."""
 
 from __future__ import annotations
 
@@ -11,19 +11,44 @@ Array = NDArray[Any]
 
 
 class Ranges(NamedTuple):
-    """The least and greatest value of each stretch, (S,) each; NaN where a stretch has no number."""
+    """Minimum and maximum of each bin, (bins,) each; NaN where a bin holds no number."""
 
     low: Array
     high: Array
 
 
-def ranges(values: Array, stretch: int) -> Ranges:
-    """(T,) as ranges of stretches of so many values; the last one may be shorter. What is NaN is left out."""
-    count = -(-len(values) // stretch)
-    padded = np.full(count * stretch, np.nan)
+def ranges(values: Array, bin_size: int) -> Ranges:
+    """Minimum and maximum of consecutive bins of a series (T,), without NaN; the last bin may be shorter."""
+    rows = _rows(values, bin_size)
+    return Ranges(np.fmin.reduce(rows, axis=1), np.fmax.reduce(rows, axis=1))
+
+
+def means(values: Array, bin_size: int) -> Array:
+    """Mean of consecutive bins of a series (T,); an incomplete last bin is left out."""
+    mean: Array = whole_bins(values, bin_size).mean(1)
+    return mean
+
+
+def whole_bins(values: Array, bin_size: int) -> Array:
+    """A series (T,) as (bins, bin_size); an incomplete last bin is left out."""
+    return values[: len(values) // bin_size * bin_size].reshape(-1, bin_size)
+
+
+def extremes(values: Array, points: int = 2000) -> Array:
+    """Indices of both ends of a series and of the minimum and maximum of points/2 bins; all indices if T ≤ 2 points."""
+    count = len(values)
+    if count <= 2 * points:
+        return np.arange(count)
+    rows = _rows(values, -(-count // (points // 2)))
+    starts = np.arange(len(rows)) * rows.shape[1]
+    low = starts + np.where(np.isnan(rows), np.inf, rows).argmin(1)
+    high = starts + np.where(np.isnan(rows), -np.inf, rows).argmax(1)
+    kept: Array = np.unique(np.concatenate([[0, count - 1], low, high]))
+    return kept[kept < count]
+
+
+def _rows(values: Array, bin_size: int) -> Array:
+    """A series (T,) as (bins, bin_size), the last bin padded with NaN."""
+    padded = np.full(-(-len(values) // bin_size) * bin_size, np.nan)
     padded[: len(values)] = values
-    rows = padded.reshape(count, stretch)
-    none = np.isnan(rows).all(1)
-    low = np.where(np.isnan(rows), np.inf, rows).min(1, initial=np.inf)
-    high = np.where(np.isnan(rows), -np.inf, rows).max(1, initial=-np.inf)
-    return Ranges(np.where(none, np.nan, low), np.where(none, np.nan, high))
+    return padded.reshape(-1, bin_size)

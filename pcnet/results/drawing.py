@@ -1,4 +1,4 @@
-"""How series over time are drawn: thinned without losing extremes, with bands, robust limits and a legend."""
+"""Shared parts of figures: palette, light and dark colours, and drawing of time series with bands and legend."""
 
 from __future__ import annotations
 
@@ -14,16 +14,21 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter
-from numpy.typing import NDArray
 
-Array = NDArray[Any]
+from pcnet.results.downsample import Array, extremes, whole_bins
 
+Style = dict[str, Any]
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-"""The palette of Okabe and Ito, told apart with any colour vision; black is kept for the truth, yellow is too pale."""
+"""Palette of Okabe and Ito, safe for colour-blind readers; black is reserved for the truth, yellow is too pale."""
+DASHES = (0, (4, 2))
+MAX_DOTS = 20_000
+"""Larger numbers of observations are drawn by their extremes."""
+OUTLIER_MARGIN = 0.5
+"""Rare values are left off an axis if they exceed the others by more than this fraction of the others' range."""
 
 
 class Ink(NamedTuple):
-    """What a picture is drawn with, on light or on dark paper; the pairs are told apart with any colour vision."""
+    """Colours of a figure; both themes are safe for colour-blind readers."""
 
     paper: str
     line: str
@@ -42,7 +47,7 @@ def ink(dark: bool) -> Ink:
 
 
 def darken(drawn: Figure | Axes) -> None:
-    """Turn a finished picture on white paper into one on dark paper: what is black becomes light, the rest stays."""
+    """Convert a finished figure to the dark theme: black becomes light, other colours stay."""
     figure = drawn.figure if isinstance(drawn, Axes) else drawn
     assert figure is not None
     for part in [figure, *getattr(figure, "subfigs", ())]:
@@ -52,32 +57,30 @@ def darken(drawn: Figure | Axes) -> None:
         ax.tick_params(which="both", colors=DARK.line)
         for side in ax.spines.values():
             side.set_edgecolor(DARK.line)
-    for text in figure.findobj(Text):
-        if _black(text.get_color()):
-            text.set_color(DARK.line)
-    for line in figure.findobj(Line2D):
-        if _black(line.get_color()):
-            line.set_color(DARK.line)
-    for band in figure.findobj(PolyCollection):
-        if any(_black(colour) for colour in band.get_facecolor()):
+    artists: list[Any] = [*figure.findobj(Text), *figure.findobj(Line2D)]
+    for artist in artists:
+        if to_hex(artist.get_color()) == "#000000":
+            artist.set_color(DARK.line)
+    bands: list[Any] = figure.findobj(PolyCollection)
+    for band in bands:
+        if any(to_hex(colour) == "#000000" for colour in band.get_facecolor()):
             band.set_facecolor((*to_rgb(DARK.line), band.get_alpha() or 1.0))
 
 
-def _black(colour: Any) -> bool:
-    return to_hex(colour) == "#000000"
+def own_axes(ax: Axes | None, size: tuple[float, float] = (7.0, 3.2)) -> Axes:
+    """The given axes, or those of a new figure; size in inches."""
+    return Figure(figsize=size, layout="constrained").subplots() if ax is None else ax
 
 
-BINS = 1000
-"""Longer lines are drawn by the extremes of this many stretches of time."""
-DOTS = 20_000
-"""More dots than this are drawn by the extremes as well."""
-DASHES = (0, (4, 2))
-FENCE = 0.5
-"""Rare values are left off an axis if they lie beyond the others by this share of the others' range."""
+class Curve(NamedTuple):
+    """Values at times; (T,) each."""
+
+    times: Array
+    values: Array
 
 
 class Series(NamedTuple):
-    """One channel of one node over time, and what is believed or known of it; (T,) each."""
+    """One channel of a node over time, (T,): mean, bounds of its interval, observations and truth."""
 
     node: str
     label: str
@@ -88,19 +91,17 @@ class Series(NamedTuple):
     observed: Array | None = None
     truth: Curve | None = None
 
+    @property
+    def parts(self) -> list[Array]:
+        """All arrays but the truth."""
+        return [part for part in (self.mean, self.lower, self.upper, self.observed) if part is not None]
 
-class Curve(NamedTuple):
-    """Values at times; (T,) each."""
-
-    times: Array
-    values: Array
-
-
-def own_axes(ax: Axes | None) -> Axes:
-    if ax is not None:
-        return ax
-    made: Axes = Figure(figsize=(7.0, 3.2), layout="constrained").subplots()
-    return made
+    def binned(self, bin_size: int) -> Series:
+        """Mean and range of consecutive bins."""
+        if bin_size == 1:
+            return self
+        rows = whole_bins(self.mean, bin_size)
+        return self._replace(mean=rows.mean(1), lower=rows.min(1), upper=rows.max(1))
 
 
 def colour_of(i: int) -> str:
@@ -108,121 +109,78 @@ def colour_of(i: int) -> str:
 
 
 def channel_names(node: str, size: int) -> list[str]:
-    """The channels of a node, counted from 1 as in mathematics: x₁, x₂, …"""
+    """Labels of a node's channels, counted from 1: x₁, x₂, …"""
     safe = node.replace("$", r"\$")
     return [safe] if size == 1 else [f"{safe}$_{{{i}}}$" for i in range(1, size + 1)]
 
 
-def prime(order: int) -> str:
-    return "" if order == 0 else f", derivative {order}"
-
-
-def notes(label: str, found: list[Series], chosen: list[Series], dimensions: Sequence[int] | None) -> str:
-    left_out = dimensions is None and len(chosen) < len(found)
-    return f"{label}\n{len(chosen)} of {len(found)}" if left_out else label
-
-
 def draw_series(ax: Axes, times: Array, drawn: Sequence[Series]) -> None:
+    """Draw bands, observations (dots), means (lines) and truths (dashed lines)."""
     alpha = 0.25 if len(drawn) <= 3 else 0.12
     for series in drawn:
+        colour = series.colour
         if series.lower is not None and series.upper is not None:
             at = np.union1d(extremes(series.lower), extremes(series.upper))
-            ax.fill_between(
-                times[at], series.lower[at], series.upper[at], color=series.colour, alpha=alpha, linewidth=0, zorder=1
-            )
+            band = (times[at], series.lower[at], series.upper[at])
+            ax.fill_between(*band, color=colour, alpha=alpha, linewidth=0, zorder=1)
         if series.observed is not None:
-            at = extremes(series.observed, DOTS)
-            ax.plot(
-                times[at],
-                series.observed[at],
-                linestyle="none",
-                marker=".",
-                markersize=2.0 if len(at) > 1000 else 4.0,
-                markeredgewidth=0,
-                alpha=0.4,
-                color=series.colour,
-                rasterized=True,
-                zorder=1.5,
-            )
+            at = extremes(series.observed, MAX_DOTS)
+            size = 2.0 if len(at) > 1000 else 4.0
+            dots: Style = {
+                "linestyle": "none",
+                "marker": ".",
+                "markersize": size,
+                "markeredgewidth": 0,
+                "rasterized": True,
+            }
+            ax.plot(times[at], series.observed[at], color=colour, alpha=0.4, zorder=1.5, **dots)
         at = extremes(series.mean)
-        ax.plot(times[at], series.mean[at], color=series.colour, linewidth=1.2, zorder=2)
+        ax.plot(times[at], series.mean[at], color=colour, linewidth=1.2, zorder=2)
     for series in drawn:
         if series.truth is not None:
             at = extremes(series.truth.values)
-            level = len(series.truth.values) == 2 and len(times) != 2
-            own = level or len(drawn) > 3  # else black: a line that is followed well would hide its own colour
-            ax.plot(
-                series.truth.times[at],
-                series.truth.values[at],
-                color=series.colour if own else "black",
-                linestyle=DASHES,
-                linewidth=1.2 if own else 0.8,
-                zorder=3,
+            constant = len(series.truth.values) == 2 and len(times) != 2
+            coloured = constant or len(drawn) > 3  # else black: a good estimate would hide a line of its own colour
+            style: Style = (
+                {"color": series.colour, "linewidth": 1.2} if coloured else {"color": "black", "linewidth": 0.8}
             )
-
-
-def extremes(values: Array, points: int = 2 * BINS) -> Array:
-    """Indices of both ends and of the least and greatest value of each of points/2 stretches; all if they are few."""
-    count = len(values)
-    if count <= 2 * points:
-        return np.arange(count)
-    stretch = -(-count // (points // 2))
-    padded = np.full(stretch * -(-count // stretch), np.nan)
-    padded[:count] = values
-    rows = padded.reshape(-1, stretch)
-    starts = np.arange(len(rows)) * stretch
-    low = starts + np.where(np.isnan(rows), np.inf, rows).argmin(1)
-    high = starts + np.where(np.isnan(rows), -np.inf, rows).argmax(1)
-    kept: Array = np.unique(np.concatenate([[0, count - 1], low, high]))
-    return kept[kept < count]
-
-
-def stretches(values: Array, stretch: int) -> Array:
-    """(T,) as (stretches, stretch); the last values are left over where T is no multiple."""
-    return values[: len(values) // stretch * stretch].reshape(-1, stretch)
-
-
-def shorten(series: Series, stretch: int) -> Series:
-    """The mean and the extremes of every stretch."""
-    if stretch == 1:
-        return series
-    rows = stretches(series.mean, stretch)
-    return series._replace(mean=rows.mean(1), lower=rows.min(1), upper=rows.max(1))
+            ax.plot(series.truth.times[at], series.truth.values[at], linestyle=DASHES, zorder=3, **style)
 
 
 def finish(ax: Axes, label: str, times: Array, drawn: Sequence[Series]) -> None:
+    """Set limits and labels; the y label states the share of times at which a value is off the axis."""
     low, high = _limits(drawn)
-    lost = np.zeros(len(times), dtype=bool)
-    for values in _values(drawn):
-        lost |= (values < low) | (values > high)
+    hidden = np.zeros(len(times), dtype=bool)
+    for series in drawn:
+        for values in series.parts:
+            hidden |= (values < low) | (values > high)
     ax.set_ylim(low, high)
-    share = 100 * lost.mean()
-    if share > 0:
-        label += f"\n{share:.2g} % off the axis" if share >= 0.01 else "\n<0.01 % off the axis"
-    if max(abs(low), abs(high)) >= 1e5:  # a common exponent would be printed across the legend
+    percentage = 100 * hidden.mean()
+    if percentage > 0:
+        label += f"\n{percentage:.2g} % off the axis" if percentage >= 0.01 else "\n<0.01 % off the axis"
+    if max(abs(low), abs(high)) >= 1e5:  # matplotlib would print a common exponent across the legend
         ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}".replace("-", "−")))
     ax.set_ylabel(label)
+    time_axis(ax, times)
+
+
+def time_axis(ax: Axes, times: Array) -> None:
     ax.set_xlabel("time")
     if len(times) > 1:
         ax.set_xlim(times[0], times[-1])
     ax.spines[["top", "right"]].set_visible(False)
 
 
-def _values(drawn: Sequence[Series]) -> list[Array]:
-    parts = [part for series in drawn for part in (series.mean, series.lower, series.upper, series.observed)]
-    return [part for part in parts if part is not None]
-
-
 def _limits(drawn: Sequence[Series]) -> tuple[float, float]:
-    """Limits that show everything but the far ones among the hundredth at either end; the truth is always in."""
-    arrays = [values[np.isfinite(values)] for values in _values(drawn)]
+    """Limits that include the truth and all values but far outliers in the outer 1 % of each end."""
+    arrays = [values[np.isfinite(values)] for series in drawn for values in series.parts]
     truths = [series.truth.values[np.isfinite(series.truth.values)] for series in drawn if series.truth is not None]
     arrays, ends = [a for a in arrays if a.size], [(t.min(), t.max()) for t in truths if t.size]
     if not arrays:
         return 0.0, 1.0
     tails = [(np.quantile(a, 0.01, method="lower"), np.quantile(a, 0.99, method="higher")) for a in arrays]
     low, high = _span(ends + tails)
-    reach = FENCE * (high - low)
+    reach = OUTLIER_MARGIN * (high - low)
     near = [a[(a >= low - reach) & (a <= high + reach)] for a in arrays]
     low, high = _span(ends + [(a.min(), a.max()) for a in near])
     margin = 0.05 * (high - low) or 0.05 * abs(low) or 0.5
@@ -233,31 +191,23 @@ def _span(ends: Sequence[tuple[float, float]]) -> tuple[float, float]:
     return float(min(low for low, _ in ends)), float(max(high for _, high in ends))
 
 
-def percent(probability: float) -> str:
-    return f"{100 * probability:g} % interval"
-
-
-def legend(ax: Axes, drawn: Sequence[Series], shade: str | None = None) -> Axes:
-    """In rows above the axes, where it hides nothing."""
+def legend(ax: Axes, drawn: Sequence[Series], band: str | None = None) -> Axes:
+    """Add a legend of the series; band: what the shaded bands show."""
     handles: list[Any] = [Line2D([], [], color=s.colour, linewidth=1.5, label=s.label) for s in drawn]
     if any(s.observed is not None for s in drawn):
         handles.append(Line2D([], [], color="grey", linestyle="none", marker=".", markersize=4, label="observed"))
-    if shade is not None:
-        handles.append(Patch(color="grey", alpha=0.35, linewidth=0, label=shade))
+    if band is not None:
+        handles.append(Patch(color="grey", alpha=0.35, linewidth=0, label=band))
     if any(s.truth is not None for s in drawn):
         handles.append(Line2D([], [], color="black", linestyle=DASHES, linewidth=1.0, label="truth"))
     columns = -(-len(handles) // -(-len(handles) // 5))
-    ax.legend(
-        handles=[handle for first in range(columns) for handle in handles[first::columns]],
-        loc="lower left",
-        bbox_to_anchor=(0.0, 1.0),
-        ncols=columns,
-        fontsize="small",
-        frameon=False,
-        borderaxespad=0.1,
-        labelspacing=0.2,
-        handlelength=1.3,
-        handletextpad=0.4,
-        columnspacing=0.9,
-    )
+    return legend_above(ax, [handle for first in range(columns) for handle in handles[first::columns]], columns)
+
+
+def legend_above(ax: Axes, handles: Sequence[Any], columns: int = 5, parse_math: bool = True) -> Axes:
+    """Place a legend above the axes, where it hides nothing; matplotlib fills it column by column."""
+    place: Style = {"loc": "lower left", "bbox_to_anchor": (0.0, 1.0), "ncols": columns, "borderaxespad": 0.1}
+    spacing: Style = {"labelspacing": 0.2, "handlelength": 1.3, "handletextpad": 0.4, "columnspacing": 0.9}
+    for text in ax.legend(handles=list(handles), fontsize="small", frameon=False, **place, **spacing).get_texts():
+        text.set_parse_math(parse_math)
     return ax

@@ -1,33 +1,21 @@
-"""What a graph looks like from outside: nodes, links, levels and clocks as plain data, kept with every result."""
+"""Plain-data summary of a graph (nodes, links, levels, clocks and positions), saved with every result."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import networkx as nx
 
 from pcnet.errors import ResultError
 from pcnet.model.graph import Graph
-from pcnet.model.node import Link, Node
+from pcnet.model.links import Link, LinkStyle
 from pcnet.model.schedule import Schedule, span
-from pcnet.nodes import CauseNode, GeneralisedStateNode, InputNode, ParameterNode, PrecisionNode, SensoryNode
-
-KINDS: Mapping[type[Node], str] = {
-    InputNode: "input",
-    SensoryNode: "sensory",
-    CauseNode: "cause",
-    GeneralisedStateNode: "state",
-    ParameterNode: "parameter",
-    PrecisionNode: "precision",
-}
-"""Kinds by class, the more special first; a kind of one's own is shown as the one it descends from."""
 
 
-class NodeView(NamedTuple):
-    """A node: its kind, role, level (0 is sensory), clock ("every 64"; "" is every observation) and a description."""
+class NodeSummary(NamedTuple):
+    """Summary of one node; level 0 is sensory, and an empty clock means every observation."""
 
     name: str
     kind: str
@@ -37,8 +25,8 @@ class NodeView(NamedTuple):
     about: str
 
 
-class LinkView(NamedTuple):
-    """A link from parent to child; for parameters of a mapping, `of` is the node that is predicted by it."""
+class LinkSummary(NamedTuple):
+    """Summary of one link; `of` is the predicted node if the link carries parameters of a mapping."""
 
     kind: str
     parent: str
@@ -46,13 +34,13 @@ class LinkView(NamedTuple):
     of: str | None
 
     def channel(self, way: str) -> str:
-        """The name of a recording of what passes along it: way is "prediction" (down) or "error" (up)."""
+        """Name of the recorded messages; way: "prediction" (parent to child) or "error" (child to parent)."""
         sender, receiver = (self.parent, self.child) if way == "prediction" else (self.child, self.parent)
         return f"{sender} to {receiver}{f' ({self.of})' if self.of is not None else ''}.{way}"
 
 
-class Place(NamedTuple):
-    """Where a node is drawn: column from left to right around 0, row from the sensory nodes up."""
+class Position(NamedTuple):
+    """Position of a node in a drawing; columns are centred on 0, rows count up from the sensory nodes."""
 
     column: float
     row: float
@@ -60,34 +48,34 @@ class Place(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class GraphSummary:
-    """Nodes and links as plain data, without their functions and numbers."""
+    """Nodes and links of a graph without functions and values."""
 
-    nodes: tuple[NodeView, ...]
-    links: tuple[LinkView, ...]
+    nodes: tuple[NodeSummary, ...]
+    links: tuple[LinkSummary, ...]
 
     @classmethod
     def of(cls, graph: Graph, schedule: Schedule | None = None) -> GraphSummary:
-        """What a graph looks like; without a schedule its nodes have no clocks."""
+        """Summarise a graph; without a schedule the clocks are empty."""
         levels, clocks = _levels(graph), _clocks(graph, schedule)
         nodes = [
-            NodeView(name, kind_of(node), node.role, levels[name], clocks[name], node.describe())
+            NodeSummary(name, node.kind, node.role, levels[name], clocks[name], node.describe())
             for name, node in graph.nodes.items()
         ]
         links = [
-            LinkView(k.kind, k.parent.name, k.child.name, k.of.name if k.of is not None else None) for k in graph.links
+            LinkSummary(k.key, k.parent.name, k.child.name, None if k.of is None else k.of.name) for k in graph.links
         ]
         return cls(tuple(nodes), tuple(links))
 
-    def __getitem__(self, name: str) -> NodeView:
+    def __getitem__(self, name: str) -> NodeSummary:
         for node in self.nodes:
             if node.name == name:
                 return node
         raise ResultError(f"there is no node {name!r}; nodes: {', '.join(node.name for node in self.nodes)}")
 
     @property
-    def layout(self) -> dict[str, Place]:
-        """A place for each node, the same each time: levels as rows, with what drives or weighs a node beside it."""
-        return _Layout(self).places
+    def layout(self) -> dict[str, Position]:
+        """Deterministic position of each node: levels are rows, causes, parameters and precisions stand beside."""
+        return _Layout(self).positions
 
     def to_json(self) -> str:
         return json.dumps({"nodes": [list(n) for n in self.nodes], "links": [list(k) for k in self.links]})
@@ -95,33 +83,31 @@ class GraphSummary:
     @classmethod
     def from_json(cls, text: str) -> GraphSummary:
         try:
-            held: dict[str, Any] = json.loads(text)
-            nodes = tuple(NodeView(*row) for row in held["nodes"])
-            links = tuple(LinkView(*row) for row in held["links"])
+            data: dict[str, Any] = json.loads(text)
+            nodes = tuple(NodeSummary(*row) for row in data["nodes"])
+            links = tuple(LinkSummary(*row) for row in data["links"])
         except (ValueError, KeyError, TypeError) as error:
-            raise ResultError(f"the structure of the graph is damaged: {error}") from None
+            raise ResultError(f"the graph summary is damaged: {error}") from None
         return cls(nodes, links)
 
 
-def kind_of(node: Node) -> str:
-    """The shipped kind that a node is or descends from, else its role."""
-    return next((kind for cls, kind in KINDS.items() if isinstance(node, cls)), node.role)
+def _style(link_kind: str) -> LinkStyle:
+    """Style of a kind of link; that of an unknown kind stands beside its child."""
+    known = Link.kinds.get(link_kind)
+    return LinkStyle(above=False, side="right", dash="-", label=link_kind) if known is None else known.style
 
 
 def _levels(graph: Graph) -> dict[str, int]:
-    """Levels from the sensory nodes up: who predicts is above; causes, parameters and precisions are beside."""
+    """Level of each node: the greatest number of predictions on a path down to a node without children."""
     levels: dict[str, int] = {}
-
-    def height(link: Link) -> int:
-        return levels[link.child.name] + (link.kind == "predicts")
-
     for name in reversed(list(nx.topological_sort(graph.network))):
-        levels[name] = max((height(link) for link in graph.below(graph.nodes[name])), default=0)
+        links = graph.below(graph.nodes[name])
+        levels[name] = max((levels[link.child.name] + link.style.above for link in links), default=0)
     return levels
 
 
 def _clocks(graph: Graph, schedule: Schedule | None) -> dict[str, str]:
-    """When nodes move, or sense if they observe; "fixed" where they never do."""
+    """How often each node is updated (observing nodes: observes); "fixed" for never."""
     if schedule is None:
         return dict.fromkeys(graph.nodes, "")
     clocks = dict.fromkeys(graph.nodes, "fixed")
@@ -131,87 +117,77 @@ def _clocks(graph: Graph, schedule: Schedule | None) -> dict[str, str]:
                 every = act.clock.every
                 clocks[name] = "" if bool((every == 1).all()) else f"every {span(every)}"
     for act in schedule.on_end:
-        for name in act.names(graph.nodes):
-            clocks[name] = "every pass"
+        clocks |= dict.fromkeys(act.names(graph.nodes), "every pass")
     return clocks
 
 
-STACKED = 0.65
-"""How far apart, in rows, nodes are stacked beside another."""
+STACK_SPACING = 0.65
+"""Distance, in rows, between nodes that are stacked beside another node."""
 
 
-# --- places ----------------------------------------------------------------------------------------------------------
 class _Layout:
-    """Rows of groups: a node in the middle, causes (else parameters) to its left, precisions to its right.
+    """Rows of groups: a head node, causes (else parameters) to its left, precisions to its right.
 
-    Several on one side are stacked, less than a row apart; those beside one of them go further out.
+    Several nodes on one side are stacked less than a row apart; nodes attached to one of them go further out.
     """
 
-    def __init__(self, structure: GraphSummary) -> None:
-        self.structure = structure
-        self.beside: dict[str, dict[str, str]] = {node.name: {} for node in structure.nodes}
-        self.hosts = self._hosts()
-        for guest, (host, kind) in self.hosts.items():
-            self.beside[host][guest] = kind
-        self.places: dict[str, Place] = {}
+    def __init__(self, summary: GraphSummary) -> None:
+        self.links = summary.links
+        level = {node.name: node.level for node in summary.nodes}
+        self.attached: dict[str, dict[str, str]] = {name: {} for name in level}  # link kinds by head and attached node
+        hosts: dict[str, tuple[str, str]] = {}
+        for link in summary.links:
+            if not _style(link.kind).above and level[link.parent] == level[link.child]:
+                hosts.setdefault(link.parent, (link.child, link.kind))
+        for name, (host, kind) in hosts.items():
+            self.attached[host][name] = kind
+        self.positions: dict[str, Position] = {}
         base = 0.0
-        for level in sorted({node.level for node in structure.nodes}):
-            heads = [node.name for node in structure.nodes if node.level == level and node.name not in self.hosts]
-            self._row(heads, base)
-            base += 1.0 + STACKED * max(0, *(max(map(self._height, self._sides(name))) - 1 for name in heads))
+        for row in sorted(set(level.values())):
+            heads = [name for name in level if level[name] == row and name not in hosts]
+            self._place_row(heads, base)
+            base += 1.0 + STACK_SPACING * max(0, *(max(map(self._height, self._sides(name))) - 1 for name in heads))
 
-    def _hosts(self) -> dict[str, tuple[str, str]]:
-        """Beside which node of its own level a node stands, by the first link that says so, and the link's kind."""
-        level = {node.name: node.level for node in self.structure.nodes}
-        found: dict[str, tuple[str, str]] = {}
-        for link in self.structure.links:
-            if link.kind != "predicts" and level[link.parent] == level[link.child]:
-                found.setdefault(link.parent, (link.child, link.kind))
-        return found
-
-    def _row(self, heads: list[str], base: float) -> None:
-        """Groups beside each other in the order of what they predict, the row centred; a single group's node at 0."""
-        rank = {name: i for i, name in enumerate(heads)}
-        heads = sorted(heads, key=lambda name: (self._middle(name), rank[name]))
-        edge, middles = 0.0, []
+    def _place_row(self, heads: list[str], base: float) -> None:
+        """Place groups in the order of what they predict and centre the row; a single head goes to column 0."""
+        heads = sorted(heads, key=self._mean_column_below)
+        edge, columns = 0.0, []
         for name in heads:
             left, right = (max(map(self._reach, side), default=0) for side in self._sides(name))
-            middles.append(edge + left)
+            columns.append(edge + left)
             edge += left + 1 + right
-        shift = middles[0] if len(heads) == 1 else (edge - 1) / 2
-        if len(heads) == 1 and not self.beside[heads[0]]:
-            shift -= self._middle(heads[0])  # nothing but itself: straight above what it predicts
-        for name, middle in zip(heads, middles, strict=True):
-            self.places[name] = Place(middle - shift, base)
-            for side, way in zip(self._sides(name), (-1, 1), strict=True):
-                self._put(side, middle - shift, base, way)
+        shift = columns[0] if len(heads) == 1 else (edge - 1) / 2
+        if len(heads) == 1 and not self.attached[heads[0]]:
+            shift -= self._mean_column_below(heads[0])  # nothing attached: straight above what it predicts
+        for name, column in zip(heads, columns, strict=True):
+            self.positions[name] = Position(column - shift, base)
+            for side, direction in zip(self._sides(name), (-1, 1), strict=True):
+                self._place_side(side, column - shift, base, direction)
 
-    def _put(self, guests: list[str], column: float, row: float, way: int) -> None:
-        for name in guests:
-            self.places[name] = Place(column + way, row)
-            self._put(list(self.beside[name]), column + way, row, way)
-            row += STACKED * self._height([name])
+    def _place_side(self, names: list[str], column: float, row: float, direction: int) -> None:
+        for name in names:
+            self.positions[name] = Position(column + direction, row)
+            self._place_side(list(self.attached[name]), column + direction, row, direction)
+            row += STACK_SPACING * self._height([name])
 
     def _sides(self, name: str) -> tuple[list[str], list[str]]:
-        guests = self.beside[name]
-        by_kind = {
-            kind: [guest for guest in guests if guests[guest] == kind] for kind in ("drives", "parametrises", "weighs")
-        }
-        causes, parameters, precisions = by_kind.values()
-        # states above predict causes: parameters would stand in the way there
-        return (causes, precisions + parameters) if causes else (parameters, precisions)
+        """Names on the left and on the right of a node."""
+        by_kind: dict[str, list[str]] = {kind: [] for kind in Link.kinds}
+        for each, kind in self.attached[name].items():
+            by_kind.setdefault(kind, []).append(each)
+        left = [names for kind, names in by_kind.items() if names and _style(kind).side == "left"]
+        right = [each for kind, names in by_kind.items() if _style(kind).side == "right" for each in names]
+        # one kind on the left: parameters beside causes would be in the way of predictions from above
+        return left[0] if left else [], right + [each for names in left[1:] for each in names]
 
     def _reach(self, name: str) -> int:
-        """How many columns a guest and its own guests take."""
-        return 1 + max(map(self._reach, self.beside[name]), default=0)
+        """Number of columns that an attached node and those attached to it take."""
+        return 1 + max(map(self._reach, self.attached[name]), default=0)
 
-    def _height(self, guests: list[str]) -> int:
-        """How many places guests on one side take above each other."""
-        return sum(max(1, self._height(list(self.beside[guest]))) for guest in guests)
+    def _height(self, names: list[str]) -> int:
+        """Number of stacked places that the nodes on one side take."""
+        return sum(max(1, self._height(list(self.attached[name]))) for name in names)
 
-    def _middle(self, name: str) -> float:
-        """The mean column of the nodes below."""
-        below = [
-            self.places[k.child].column for k in self.structure.links if k.parent == name and k.child in self.places
-        ]
+    def _mean_column_below(self, name: str) -> float:
+        below = [self.positions[k.child].column for k in self.links if k.parent == name and k.child in self.positions]
         return sum(below) / len(below) if below else 0.0

@@ -1,82 +1,84 @@
-"""Looking on while a stream runs: the page of the error flow, served to this machine only.
+"""Live page of the error flow of a running session, served to this machine only.
 
->>> live = graph.start(schedule)
->>> with watch(live) as page:
+>>> session = model.start()
+>>> with watch(session) as page:
 ...     print(page.address)          # http://127.0.0.1:…
 ...     for observation in stream:
-...         live.step(observation)
+...         session.step(observation)
 """
 
 from __future__ import annotations
 
 import json
 import threading
-from collections import deque
-from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from pcnet.engine.session import Session
 from pcnet.errors import PcnetError, SettingError
 from pcnet.results.error_flow import ErrorFlow
 from pcnet.results.page import payload, render
-from pcnet.results.recorder import Record, TraceBuffer
+from pcnet.results.recorder import Record, Recorder
+
+if TYPE_CHECKING:
+    from pcnet.engine.session import Session
 
 WINDOW = 2000
-"""So many of the last observations are shown."""
+"""Default number of recent observations that are shown."""
 MEMORY = 100_000_000
-"""Fewer where they would take more than so many bytes, but no fewer than a hundred."""
+"""The window is shortened where it would take more than this many bytes, but to no fewer than 100 observations."""
 WAITING = """<!DOCTYPE html><meta charset="utf-8"><meta http-equiv="refresh" content="1"><title>pcnet</title>
 <link rel="icon" href="data:,"><p>Waiting for the first observation …"""
 
 
-def watch(live: Session, port: int = 0, *, window: int = WINDOW, element: int = 0, title: str | None = None) -> Watch:
-    """Serve a page at `watch(live).address` that follows a run, until `close()` or the end of a `with` block.
+def watch(
+    session: Session, port: int = 0, *, window: int = WINDOW, element: int = 0, title: str | None = None
+) -> Watch:
+    """Serve a page that follows a session until `close()` or the end of a `with` block; see `Watch.address`.
 
-    It listens on 127.0.0.1 only, and answers only to that name and to localhost. What it shows is kept apart from the
-    run's own record, which may be anything, and only for the last `window` observations, or fewer if these are wide.
-    port: a free one unless given. element: which batch element, counting all of them.
+    The server listens on 127.0.0.1 and answers requests to 127.0.0.1 and localhost only. It keeps its own recording of
+    the last observations, separate from the session's record.
+
+    Args:
+        port: TCP port; 0 chooses a free one.
+        window: Number of recent observations to show.
+        element: Flat index of the batch element to show.
     """
-    return Watch(live, port, window=window, element=element, title=title)
+    return Watch(session, port, window=window, element=element, title=title)
 
 
 class Watch:
-    """A page that follows a run; see `watch`."""
+    """Server of a page that follows a session; see `watch`."""
 
-    def __init__(self, live: Session, port: int = 0, *, window: int, element: int, title: str | None) -> None:
+    def __init__(self, session: Session, port: int = 0, *, window: int, element: int, title: str | None) -> None:
         if not 0 <= port < 65536:
-            raise SettingError(f"a port is a number from 0 (any that is free) to 65535, not {port}")
+            raise SettingError(f"port must be from 0 (any that is free) to 65535, not {port}")
         if window < 1:
-            raise SettingError(f"the window must be 1 observation or more, not {window}")
-        self.live = live
+            raise SettingError(f"window must be 1 observation or more, not {window}")
+        self.session = session
         self.title = title or "Error flow of a running stream"
-        self._window = window
-        self._element = element
+        self._window, self._element = window, element
         self._lock = threading.Lock()
-        self._tapes: dict[str, TraceBuffer] | None = None
-        self._times: deque[float] = deque(maxlen=window)
+        self._recorder: Recorder | None = None
         try:
             self._server = _Server(("127.0.0.1", port), self)
         except OSError as error:
-            raise SettingError(
-                f"port {port} cannot be used ({error}); give another, or 0 for any that is free"
-            ) from None
+            raise SettingError(f"port {port} cannot be used ({error}); use another one, or 0 for a free one") from None
         self._thread = threading.Thread(target=self._server.serve_forever, name="pcnet watch", daemon=True)
         self._thread.start()
-        live.watchers.append(self._see)
+        session.watchers.append(self._record)
 
     @property
     def address(self) -> str:
-        """Where the page is."""
+        """Address of the page."""
         return f"http://127.0.0.1:{self._server.server_address[1]}/"
 
     def close(self) -> None:
-        """Stop serving; what was recorded of the run stays with the run."""
-        if self._see in self.live.watchers:
-            self.live.watchers.remove(self._see)
+        """Stop the server; the session's own record is not affected."""
+        if self._record in self.session.watchers:
+            self.session.watchers.remove(self._record)
             self._server.shutdown()
             self._server.server_close()
             self._thread.join()
@@ -87,27 +89,23 @@ class Watch:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    # --- in the thread of the run --------------------------------------------------------------------------------
-    def _see(self, time: float, going: Tensor | None) -> None:
-        """Write down what is so after an observation."""
+    def _record(self, time: float, running: Tensor | None) -> None:
+        """Record the current tick; called in the thread of the session."""
         with self._lock:
-            if self._tapes is None:
-                self._tapes = self.live.tapes_for(Record.flow())
-            for tape in self._tapes.values():
-                tape.write(going)
-                tape.keep(self._window)
-            if not self._times:
-                self._window = min(self._window, max(MEMORY // _size(self._tapes), 100))
-                self._times = deque(maxlen=self._window)
-            self._times.append(time)
+            first = self._recorder is None
+            recorder = self._recorder = self._recorder or self.session.recorder_for(Record.flow())
+            recorder.append(recorder.read(time, running))
+            recorder.keep_last(self._window)
+            if first:
+                self._window = min(self._window, max(MEMORY // recorder.nbytes, 100))
 
-    # --- in the threads of the server ----------------------------------------------------------------------------
+    # --- called in the threads of the server ---------------------------------------------------------------------
     def flow(self) -> ErrorFlow | None:
-        """The error flow of the last observations, or None before the first."""
+        """Error flow of the last observations; None before the first one."""
         with self._lock:
-            if self._tapes is None:
+            if self._recorder is None:
                 return None
-            result = self.live.result_of(self._tapes, tuple(self._times))
+            result = self.session.result_of(self._recorder, self._window)
         return ErrorFlow(result, self._element)
 
     def page(self) -> str:
@@ -119,52 +117,44 @@ class Watch:
         return json.dumps(None if flow is None else payload(flow, self.title, live=True))
 
 
-def _size(tapes: Mapping[str, TraceBuffer]) -> int:
-    """The bytes that tapes hold."""
-    held = [tape.tensor() for tape in tapes.values()]
-    return sum(each.numel() * each.element_size() for each in held if each is not None)
-
-
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
-    allow_reuse_address = False  # or a second run could take the port of a first
+    allow_reuse_address = False  # a second run must not take over the port of a first one
 
     def __init__(self, address: tuple[str, int], watch: Watch) -> None:
-        super().__init__(address, _Answer)
+        super().__init__(address, _Handler)
         self.watch = watch
 
 
-class _Answer(BaseHTTPRequestHandler):
+class _Handler(BaseHTTPRequestHandler):
     server: _Server
 
     def do_GET(self) -> None:
         host, _, port = self.headers.get("Host", "").rpartition(":")
         if host not in ("127.0.0.1", "localhost") or port != str(self.server.server_address[1]):
-            # a page from elsewhere whose name was made to point here must not read along
+            # DNS rebinding: a foreign page whose host name resolves to 127.0.0.1 must not read the data
             self._send(421, "text/plain", "this page is for 127.0.0.1 only")
             return
+        watch = self.server.watch
+        routes = {"/": ("text/html", watch.page), "/flow.json": ("application/json", watch.data)}
         path = self.path.partition("?")[0]
-        answers = {
-            "/": ("text/html", self.server.watch.page),
-            "/flow.json": ("application/json", self.server.watch.data),
-        }
-        if path not in answers:
-            self._send(404, "text/plain", "there is nothing here")
+        if path not in routes:
+            self._send(404, "text/plain", "not found; the page is at /")
             return
-        kind, make = answers[path]
+        content_type, make = routes[path]
         try:
             text = make()
         except PcnetError as error:
             self._send(500, "text/plain", str(error))
-        except RuntimeError:  # what was read changed meanwhile, in the thread of the run
-            self._send(503, "text/plain", "ask again")
+        except RuntimeError:  # data changed while they were read: the session runs in another thread
+            self._send(503, "text/plain", "busy; ask again")
         else:
-            self._send(200, kind, text)
+            self._send(200, content_type, text)
 
-    def _send(self, status: int, kind: str, text: str) -> None:
+    def _send(self, status: int, content_type: str, text: str) -> None:
         body = text.encode()
         self.send_response(status)
-        self.send_header("Content-Type", f"{kind}; charset=utf-8")
+        self.send_header("Content-Type", f"{content_type}; charset=utf-8")
         self.send_header("Content-Length", str(len(body)))
         self.send_header("Cache-Control", "no-store")
         self.send_header("X-Content-Type-Options", "nosniff")
@@ -173,4 +163,4 @@ class _Answer(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing: the terminal is the run's."""
+        """Do not log requests: the terminal belongs to the run."""

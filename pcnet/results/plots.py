@@ -1,12 +1,13 @@
-"""Pictures of a result: states, causes, sensations, parameters, precisions and free energy over time.
+"""Figures of a result: states, causes, observations, parameters, precisions and free energy over time.
 
-Every function draws into the axes it is given, or into a figure of its own, and returns the axes; `overview` puts all
-of them on one page. Nothing here touches pyplot or its settings.
+Each function draws into the given axes or into a new figure and returns the axes; `overview` draws all panels on one
+page. Nothing here uses pyplot or changes its settings.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from pcnet.errors import ResultError
+from pcnet.results.downsample import Array, means
 from pcnet.results.drawing import (
     COLOURS,
-    Array,
     Curve,
     Series,
     channel_names,
@@ -25,25 +26,23 @@ from pcnet.results.drawing import (
     draw_series,
     finish,
     legend,
-    notes,
     own_axes,
-    percent,
-    prime,
-    shorten,
-    stretches,
 )
 from pcnet.results.result import Result
 
 Element = int | tuple[int, ...]
-"""Which batch element: its index, or its number counting all of them."""
+"""A batch element: its index, or its flat index."""
+Labels = Sequence[str] | None
 
-STRETCHES = 250
-"""Free energies of longer runs are drawn by the means and extremes of about this many stretches."""
-PANELS = 6
-"""Up to this many states get a panel each in the overview."""
+BINS = 250
+"""Free energies of runs longer than four times this are drawn by the mean and range of about this many bins."""
+MAX_STATE_PANELS = 6
+"""Up to this many state channels get a panel each in the overview."""
+DRAWN_AS = {"categorical": "state"}
+"""Kinds of nodes that are drawn in the panel of another kind."""
 
 
-# --- one panel each --------------------------------------------------------------------------------------------------
+# --- panels ----------------------------------------------------------------------------------------------------------
 def states(
     result: Result,
     node: str | None = None,
@@ -54,33 +53,26 @@ def states(
     probability: float = 0.95,
     order: int = 0,
     dimensions: Sequence[int] | None = None,
-    labels: Sequence[str] | None = None,
+    labels: Labels = None,
 ) -> Axes:
-    """Believed states with their credible intervals, and the true ones where given.
+    """Draw state estimates with credible intervals, and the true states where given.
 
-    node: one, or all state nodes. order: 0 is the value, 1 the velocity, and so on. truth: of that order, (..., T, dim)
-    at every observation or at every recorded one; a mapping from names to these for several nodes. dimensions: which
-    to draw; six at most unless given. labels: one for each dimension.
+    Args:
+        node: Name of one state node; all of them by default.
+        truth: True values of that order, (..., T, dim), for every observation or every recorded one; a mapping from
+            node names to these for several nodes.
+        element: Batch element.
+        probability: Probability of the credible interval.
+        order: 0 is the value, 1 the velocity, and so on.
+        dimensions: Channels to draw; at most six by default.
+        labels: One label per drawn channel.
     """
-    options = {"ax": ax, "element": element, "probability": probability, "order": order}
-    return _latent(result, node, truth, "state", dimensions=dimensions, labels=labels, **options)
+    return _beliefs(result, "state", node, truth, ax, element, probability, order, dimensions, labels)
 
 
-def causes(
-    result: Result,
-    node: str | None = None,
-    truth: Any = None,
-    *,
-    ax: Axes | None = None,
-    element: Element = 0,
-    probability: float = 0.95,
-    order: int = 0,
-    dimensions: Sequence[int] | None = None,
-    labels: Sequence[str] | None = None,
-) -> Axes:
-    """Believed causes with their credible intervals, and the true ones where given; arguments as in `states`."""
-    options = {"ax": ax, "element": element, "probability": probability, "order": order}
-    return _latent(result, node, truth, "cause", dimensions=dimensions, labels=labels, **options)
+def causes(result: Result, node: str | None = None, truth: Any = None, **options: Any) -> Axes:
+    """Draw estimates of causes with credible intervals, and the truth where given; options as for `states`."""
+    return _beliefs(result, "cause", node, truth, **options)
 
 
 def sensations(
@@ -91,20 +83,15 @@ def sensations(
     element: Element = 0,
     order: int = 0,
     dimensions: Sequence[int] | None = None,
-    labels: Sequence[str] | None = None,
+    labels: Labels = None,
 ) -> Axes:
-    """Observations as dots and what was predicted of them as lines; arguments as in `states`."""
-    found: list[Series] = []
+    """Draw observations as dots and their predictions as lines; arguments as for `states`."""
+    single, drawn = result.single(element), list[Series]()
     for name in _nodes(result, node, "sensory"):
-        observed = _order(_pick(result, result.observation(name), element), order, name)
-        predicted = _order(_pick(result, result.prediction(name), element), order, name)
+        observed, predicted = (_order(v, order, name) for v in (single.observation(name), single.prediction(name)))
         for i, label in enumerate(channel_names(name, observed.shape[-1])):
-            found.append(Series(name, label, colour_of(len(found)), predicted[:, i], observed=observed[:, i]))
-    ax = own_axes(ax)
-    chosen = _choose(found, dimensions, labels)
-    draw_series(ax, result.times, chosen)
-    finish(ax, notes("sensation" + prime(order), found, chosen, dimensions), result.times, chosen)
-    return legend(ax, chosen)
+            drawn.append(Series(name, label, colour_of(len(drawn)), predicted[:, i], observed=observed[:, i]))
+    return _panel(ax, result.times, drawn, _label("sensation", order), dimensions, labels)
 
 
 def parameters(
@@ -115,47 +102,34 @@ def parameters(
     ax: Axes | None = None,
     element: Element = 0,
     probability: float = 0.95,
-    labels: Sequence[str] | None = None,
+    labels: Labels = None,
 ) -> Axes:
-    """Believed parameters with their credible intervals, and the true ones (..., p) where given."""
-    found = _slow(result, node, truth, "parameter", element=element, probability=probability)
-    return _draw_slow(ax, result.times, found, "parameter", labels=labels, probability=probability)
+    """Draw parameter estimates with credible intervals, and the true values (..., p) where given."""
+    return _beliefs(result, "parameter", node, truth, ax, element, probability, labels=labels)
 
 
-def precisions(
-    result: Result,
-    node: str | None = None,
-    truth: Any = None,
-    *,
-    ax: Axes | None = None,
-    element: Element = 0,
-    probability: float = 0.95,
-    labels: Sequence[str] | None = None,
-) -> Axes:
-    """Believed log-precisions with their credible intervals, and the true ones (..., channels) where given."""
-    found = _slow(result, node, truth, "precision", element=element, probability=probability)
-    return _draw_slow(ax, result.times, found, "log-precision", labels=labels, probability=probability)
+def precisions(result: Result, node: str | None = None, truth: Any = None, **options: Any) -> Axes:
+    """Draw log-precisions with credible intervals, and the true ones (..., channels) where given; see `parameters`."""
+    return _beliefs(result, "precision", node, truth, **options)
 
 
 def free_energy(result: Result, *, ax: Axes | None = None, element: Element = 0) -> Axes:
-    """F = complexity − accuracy at every recorded observation, with its two parts.
-
-    Long runs are drawn by the means and the extremes of short stretches of time.
-    """
-    parts = {
-        "free energy": ("black", result.free_energy),
-        "complexity": (COLOURS[1], result.complexity),
-        "−accuracy": (COLOURS[0], -result.accuracy),
+    """Draw F = complexity − accuracy and its two terms; long runs by the mean and range of short bins."""
+    single, times = result.single(element), result.times
+    terms = {
+        "free energy": ("black", single.free_energy),
+        "complexity": (COLOURS[1], single.complexity),
+        "−accuracy": (COLOURS[0], -single.accuracy),
     }
+    drawn = [Series("", label, colour, values) for label, (colour, values) in terms.items()]
+    bin_size = len(times) // BINS if len(times) > 4 * BINS else 1
     ax = own_axes(ax)
-    found = [Series("", label, colour, _pick(result, v, element)) for label, (colour, v) in parts.items()]
-    stretch = len(result.times) // STRETCHES if len(result.times) > 4 * STRETCHES else 1
-    draw_series(ax, stretches(result.times, stretch).mean(1), [shorten(series, stretch) for series in found[::-1]])
-    finish(ax, "free energy (nats)", result.times, found)
-    return legend(ax, found, shade=f"range of {stretch}, line: mean" if stretch > 1 else None)
+    draw_series(ax, means(times, bin_size), [series.binned(bin_size) for series in drawn[::-1]])
+    finish(ax, "free energy (nats)", times, drawn)
+    return legend(ax, drawn, band=f"range of {bin_size}, line: mean" if bin_size > 1 else None)
 
 
-# --- one page --------------------------------------------------------------------------------------------------------
+# --- overview --------------------------------------------------------------------------------------------------------
 def overview(
     result: Result,
     truth: Any = None,
@@ -168,40 +142,38 @@ def overview(
     labels: Mapping[str, Sequence[str]] | None = None,
     dark: bool = False,
 ) -> Figure:
-    """States and causes on the left; sensations, parameters, precisions and free energy on the right.
+    """Draw all panels on one page: states and causes on the left, the others on the right.
 
-    truth: of the states, and by name also of causes; true_parameters, true_precisions: as in `parameters` and
-    `precisions`. labels: for the channels of named nodes, for example {"theta": ["a₁₂", "a₁₃", "a₂₃"]}. dark: light on
-    dark paper.
+    Args:
+        truth: True states as for `states`; a mapping may also name causes.
+        true_parameters, true_precisions: As for `parameters` and `precisions`.
+        element: Batch element.
+        title: The number of observations and the free action by default.
+        probability: Probability of the credible intervals.
+        labels: Labels of the channels by node, for example {"theta": ["a₁₂", "a₁₃", "a₂₃"]}.
+        dark: Use the dark theme.
     """
-    named = dict(labels or {})
-    common: dict[str, Any] = {"element": element}
-    banded = common | {"probability": probability}
-    known = set(_kinds(result).values())
-    of_causes = _truth_of_causes(result, truth)
-    of_states = {k: v for k, v in truth.items() if k not in of_causes} if isinstance(truth, Mapping) else truth
-    left = _state_panels(result, of_states, named, banded) if "state" in known else []
-    if "cause" in known:
-        causing = _flat(result, "cause", named, lambda name: result.mean(name).shape[-1])
-        left.append(lambda ax: causes(result, truth=of_causes or None, ax=ax, labels=causing, **banded))
-    right: list[Callable[[Axes], Axes]] = []
-    if "sensory" in known:
-        wanted = _flat(result, "sensory", named, lambda name: result.observation(name).shape[-1])
-        right.append(lambda ax: sensations(result, ax=ax, labels=wanted, **common))
-    if "parameter" in known:
-        thetas = _flat(result, "parameter", named, lambda name: result.mean(name).shape[-1])
-        right.append(lambda ax: parameters(result, truth=true_parameters, ax=ax, labels=thetas, **banded))
-    if "precision" in known:
-        lambdas = _flat(result, "precision", named, lambda name: result.mean(name).shape[-1])
-        right.append(lambda ax: precisions(result, truth=true_precisions, ax=ax, labels=lambdas, **banded))
-    right.append(lambda ax: free_energy(result, ax=ax, **common))
-
-    columns = [column for column in (left, right) if column]
-    height = max(1.9 * max(len(column) for column in columns) + 0.8, 4.0)
+    kinds, named = _kinds(result), dict(labels or {})
+    by_name = dict(truth) if isinstance(truth, Mapping) else {}
+    true_causes = {name: values for name, values in by_name.items() if kinds.get(name) == "cause"}
+    true_states = {k: v for k, v in by_name.items() if k not in true_causes} if isinstance(truth, Mapping) else truth
+    banded: dict[str, Any] = {"element": element, "probability": probability}
+    panels: dict[str, Callable[..., Axes]] = {
+        "cause": partial(causes, result, truth=true_causes or None, **banded),
+        "sensory": partial(sensations, result, element=element),
+        "parameter": partial(parameters, result, truth=true_parameters, **banded),
+        "precision": partial(precisions, result, truth=true_precisions, **banded),
+    }
+    drawn = {k: partial(p, labels=_labels(result, k, named)) for k, p in panels.items() if k in kinds.values()}
+    left = _state_panels(result, true_states, named, banded) if "state" in kinds.values() else []
+    left += [drawn.pop("cause")] if "cause" in drawn else []
+    right = [*drawn.values(), partial(free_energy, result, element=element)]
+    columns: list[Sequence[Callable[..., Axes]]] = [left, right] if left else [right]
+    height = max(1.9 * max(map(len, columns)) + 0.8, 4.0)
     figure = Figure(figsize=(6.0 * len(columns), height), layout="constrained")
     for sub, column in zip(figure.subfigures(1, len(columns), squeeze=False)[0], columns, strict=True):
-        for ax, draw in zip(sub.subplots(len(column), 1, sharex=True, squeeze=False)[:, 0], column, strict=True):
-            draw(ax)
+        for ax, panel in zip(sub.subplots(len(column), 1, sharex=True, squeeze=False)[:, 0], column, strict=True):
+            panel(ax=ax)
             ax.label_outer()
         sub.align_ylabels()
     figure.suptitle(title if title is not None else _caption(result, element))
@@ -210,51 +182,35 @@ def overview(
     return figure
 
 
-def _truth_of_causes(result: Result, truth: Any) -> dict[str, Any]:
-    if not isinstance(truth, Mapping):
-        return {}
-    kinds = _kinds(result)
-    return {name: values for name, values in truth.items() if kinds.get(name) == "cause"}
-
-
 def _state_panels(
     result: Result, truth: Any, named: Mapping[str, Sequence[str]], options: Mapping[str, Any]
-) -> list[Callable[[Axes], Axes]]:
-    """A panel for each state if they are few, else one for each node."""
+) -> list[Callable[..., Axes]]:
+    """One panel per state channel if there are few, else one per node."""
     names = _nodes(result, None, "state")
     sizes = {name: result.mean(name).shape[-1] for name in names}
-    few = sum(sizes.values()) <= PANELS
     truths = {name: _truth_of(truth, name, names) for name in names}
+    if sum(sizes.values()) > MAX_STATE_PANELS:
+        return [partial(states, result, name, truths[name], labels=named.get(name), **options) for name in names]
 
-    def panel(name: str, dimension: int, first: bool) -> Callable[[Axes], Axes]:
+    def panel(name: str, dimension: int, ax: Axes) -> Axes:
         label = named.get(name, channel_names(name, sizes[name]))[dimension]
+        states(result, name, truths[name], ax=ax, dimensions=[dimension], labels=[label], **options)
+        ax.set_ylabel(ax.get_ylabel().replace("state", label, 1))
+        legend = ax.get_legend()
+        if (name, dimension) != (names[0], 0) and legend is not None:
+            legend.remove()
+        return ax
 
-        def draw(ax: Axes) -> Axes:
-            states(result, name, truths[name], ax=ax, dimensions=[dimension], labels=[label], **options)
-            ax.set_ylabel(ax.get_ylabel().replace("state", label, 1))
-            legend = ax.get_legend()
-            if not first and legend is not None:
-                legend.remove()
-            return ax
-
-        return draw
-
-    def together(name: str) -> Callable[[Axes], Axes]:
-        return lambda ax: states(result, name, truths[name], ax=ax, labels=named.get(name), **options)
-
-    if few:
-        return [panel(name, i, (name, i) == (names[0], 0)) for name in names for i in range(sizes[name])]
-    return [together(name) for name in names]
+    return [partial(panel, name, i) for name in names for i in range(sizes[name])]
 
 
-def _flat(
-    result: Result, role: str, named: Mapping[str, Sequence[str]], size: Callable[[str], int]
-) -> list[str] | None:
-    """The labels of all channels of a role's nodes, or None if none was given."""
-    names = _nodes(result, None, role)
+def _labels(result: Result, kind: str, named: Mapping[str, Sequence[str]]) -> list[str] | None:
+    """Labels of all channels of the nodes of a kind, or None if none of these nodes has labels."""
+    names, quantity = _nodes(result, None, kind), "observation" if kind == "sensory" else "mean"
     if not any(name in named for name in names):
         return None
-    return [label for name in names for label in named.get(name, channel_names(name, size(name)))]
+    sizes = {name: result.get(name, quantity).shape[-1] for name in names}
+    return [label for name in names for label in named.get(name, channel_names(name, sizes[name]))]
 
 
 def _caption(result: Result, element: Element) -> str:
@@ -263,142 +219,117 @@ def _caption(result: Result, element: Element) -> str:
     return f"{result.observations:,} observations{which}: free action {action:,.0f} nats".replace("-", "−")
 
 
-# --- what to draw ----------------------------------------------------------------------------------------------------
-def _latent(
+# --- parts -----------------------------------------------------------------------------------------------------------
+def _beliefs(
     result: Result,
-    node: str | None,
-    truth: Any,
     kind: str,
-    *,
-    ax: Any,
-    element: Any,
-    probability: Any,
-    order: Any,
-    dimensions: Sequence[int] | None,
-    labels: Sequence[str] | None,
-) -> Axes:
-    found = _states(result, node, truth, kind, element=element, probability=probability, order=order)
-    chosen = _choose(found, dimensions, labels)
-    ax = own_axes(ax)
-    draw_series(ax, result.times, chosen)
-    finish(ax, notes(kind + prime(order), found, chosen, dimensions), result.times, chosen)
-    return legend(ax, chosen, shade=percent(probability))
-
-
-def _states(
-    result: Result, node: str | None, truth: Any, kind: str, *, element: Element, probability: float, order: int
-) -> list[Series]:
-    found: list[Series] = []
-    names = _nodes(result, node, kind)
-    for name in names:
-        band = result.interval(name, probability)
-        mean, lower, upper = (
-            _order(_pick(result, values, element), order, name) for values in (result.mean(name), *band)
-        )
-        known = _truth_of(truth, name, names)
-        curve = None if known is None else _over_time(result, known, element, mean.shape[-1], name)
-        for i, label in enumerate(channel_names(name, mean.shape[-1])):
-            own = None if curve is None else Curve(curve.times, curve.values[:, i])
-            colour = colour_of(len(found))
-            found.append(Series(name, label, colour, mean[:, i], lower[:, i], upper[:, i], truth=own))
-    return found
-
-
-def _slow(
-    result: Result,
     node: str | None,
     truth: Any,
-    role: str,
-    *,
-    element: Element,
-    probability: float,
-) -> list[Series]:
-    """Parameters or log-precisions over time, with true values that stay the same."""
-    found: list[Series] = []
-    names = _nodes(result, node, role)
+    ax: Axes | None = None,
+    element: Element = 0,
+    probability: float = 0.95,
+    order: int = 0,
+    dimensions: Sequence[int] | None = None,
+    labels: Labels = None,
+) -> Axes:
+    """Draw the mean, credible interval and truth of all nodes of a kind, or of one."""
+    names, single, drawn = _nodes(result, node, kind), result.single(element), list[Series]()
     for name in names:
-        band = result.interval(name, probability)
-        mean, lower, upper = (_pick(result, values, element) for values in (result.mean(name), *band))
-        known = _truth_of(truth, name, names)
-        levels = None if known is None else _levels(result, known, element, mean.shape[-1], name)
+        values = (single.mean(name), *single.interval(name, probability))
+        mean, lower, upper = (_order(each, order, name) for each in values)
+        given = _truth_of(truth, name, names)
+        find = _true_constants if values[0].ndim == 2 else _true_values
+        curve = None if given is None else find(result, given, element, mean.shape[-1], name)
         for i, label in enumerate(channel_names(name, mean.shape[-1])):
-            ends = result.times[[0, -1]]
-            own = None if levels is None else Curve(ends, np.repeat(levels[i], 2))
-            found.append(Series(name, label, colour_of(len(found)), mean[:, i], lower[:, i], upper[:, i], truth=own))
-    return found
+            true = None if curve is None else Curve(curve.times, curve.values[:, i])
+            drawn.append(Series(name, label, colour_of(len(drawn)), mean[:, i], lower[:, i], upper[:, i], truth=true))
+    label = _label({"precision": "log-precision"}.get(kind, kind), order)
+    return _panel(ax, result.times, drawn, label, dimensions, labels, f"{100 * probability:g} % interval")
+
+
+def _panel(
+    ax: Axes | None,
+    times: Array,
+    drawn: list[Series],
+    label: str,
+    dimensions: Sequence[int] | None,
+    labels: Labels,
+    band: str | None = None,
+) -> Axes:
+    chosen = _choose(drawn, dimensions, labels)
+    if dimensions is None and len(chosen) < len(drawn):
+        label += f"\n{len(chosen)} of {len(drawn)}"
+    ax = own_axes(ax)
+    draw_series(ax, times, chosen)
+    finish(ax, label, times, chosen)
+    return legend(ax, chosen, band)
+
+
+def _label(label: str, order: int) -> str:
+    return label if order == 0 else f"{label}, derivative {order}"
 
 
 def _kinds(result: Result) -> dict[str, str]:
-    """The kinds of the nodes; their roles where no more is known, which are the same for states and causes."""
-    if result.structure is None:
-        return result.roles
-    return {node.name: node.kind for node in result.structure.nodes}
+    """Kind of each node; its role in files without a graph summary, where states and causes have the same role."""
+    kinds = result.roles if result.structure is None else {node.name: node.kind for node in result.structure.nodes}
+    return {name: DRAWN_AS.get(kind, kind) for name, kind in kinds.items()}
 
 
-def _nodes(result: Result, node: str | None, role: str) -> list[str]:
-    kinds = _kinds(result)
-    if node is None:
-        found = [name for name, its in kinds.items() if its == role]
-        if not found:
-            raise ResultError(f"there is no {role} node to draw; nodes: {', '.join(result.roles)}")
-        return found
-    if kinds.get(node) != role:
-        fitting = [name for name, its in kinds.items() if its == role]
-        raise ResultError(f"there is no {role} node {node!r}; {role} nodes: {', '.join(fitting) or 'none'}")
-    return [node]
+def _nodes(result: Result, node: str | None, kind: str) -> list[str]:
+    """Names of the nodes of a kind, or the given name if it is one of them."""
+    known = [name for name, each in _kinds(result).items() if each == kind]
+    if node is None and not known:
+        raise ResultError(f"there is no {kind} node to draw; nodes: {', '.join(result.roles)}")
+    if node is not None and node not in known:
+        raise ResultError(f"there is no {kind} node {node!r}; {kind} nodes: {', '.join(known) or 'none'}")
+    return known if node is None else [node]
 
 
-def _choose(found: list[Series], dimensions: Sequence[int] | None, labels: Sequence[str] | None) -> list[Series]:
-    """The series at these indices, with these labels; without indices as many as there are colours, of every node."""
+def _choose(drawn: list[Series], dimensions: Sequence[int] | None, labels: Labels) -> list[Series]:
+    """Series at the given indices, relabelled; by default as many as there are colours, spread over the nodes."""
     if dimensions is not None:
-        if not all(0 <= i < len(found) for i in dimensions):
-            raise ResultError(f"dimensions must be from 0 to {len(found) - 1}, not {list(dimensions)}")
-        found = [found[i] for i in dimensions]
+        if not all(0 <= i < len(drawn) for i in dimensions):
+            raise ResultError(f"dimensions must be from 0 to {len(drawn) - 1}, not {list(dimensions)}")
+        drawn = [drawn[i] for i in dimensions]
     if labels is not None:
-        if len(labels) != len(found):
-            raise ResultError(f"{len(labels)} labels are given for {len(found)} lines")
-        found = [series._replace(label=label) for series, label in zip(found, labels, strict=True)]
-    if dimensions is not None or len(found) <= len(COLOURS):
-        return found
+        if len(labels) != len(drawn):
+            raise ResultError(f"{len(labels)} labels are given for {len(drawn)} lines; give one label per line")
+        drawn = [series._replace(label=label) for series, label in zip(drawn, labels, strict=True)]
+    if dimensions is not None or len(drawn) <= len(COLOURS):
+        return drawn
     by_node: dict[str, list[int]] = {}
-    for i, series in enumerate(found):
+    for i, series in enumerate(drawn):
         by_node.setdefault(series.node, []).append(i)
-    in_turn = [own[k] for k in range(len(found)) for own in by_node.values() if k < len(own)]
-    kept = sorted(in_turn[: len(COLOURS)])
-    return [found[i]._replace(colour=colour_of(n)) for n, i in enumerate(kept)]
-
-
-def _pick(result: Result, values: Array, element: Element) -> Array:
-    """One batch element of an array (..., time, *own)."""
-    batch = len(result.batch_shape)
-    chosen: Array = values.reshape(-1, *values.shape[batch:])[result.flat_index(element)]
-    return chosen
+    in_turn = [own[k] for k in range(len(drawn)) for own in by_node.values() if k < len(own)]
+    return [drawn[i]._replace(colour=colour_of(n)) for n, i in enumerate(sorted(in_turn[: len(COLOURS)]))]
 
 
 def _order(values: Array, order: int, name: str) -> Array:
+    """Channels (T, dim) of one order of motion; quantities without orders are returned as they are."""
+    if values.ndim == 2:
+        return values
     if not 0 <= order < values.shape[1]:
         raise ResultError(f"{name!r} has orders 0 to {values.shape[1] - 1}, not {order}")
     return values[:, order]
 
 
 def _truth_of(truth: Any, name: str, names: Sequence[str]) -> Any:
+    """Truth of one node."""
     if truth is None:
         return None
     if isinstance(truth, Mapping):
-        strange = [key for key in truth if key not in names]
-        if strange:
-            raise ResultError(f"truth is given for {strange[0]!r}; nodes drawn: {', '.join(names)}")
+        unknown = [key for key in truth if key not in names]
+        if unknown:
+            raise ResultError(f"truth is given for {unknown[0]!r}; nodes drawn: {', '.join(names)}")
         return truth.get(name)
     if len(names) > 1:
         raise ResultError(f"there are several nodes; give truth as a mapping from their names: {', '.join(names)}")
     return truth
 
 
-def _over_time(result: Result, truth: Any, element: Element, dim: int, name: str) -> Curve:
-    """A truth (..., T, dim) and its times, whether it has a row for each observation or for each recorded one."""
-    values = np.asarray(truth, dtype=np.float64)
-    if values.ndim > 2 and values.shape[:-2] == result.batch_shape:
-        values = _pick(result, values, element)
+def _true_values(result: Result, truth: Any, element: Element, dim: int, name: str) -> Curve:
+    """Truth (T, dim) of a batch element with its times: of every observation or of every recorded one."""
+    values = _of_element(result, truth, element, 2)
     fits = values.ndim == 2 and values.shape[1] == dim
     if fits and len(values) == len(result.times):
         return Curve(result.times, values)
@@ -407,25 +338,22 @@ def _over_time(result: Result, truth: Any, element: Element, dim: int, name: str
         dt = result.times[1] - 2 * result.times[0]
         return Curve(dt * np.arange(len(values)), values)
     raise ResultError(
-        f"the truth of {name!r} has shape {np.shape(truth)}; it must be (time, {dim}) with a row for each of the "
+        f"the truth of {name!r} has shape {np.shape(truth)}; it must be (time, {dim}) with one row for each of the "
         f"{result.observations} observations or of the {len(result.times)} recorded ones"
     )
 
 
-def _levels(result: Result, truth: Any, element: Element, dim: int, name: str) -> Array:
-    values = np.asarray(truth, dtype=np.float64)
-    if values.ndim > 1 and values.shape[:-1] == result.batch_shape:
-        values = _pick(result, values, element)
+def _true_constants(result: Result, truth: Any, element: Element, dim: int, name: str) -> Curve:
+    """Truth (dim,) of a batch element as lines from the first to the last time."""
+    values = _of_element(result, truth, element, 1)
     if values.ndim > 1 or values.size not in (1, dim):
         raise ResultError(f"the truth of {name!r} has shape {np.shape(truth)}; it must be ({dim},)")
-    return np.broadcast_to(values, (dim,))
+    return Curve(result.times[[0, -1]], np.broadcast_to(values, (2, dim)))
 
 
-def _draw_slow(
-    ax: Axes | None, times: Array, found: list[Series], name: str, *, labels: Sequence[str] | None, probability: float
-) -> Axes:
-    chosen = _choose(found, None, labels)
-    ax = own_axes(ax)
-    draw_series(ax, times, chosen)
-    finish(ax, notes(name, found, chosen, None), times, chosen)
-    return legend(ax, chosen, shade=percent(probability))
+def _of_element(result: Result, truth: Any, element: Element, own: int) -> Array:
+    """Truth of one batch element, if it has the batch dimensions of the result; own: its other dimensions."""
+    values = np.asarray(truth, dtype=np.float64)
+    if result.batch_shape and values.ndim > own and values.shape[:-own] == result.batch_shape:
+        values = values.reshape(-1, *values.shape[-own:])[result.flat_index(element)]
+    return values

@@ -1,8 +1,9 @@
-"""What a run keeps, and how often."""
+"""Recording: what a run keeps, and how often."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 import torch
 from pydantic import Field
@@ -12,17 +13,21 @@ from pcnet.errors import SettingError
 from pcnet.settings import settings
 
 ENERGY = "energy"
-"""The name under which free energy, accuracy and complexity, in all and of every node, are recorded."""
-BLOCK, ROOM = 256, 2**20
-"""So many values, or the fewer that take so many bytes, are kept as they are before they are put together."""
+"""The name under which free energy, accuracy and complexity are recorded, in total and of each node."""
+BLOCK, BLOCK_BYTES = 256, 2**20
+"""Raw values are transformed in blocks of so many, or of fewer if these take more bytes."""
 
 
 @settings
 class Record:
-    """Which quantities to keep, of which nodes (all unless given), at every `every`-th observation.
+    """What a run records.
 
-    quantities: names such as "mean", "sd", "covariance", "observation", "prediction", "error", "weighted_error", and
-    "energy". messages: keep what passes along every link as well.
+    Args:
+        quantities: Names such as "mean", "sd", "covariance", "observation", "prediction", "error", "weighted_error",
+            and "energy".
+        nodes: Names of the nodes; all unless given.
+        every: Record at every n-th observation.
+        messages: Whether to record the messages on every link as well.
     """
 
     quantities: tuple[str, ...] = ("mean", "sd", "observation", "prediction", ENERGY)
@@ -32,7 +37,7 @@ class Record:
 
     @classmethod
     def of(cls, given: Record | Iterable[str] | None) -> Record:
-        """A record from what a run is given: one, names of quantities, or nothing for the usual ones."""
+        """A record from a record, from names of quantities, or the default for None."""
         if given is None or isinstance(given, Record):
             return given or cls()
         if not isinstance(given, Iterable):
@@ -41,97 +46,120 @@ class Record:
 
     @classmethod
     def flow(cls, every: int = 1) -> Record:
-        """All that `result.error_flow()` and `result.plot()` show."""
+        """Everything that `result.error_flow()` and `result.plot()` show."""
         return cls((*cls.quantities, "error", "weighted_error"), every=every, messages=True)
 
 
-class TraceBuffer:
-    """A growing recording of one quantity, in blocks, so that its length need not be known.
+class Column(NamedTuple):
+    """One recorded quantity: names of its dimensions, how to read its raw value, and how to transform raw values."""
 
-    source: what to keep; it is never changed afterwards, so that it can be kept as it is until a block is full.
-    meaning: what that says, if not itself, (N, ...) → (N, *dims); found for a block at once.
+    dims: tuple[str, ...]
+    read: Callable[[], Tensor]
+    transform: Callable[[Tensor], Tensor] | None = None
+
+
+class Row(NamedTuple):
+    """The raw values of all columns at one time; running: batch elements that have not stopped, None for all."""
+
+    time: float
+    values: tuple[Tensor, ...]
+    running: Tensor | None
+
+
+class Recorder:
+    """A growing table of recorded quantities.
+
+    Rows are appended as they are and transformed block by block. A matrix may be inverted to another last digit at
+    another place of its block, so blocks do not depend on when a run is saved.
     """
 
-    def __init__(
-        self, dims: tuple[str, ...], source: Callable[[], Tensor], meaning: Callable[[Tensor], Tensor] | None = None
-    ) -> None:
-        self.dims = dims
-        self._source = source
-        self._meaning = meaning
-        self._full: list[Tensor] = []
-        self._open: list[Tensor] = []
-        self._going: Tensor | None = None  # during the open block
-        self._room = BLOCK
+    def __init__(self, columns: dict[str, Column]) -> None:
+        self.columns = columns
+        self._full: list[tuple[list[float], dict[str, Tensor]]] = []
+        self._open: list[Row] = []
 
-    def write(self, going: Tensor | None = None) -> None:
-        """Keep the quantity as it is now; batch elements that are not `going` (B,) are kept as NaN."""
-        if going is not self._going:
-            self._close()
-            self._going = going
-        kept = self._source()
-        if not self._open:
-            self._room = _room(kept)
-        self._open.append(kept)
-        if len(self._open) == self._room:
-            self._close()
+    def read(self, time: float, running: Tensor | None) -> Row:
+        """The present values of all columns."""
+        return Row(time, tuple(column.read() for column in self.columns.values()), running)
 
-    def keep(self, last: int) -> None:
-        """Forget blocks that lie wholly before the last so many values."""
-        spare = len(self) - last
-        while self._full and len(self._full[0]) <= spare:
-            spare -= len(self._full.pop(0))
+    def append(self, row: Row) -> None:
+        """Add a row."""
+        first = self._open[0] if self._open else row
+        if not _same(row.running, first.running) or len(self._open) >= _block_size(first):
+            self._close()
+        self._open.append(row)
+
+    def keep_last(self, count: int) -> None:
+        """Forget blocks that lie wholly before the last so many rows."""
+        spare = len(self) - count
+        while self._full and len(self._full[0][0]) <= spare:
+            spare -= len(self._full.pop(0)[0])
 
     def __len__(self) -> int:
-        return sum(map(len, self._full)) + len(self._open)
-
-    def cut(self, length: int) -> None:
-        """Forget what was written after the first so many values."""
-        while len(self) > length:
-            if self._open:
-                self._open.pop()
-            else:
-                self._full[-1:] = [self._full[-1][:-1]]
+        return sum(len(times) for times, _ in self._full) + len(self._open)
 
     @property
-    def going(self) -> Tensor | None:
-        """Which batch elements went on when it was written last, if not all."""
-        return self._going
+    def times(self) -> list[float]:
+        """The time of each row."""
+        return [t for times, _ in self._full for t in times] + [row.time for row in self._open]
 
-    def state(self) -> tuple[Tensor | None, Tensor | None]:
-        """What blocks that are full say (T, B, ...), and what the open one has kept as it is; None where it is empty.
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the rows that are not transformed yet."""
+        return sum(value.numel() * value.element_size() for row in self._open for value in row.values)
 
-        A matrix may be inverted to another last digit at another place of its block, so that blocks must not end where
-        a run is saved.
-        """
-        return (torch.cat(self._full) if self._full else None), (torch.stack(self._open) if self._open else None)
-
-    def restore(self, full: Tensor | None, unfinished: Tensor | None, going: Tensor | None) -> None:
-        """Go on from a `state`; going: which batch elements went on during the open block."""
-        self._full = [] if full is None else [full]
-        self._open = [] if unfinished is None else list(unfinished.unbind())
-        self._room, self._going = (_room(self._open[0]) if self._open else BLOCK), going
-
-    def tensor(self) -> Tensor | None:
-        """(T, B, ...), or None where nothing was written."""
-        blocks = [*self._full, self._opened()] if self._open else self._full
+    def tensor(self, name: str) -> Tensor | None:
+        """A quantity at all times, (T, B, ...), or None if nothing was recorded."""
+        blocks = [values[name] for _, values in self._full]
+        if self._open:
+            blocks.append(self._transformed(name))
         return torch.cat(blocks) if blocks else None
 
-    def _close(self) -> None:
+    # --- saving --------------------------------------------------------------------------------------------------
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor | None]:
+        """Transformed values and raw values of the open block by name, (T, B, ...) each, and `running` of the block."""
+        full = {name: torch.cat([values[name] for _, values in self._full]) for name in self.columns if self._full}
+        raw = {}
         if self._open:
-            self._full, self._open = [*self._full, self._opened()], []
+            for i, name in enumerate(self.columns):
+                raw[name] = torch.stack([row.values[i] for row in self._open])
+        return full, raw, self._open[0].running if self._open else None
 
-    def _opened(self) -> Tensor:
-        """What the open block says."""
-        values = torch.stack(self._open)
-        if self._meaning is not None:
-            ticks = values.shape[:2]
-            found = self._meaning(values.flatten(0, 1))
-            values = found.view(*ticks, *found.shape[1:])
-        if self._going is not None:
-            values = torch.where(self._going.view(-1, *(1,) * (values.dim() - 2)), values, torch.nan)
+    def restore(
+        self, times: Sequence[float], full: dict[str, Tensor], raw: dict[str, Tensor], running: Tensor | None
+    ) -> None:
+        """Continue from a `state` with these times."""
+        count = len(next(iter(raw.values()))) if raw else 0
+        done = len(times) - count
+        self._full = [(list(times[:done]), full)] if done else []
+        rows = zip(*(raw[name].unbind() for name in self.columns), strict=True) if raw else ()
+        self._open = [Row(t, values, running) for t, values in zip(times[done:], rows, strict=True)]
+
+    # --- blocks --------------------------------------------------------------------------------------------------
+    def _close(self) -> None:
+        block = [row.time for row in self._open], {name: self._transformed(name) for name in self.columns}
+        self._full.append(block)
+        self._open = []
+
+    def _transformed(self, name: str) -> Tensor:
+        """What the open block holds of a quantity, (T, B, ...)."""
+        i, transform = list(self.columns).index(name), self.columns[name].transform
+        values = torch.stack([row.values[i] for row in self._open])
+        if transform is not None:
+            found = transform(values.flatten(0, 1))
+            values = found.view(*values.shape[:2], *found.shape[1:])
+        running = self._open[0].running
+        if running is not None:
+            values = torch.where(running.view(-1, *(1,) * (values.dim() - 2)), values, torch.nan)
         return values.cpu()
 
 
-def _room(kept: Tensor) -> int:
-    """How many values like this make up a block."""
-    return max(1, min(BLOCK, ROOM // max(1, kept.nbytes)))
+def _same(one: Tensor | None, other: Tensor | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return one is other or torch.equal(one, other)
+
+
+def _block_size(row: Row) -> int:
+    largest = max((value.nbytes for value in row.values), default=1)
+    return max(1, min(BLOCK, BLOCK_BYTES // max(1, largest)))

@@ -1,9 +1,9 @@
-"""What a run leaves behind: named, labelled arrays, and ways to keep, look at and share them."""
+"""Result of a run: recorded quantities as labelled arrays, and how to save, load, tabulate and plot them."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import NormalDist
@@ -25,80 +25,74 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 FORMAT = 2
-"""The version of the file format that `save` writes; 1 had no structure of the graph."""
+"""Version of the file format that `save` writes; version 1 has no graph summary."""
+NOTHING_RECORDED = "nothing was recorded: record.every is more than the number of observations; use a smaller `every`"
 
 
 class Trace(NamedTuple):
-    """A recorded quantity (..., time, *dims), its batch dimensions leading."""
+    """Recorded values (..., time, *dims) of one quantity, batch dimensions first."""
 
     values: Array
     dims: tuple[str, ...]
 
 
 class Interval(NamedTuple):
-    """A credible interval, bound by bound."""
+    """Bounds of a credible interval."""
 
     lower: Array
     upper: Array
 
 
 class Divergence(NamedTuple):
-    """The number of the observation at which a run stopped, −1 where it did not, and the name of the node; (...)."""
+    """Index of the observation at which each batch element diverged (−1: it did not), and the node; (...)."""
 
     at: Array
     node: Array
 
 
+@dataclasses.dataclass(kw_only=True, repr=False, eq=False)
 class Result:
-    """Recorded beliefs, predictions and free energies of a run. Arrays are (..., time, *own), batch leading."""
+    """Recorded beliefs, predictions and free energies of a run. Arrays are (..., time, *dims), batch first."""
 
-    def __init__(
-        self,
-        *,
-        traces: Mapping[str, Trace],
-        batch_shape: tuple[int, ...],
-        times: Array,
-        free_action: Array,
-        fallbacks: Mapping[str, Array],
-        diverged: Divergence | None = None,
-        observations: int,
-        roles: Mapping[str, str],
-        summary: str,
-        schedule: str,
-        structure: GraphSummary | None = None,
-    ) -> None:
-        self.traces = dict(traces)
-        self.batch_shape = tuple(batch_shape)
-        self.times = times
-        """The time of each recorded observation; the first is at 0."""
-        self.free_action = free_action
-        """The sum of the free energy over all observations, recorded or not; (...)."""
-        self.fallbacks = dict(fallbacks)
-        """How often a named fallback acted, by node; (...)."""
-        self.diverged = diverged or Divergence(np.full(batch_shape, -1), np.full(batch_shape, ""))
-        """Where and when batch elements diverged, if the run was to stop those only; (...)."""
-        self.observations = observations
-        """How many observations were taken in."""
-        self.roles = dict(roles)
-        """The role of each node by name."""
-        self.summary = summary
-        self.schedule = schedule
-        self.structure = structure
-        """Nodes, links, levels and clocks of the graph; None in results of files that have none."""
+    traces: dict[str, Trace]
+    """Recorded quantities by name, such as "x.mean"."""
+    batch_shape: tuple[int, ...]
+    times: Array
+    """Time of each recorded observation; the first observation is at 0."""
+    free_action: Array
+    """Sum of the free energy over all observations, recorded or not; (...)."""
+    fallbacks: dict[str, Array]
+    """How often each node used its fallback; (...)."""
+    observations: int
+    """Number of observations of the run."""
+    roles: dict[str, str]
+    """Role of each node."""
+    summary: str
+    """The graph as text."""
+    schedule: str
+    """The schedule as text."""
+    structure: GraphSummary | None = None
+    """Nodes, links, levels and clocks of the graph; None for files of format 1."""
+    diverged: Divergence = None  # type: ignore[assignment]
+    """Where batch elements diverged in a run with on_divergence="stop"; (...)."""
+
+    def __post_init__(self) -> None:
+        if self.diverged is None:
+            self.diverged = Divergence(np.full(self.batch_shape, -1), np.full(self.batch_shape, ""))
 
     # --- arrays ------------------------------------------------------------------------------------------------
     def get(self, node: str, quantity: str) -> Array:
-        """Any recorded quantity of a node, for example get("y", "prediction")."""
+        """Recorded quantity of a node, for example get("y", "prediction")."""
         key = f"{node}.{quantity}"
         if key not in self.traces:
             if node not in self.roles:
                 raise ResultError(f"there is no node {node!r}; nodes: {', '.join(self.roles)}")
             if not len(self.times):
-                raise ResultError("nothing was recorded: record.every is more than the number of observations")
-            held = sorted(k.removeprefix(f"{node}.") for k in self.traces if k.startswith(f"{node}."))
+                raise ResultError(NOTHING_RECORDED)
+            known = sorted(k.removeprefix(f"{node}.") for k in self.traces if k.startswith(f"{node}."))
             raise ResultError(
-                f"{quantity!r} of {node!r} was not recorded; recorded of it: {', '.join(held) or 'nothing'}. "
-                f"Ask for it by record=[..., {quantity!r}], if it is a quantity of such a node"
+                f"{quantity!r} of {node!r} was not recorded, only: {', '.join(known) or 'nothing'}. Run again with "
+                f"record=[..., {quantity!r}] if nodes of this kind have that quantity"
             )
         return self.traces[key].values
 
@@ -118,26 +112,26 @@ class Result:
         return self.get(node, "observation")
 
     def message(self, sender: str, receiver: str, of: str | None = None) -> Array:
-        """What passed along a link at each time, flattened; recorded by Record(messages=True).
+        """Messages on a link, flattened, (..., time, n); recorded with Record(messages=True).
 
-        of: for parameters of a mapping, the node that is predicted by it.
+        Args:
+            of: The predicted node, if the link carries parameters of a mapping.
         """
-        for what in ("prediction", "error"):
-            trace = self.traces.get(f"{sender} to {receiver}{f' ({of})' if of else ''}.{what}")
+        for way in ("prediction", "error"):
+            trace = self.traces.get(f"{sender} to {receiver}{f' ({of})' if of else ''}.{way}")
             if trace is not None:
                 return trace.values
         raise ResultError(
-            f"no message from {sender!r} to {receiver!r} was recorded; use record=Record(messages=True) and "
-            "the names of neighbours"
+            f"no message from {sender!r} to {receiver!r} was recorded; run with record=Record(messages=True) and give "
+            "the names of two linked nodes"
         )
 
     def interval(self, node: str, probability: float = 0.95) -> Interval:
-        """The central credible interval of a node's belief."""
+        """Central credible interval, mean ± z·sd, of a node's belief."""
         if not 0 < probability < 1:
-            raise ResultError(f"a probability must be between 0 and 1, not {probability}")
-        reach = NormalDist().inv_cdf(0.5 + probability / 2)
-        mean, sd = self.mean(node), self.sd(node)
-        return Interval(mean - reach * sd, mean + reach * sd)
+            raise ResultError(f"probability must be between 0 and 1, not {probability}")
+        mean, margin = self.mean(node), NormalDist().inv_cdf(0.5 + probability / 2) * self.sd(node)
+        return Interval(mean - margin, mean + margin)
 
     @property
     def accuracy(self) -> Array:
@@ -154,43 +148,38 @@ class Result:
         return difference
 
     def free_energy_of(self, node: str) -> Array:
-        """A node's share of the free energy; the shares of all nodes add up to `free_energy`."""
+        """Contribution of a node to `free_energy`, which is the sum over all nodes; (..., time)."""
         return self.get(node, "free_energy")
 
     def _energy(self, name: str) -> Array:
         if name not in self.traces:
-            raise ResultError(f"{name} was not recorded; ask for it by record=[..., 'energy']")
+            raise ResultError(f"{name} was not recorded; run with record=[..., 'energy']")
         return self.traces[name].values
 
     def element(self, index: int) -> Result:
-        """One batch element, along the first batch dimension."""
+        """Result of one batch element along the first batch dimension."""
         if not self.batch_shape:
             raise ResultError("this result has no batch dimensions")
         if not -self.batch_shape[0] <= index < self.batch_shape[0]:
             raise ResultError(f"there is no batch element {index}; there are {self.batch_shape[0]}")
-        return Result(
+        return dataclasses.replace(
+            self,
             traces={key: Trace(trace.values[index], trace.dims) for key, trace in self.traces.items()},
             batch_shape=self.batch_shape[1:],
-            times=self.times,
             free_action=self.free_action[index],
             fallbacks={name: count[index] for name, count in self.fallbacks.items()},
             diverged=Divergence(np.asarray(self.diverged.at[index]), np.asarray(self.diverged.node[index])),
-            observations=self.observations,
-            roles=self.roles,
-            summary=self.summary,
-            schedule=self.schedule,
-            structure=self.structure,
         )
 
     def single(self, element: int | tuple[int, ...] = 0) -> Result:
-        """One batch element by its index, or by its number counting all of them; this result if it has no batch."""
-        result = self
-        for index in np.unravel_index(self.flat_index(element), self.batch_shape) if self.batch_shape else ():
+        """Result of one batch element, given its index or flat index; itself if there is no batch."""
+        result, flat = self, self.flat_index(element)
+        for index in np.unravel_index(flat, self.batch_shape) if self.batch_shape else ():
             result = result.element(int(index))
         return result
 
     def flat_index(self, element: int | tuple[int, ...]) -> int:
-        """The number of a batch element, counting all of them."""
+        """Index of a batch element in the flattened batch."""
         shape = self.batch_shape
         try:
             if isinstance(element, tuple):
@@ -203,27 +192,24 @@ class Result:
     def __repr__(self) -> str:
         batch = f", batch {self.batch_shape}" if self.batch_shape else ""
         lines = [f"Result of {self.observations} observations{batch}, {len(self.times)} recorded"]
-        for key, trace in self.traces.items():
-            lines.append(f"  {key}: {trace.values.shape}")
-        return "\n".join(lines)
+        return "\n".join(lines + [f"  {key}: {trace.values.shape}" for key, trace in self.traces.items()])
 
     # --- tables ------------------------------------------------------------------------------------------------
     def to_xarray(self) -> xr.Dataset:
-        """A dataset with a variable for each trace ("x.mean") and labelled dimensions."""
+        """Dataset with one variable per trace ("x.mean") and labelled dimensions."""
         import xarray as xr
 
         batch = self._batch_dims()
         variables: dict[str, Any] = {}
         for key, trace in self.traces.items():
             node = key.rpartition(".")[0]
-            own = tuple(f"{node}.{dim}" for dim in trace.dims)
-            variables[key] = ((*batch, "time", *own), trace.values)
+            variables[key] = ((*batch, "time", *(f"{node}.{dim}" for dim in trace.dims)), trace.values)
         variables["free_action"] = (batch, self.free_action)
         for node, count in self.fallbacks.items():
             variables[f"{node}.fallbacks"] = (batch, count)
         variables["diverged.at"] = (batch, self.diverged.at)
         variables["diverged.node"] = (batch, self.diverged.node)
-        about = {
+        attributes = {
             "format": FORMAT,
             "pcnet_version": package_version(),
             "observations": self.observations,
@@ -233,11 +219,11 @@ class Result:
             "schedule": self.schedule,
         }
         if self.structure is not None:
-            about["structure"] = self.structure.to_json()
-        return xr.Dataset(variables, coords={"time": self.times}, attrs=about)
+            attributes["structure"] = self.structure.to_json()
+        return xr.Dataset(variables, coords={"time": self.times}, attrs=attributes)
 
     def to_dataframe(self) -> pd.DataFrame:
-        """A long table with a row for each number: time, node, quantity, order, dimension, batch…, value."""
+        """Long table with one row per number: time, node, quantity, order, dimension, batch…, value."""
         import pandas as pd
 
         parts = []
@@ -264,10 +250,10 @@ class Result:
 
     # --- files -------------------------------------------------------------------------------------------------
     def save(self, path: str | Path) -> Path:
-        """Write a NetCDF file, whole or not at all."""
+        """Write a NetCDF file atomically."""
         path = Path(path)
         if not path.parent.is_dir():
-            raise ResultError(f"there is no folder {str(path.parent)!r} to save into")
+            raise ResultError(f"there is no folder {str(path.parent)!r} to save into; create it first")
         with atomic_write(path) as scratch:
             self.to_xarray().to_netcdf(scratch, engine="h5netcdf")
         return path
@@ -289,7 +275,9 @@ class Result:
         if missing:
             raise ResultError(f"{str(path)!r} was not written by pcnet: it lacks {', '.join(sorted(missing))}")
         if int(data.attrs["format"]) > FORMAT:
-            raise ResultError(f"{str(path)!r} has format {data.attrs['format']}; this pcnet reads up to {FORMAT}")
+            raise ResultError(
+                f"{str(path)!r} has format {data.attrs['format']}; this pcnet reads up to {FORMAT}: update pcnet"
+            )
         dims = {key: tuple(names) for key, names in json.loads(data.attrs["dims"]).items()}
         ending = ".fallbacks"
         return cls(
@@ -306,15 +294,15 @@ class Result:
             structure=GraphSummary.from_json(data.attrs["structure"]) if "structure" in data.attrs else None,
         )
 
-    # --- pictures ----------------------------------------------------------------------------------------------
+    # --- figures -----------------------------------------------------------------------------------------------
     def plot(self, **options: Any) -> Figure:
-        """States, sensations, parameters, precisions and free energy on one page; see `pcnet.plotting.overview`."""
+        """One page with states, observations, parameters, precisions and free energy; see `results.plots.overview`."""
         from pcnet.results.plots import overview
 
         return overview(self, **options)
 
     def error_flow(self, element: int | tuple[int, ...] = 0) -> ErrorFlow:
-        """Which node was surprised, when, and what it told whom; of a run with record=Record.flow()."""
+        """Prediction errors and messages over time, of a run with record=Record.flow(); see `ErrorFlow`."""
         from pcnet.results.error_flow import ErrorFlow
 
         return ErrorFlow(self, element)

@@ -1,74 +1,50 @@
-"""Many models as one: graphs that differ in numbers only become a single graph with a batch dimension.
-
-So whoever builds a model writes an ordinary function of ordinary numbers, and need not think of batches.
-"""
+"""Batching of models: models that differ only in numbers become one model with a batch dimension."""
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from collections.abc import Hashable, Iterable, Sequence
-from types import CodeType, FunctionType
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from pcnet.functions.base import Function
-from pcnet.model.graph import Model
-from pcnet.settings import own_dims
+from pcnet.model.digest import link_keys
+from pcnet.model.model import Model
+from pcnet.settings import trailing_dims
 
 
-def form(model: Model) -> Hashable:
-    """All of a model but its numbers: models of equal form fit into one batch."""
+def batch_key(model: Model) -> Hashable:
+    """Everything about a model but its numbers; models with equal keys fit into one batch."""
     return (
-        tuple(_form(node) for node in model.graph.nodes.values()),
-        tuple(_form(link) for link in _links(model)),
-        _form(model.schedule),
+        tuple(_key(node) for node in model.graph.nodes.values()),
+        tuple(_key(link) for link in link_keys(model)),
+        _key(model.schedule),
     )
 
 
-def together(models: Sequence[Model]) -> Model:
-    """Models of equal form as one with a leading batch dimension; settings that all share are kept as they are."""
+def stack_models(models: Sequence[Model]) -> Model:
+    """Stack models with equal keys along a new leading batch dimension; settings that all share stay unbatched."""
     first = models[0]
     nodes = {name: _stack([model.graph[name] for model in models]) for name in first.graph.nodes}
     return Model(first.graph.with_nodes(nodes), _stack([model.schedule for model in models]))
 
 
-def digest(model: Model) -> str:
-    """A fingerprint of a model with its numbers and the code of its functions, the same in every process.
-
-    What functions find in global variables, or call, is beyond it.
-    """
-    found = hashlib.sha256()
-    for part in (*model.graph.nodes.values(), *_links(model), model.schedule):
-        for text in _texts(part):
-            found.update(text + b"\0")
-    return found.hexdigest()
-
-
-def _links(model: Model) -> list[tuple[Any, ...]]:
-    return [
-        (link.kind, link.parent.name, link.child.name, link.of.name if link.of is not None else None, link.function)
-        for link in model.graph.links
-    ]
-
-
 def _fields(part: Any) -> Iterable[tuple[str, Any, int]]:
-    """The settings of a part, by name and value, and how many dimensions of each are its own."""
-    return ((name, getattr(part, name), own) for name, own in own_dims(type(part)).items())
+    """Name, value and number of own (not batch) dimensions of each setting of a part."""
+    return ((name, getattr(part, name), own) for name, own in trailing_dims(type(part)).items())
 
 
-def _form(value: Any, own: int = 0) -> Hashable:
+def _key(value: Any, own: int = 0) -> Hashable:
     if isinstance(value, Tensor):
         return ("numbers", *_padded(value, own).shape)
     if isinstance(value, Function):
         return value.identity_key
     if dataclasses.is_dataclass(value):
-        return (type(value), *((name, _form(each, dims)) for name, each, dims in _fields(value)))
+        return (type(value), *((name, _key(each, dims)) for name, each, dims in _fields(value)))
     if isinstance(value, tuple):
-        return tuple(_form(each) for each in value)
+        return tuple(_key(each) for each in value)
     return value if isinstance(value, Hashable) else id(value)
 
 
@@ -89,37 +65,5 @@ def _stack(values: Sequence[Any], own: int = 0) -> Any:
 
 
 def _padded(value: Tensor, own: int) -> Tensor:
-    """A setting with all the dimensions that are its own: a number for all channels is a list of one."""
+    """A setting with all its own dimensions: one number for all channels becomes (1,)."""
     return value.reshape((1,) * (own - value.dim()) + value.shape)
-
-
-def _texts(value: Any) -> Iterable[bytes]:
-    if isinstance(value, (Tensor, np.ndarray)):
-        numbers = np.asarray(value, dtype=np.float64)
-        yield str(numbers.shape).encode() + numbers.tobytes()
-    elif isinstance(value, Function) and value.identity_key is not value:
-        yield from _texts(value.identity_key)
-    elif isinstance(value, torch.nn.Module):
-        yield from _texts((type(value), type(value).forward, *value.state_dict().values()))
-    elif isinstance(value, FunctionType):
-        bound = [cell.cell_contents for cell in value.__closure__ or ()]
-        yield from _texts((value.__qualname__, value.__code__, value.__defaults__))
-        yield from _texts(tuple(each for each in bound if isinstance(each, (*PLAIN, Tensor, np.ndarray))))
-    elif isinstance(value, CodeType):
-        yield from _texts((value.co_code, value.co_names, value.co_consts))
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        yield type(value).__qualname__.encode()
-        for name, each, _ in _fields(value):
-            yield name.encode()
-            yield from _texts(each)
-    elif isinstance(value, tuple):
-        yield str(len(value)).encode()
-        for each in value:
-            yield from _texts(each)
-    elif isinstance(value, PLAIN):
-        yield repr(value).encode()
-    else:  # of other objects no more is known that is the same in every process
-        yield (value if isinstance(value, type) else type(value)).__qualname__.encode()
-
-
-PLAIN = (bool, int, float, complex, str, bytes, type(None))

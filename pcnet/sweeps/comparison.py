@@ -1,4 +1,4 @@
-"""Bayesian model comparison: the free action bounds −log evidence, so that models of the same data can be weighed."""
+"""Bayesian model comparison by free action, an upper bound of −log evidence."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ Array = NDArray[Any]
 
 
 class Average(NamedTuple):
-    """A mixture of Gaussian beliefs, by its mean and standard deviation."""
+    """Mean and standard deviation of a mixture of Gaussian beliefs."""
 
     mean: Array
     sd: Array
 
 
 class Family(NamedTuple):
-    """A family of models: its log evidence, its posterior probability and how many models it has."""
+    """A family of models with its log evidence, posterior probability and number of models."""
 
     name: Hashable
     log_evidence: float
@@ -30,9 +30,8 @@ class Family(NamedTuple):
 
 
 def probabilities(free_actions: Array, prior: Array | None = None) -> Array:
-    """p(m | y) ∝ p(m) exp(−F_m); (models,). The prior is even unless given; NaN stands for a model that is out."""
-    log_prior = np.zeros(len(free_actions)) if prior is None else _log_prior(prior, len(free_actions))
-    log_joint = np.where(np.isnan(free_actions), -np.inf, log_prior - free_actions)
+    """Posterior model probabilities p(m | y) ∝ p(m) exp(−F_m), (models,); uniform prior by default, NaN excludes."""
+    log_joint = np.where(np.isnan(free_actions), -np.inf, _log_prior(prior, len(free_actions)) - free_actions)
     if not np.isfinite(log_joint.max(initial=-np.inf)):
         raise StudyError("there is no model to compare: all of them diverged or have a prior probability of 0")
     weights: Array = np.exp(log_joint - log_joint.max())
@@ -41,24 +40,23 @@ def probabilities(free_actions: Array, prior: Array | None = None) -> Array:
 
 
 def families(free_actions: Array, names: Sequence[Hashable]) -> list[Family]:
-    """Families weighed against each other, each as likely as the others beforehand, and so its models within it.
+    """Compare families of models, with equal prior probabilities of families and of models within a family.
 
-    log p(y | family) = log mean exp(−F_m) over its models, so that a family does not win by being large.
+    log p(y | family) = log mean exp(−F_m) over its models, so that large families have no advantage.
     """
-    free_actions = np.asarray(free_actions, dtype=float)
-    found = []
+    free_actions, members = np.asarray(free_actions, dtype=float), {}
     for name in dict.fromkeys(names):
-        own = free_actions[[each == name for each in names]]
-        found.append((name, _log_mean_exp(-own[~np.isnan(own)], len(own)), len(own)))
-    weights = probabilities(-np.array([evidence for _, evidence, _ in found]))
+        members[name] = free_actions[[each == name for each in names]]
+    evidence = {name: _log_mean_exp(-own[~np.isnan(own)], len(own)) for name, own in members.items()}
+    weights = probabilities(-np.array(list(evidence.values())))
     return [
-        Family(name, evidence, float(weight), count)
-        for (name, evidence, count), weight in zip(found, weights, strict=True)
+        Family(name, evidence[name], float(weight), len(members[name]))
+        for name, weight in zip(evidence, weights, strict=True)
     ]
 
 
 def average(means: Array, sds: Array, weights: Array) -> Average:
-    """Bayesian model average of Gaussian beliefs (models, …): the mean and sd of their mixture."""
+    """Bayesian model average of Gaussian beliefs (models, …): the moments of their mixture."""
     weights = np.asarray(weights).reshape(-1, *(1,) * (means.ndim - 1))
     mean = (weights * means).sum(0)
     variance = (weights * (sds**2 + (means - mean) ** 2)).sum(0)
@@ -72,10 +70,12 @@ def _log_mean_exp(values: Array, count: int) -> float:
     return float(top + np.log(np.exp(values - top).sum() / count))
 
 
-def _log_prior(prior: Array, count: int) -> Array:
+def _log_prior(prior: Array | None, count: int) -> Array:
+    if prior is None:
+        return np.zeros(count)
     prior = np.asarray(prior, dtype=float)
     if prior.shape != (count,) or not (prior >= 0).all() or not 0 < prior.sum() < np.inf:
-        raise StudyError(f"a prior must be {count} finite numbers, one for each model, not negative and not all 0")
+        raise StudyError(f"prior must be {count} finite numbers, one for each model, not negative and not all 0")
     with np.errstate(divide="ignore"):
         logs: Array = np.log(prior / prior.sum())
     return logs

@@ -1,4 +1,4 @@
-"""The file of a study: one SQLite database in which every finished batch of inversions is safe."""
+"""File of a study: an SQLite database to which every finished batch of inversions is committed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pcnet.results.result import package_version
 from pcnet.sweeps.evaluate import Outcome
 
 APPLICATION = 0x70636E74
-"""Marks a SQLite file as one of ours ("pcnt")."""
+"""SQLite application id that marks a study ("pcnt")."""
 FORMAT = 1
 
 TABLES = """
@@ -25,9 +25,9 @@ CREATE TABLE inversions (
     id INTEGER PRIMARY KEY,
     settings TEXT NOT NULL,       -- JSON
     replicate INTEGER NOT NULL,
-    model TEXT NOT NULL,          -- a fingerprint of what was built from the settings
-    data TEXT NOT NULL,           -- JSON: what became of the observations
-    batch INTEGER NOT NULL,       -- inversions of one batch are finished together
+    model TEXT NOT NULL,          -- digest of the model that build made from the settings
+    data TEXT NOT NULL,           -- JSON: how the observations were processed
+    batch INTEGER NOT NULL,       -- inversions of one batch are computed and committed together
     status TEXT NOT NULL DEFAULT 'open' CHECK (status IN ('open', 'done', 'diverged')),
     free_action REAL, accuracy REAL, complexity REAL,
     diverged_at INTEGER, diverged_node TEXT,
@@ -40,7 +40,7 @@ CREATE INDEX by_batch ON inversions (batch);
 
 
 class Planned(NamedTuple):
-    """An inversion that is to be in the study."""
+    """An inversion to add to the study."""
 
     settings: str
     replicate: int
@@ -49,7 +49,7 @@ class Planned(NamedTuple):
 
 
 class Row(NamedTuple):
-    """An inversion in the study, finished or not."""
+    """An inversion of the study, finished or not."""
 
     id: int
     settings: dict[str, Any]
@@ -69,13 +69,13 @@ class Row(NamedTuple):
 
 
 class Store:
-    """Reads and writes a study's file; each change is whole or not at all."""
+    """Reads and writes the file of a study; every change is one transaction."""
 
     def __init__(self, path: Path | None, create: bool) -> None:
         self.path = path
         where = ":memory:" if path is None else str(path)
         if path is not None and not create and not path.exists():
-            raise StudyError(f"there is no study {where!r}")
+            raise StudyError(f"there is no study {where!r}; make one with pcnet.sweep(..., file=...)")
         try:
             self._connection = sqlite3.connect(where, timeout=60, isolation_level=None)
         except sqlite3.OperationalError as error:
@@ -102,36 +102,35 @@ class Store:
             return
         if application != APPLICATION:
             raise StudyError(f"{where!r} is not a study of pcnet")
-        form = self._one("PRAGMA user_version")
-        if form > FORMAT:
-            raise StudyError(f"{where!r} has format {form}; this pcnet reads up to {FORMAT}")
+        version = self._one("PRAGMA user_version")
+        if version > FORMAT:
+            raise StudyError(f"{where!r} has format {version}; this pcnet reads up to {FORMAT}: update pcnet")
 
     def close(self) -> None:
         self._connection.close()
 
-    # --- about the study as a whole -------------------------------------------------------------------------------
-    def about(self, key: str) -> str | None:
-        found = self._connection.execute("SELECT value FROM about WHERE key = ?", (key,)).fetchone()
-        return None if found is None else str(found[0])
+    # --- metadata -------------------------------------------------------------------------------------------------
+    def metadata(self, key: str) -> str | None:
+        row = self._connection.execute("SELECT value FROM about WHERE key = ?", (key,)).fetchone()
+        return None if row is None else str(row[0])
 
-    def note(self, key: str, value: str) -> None:
+    def set_metadata(self, key: str, value: str) -> None:
         with self._transaction():
             self._connection.execute("INSERT OR REPLACE INTO about VALUES (?, ?)", (key, value))
 
-    # --- planning ---------------------------------------------------------------------------------------------------
-    def known(self) -> dict[tuple[str, int], str]:
-        """The fingerprints of the models in the study, by settings and replicate."""
+    # --- planning -------------------------------------------------------------------------------------------------
+    def digests(self) -> dict[tuple[str, int], str]:
+        """Digests of the models in the study by settings and replicate."""
         rows = self._connection.execute("SELECT settings, replicate, model FROM inversions")
         return {(settings, replicate): model for settings, replicate, model in rows}
 
-    def models(self) -> dict[int, str]:
-        """The same by the numbers of the inversions."""
+    def digests_by_id(self) -> dict[int, str]:
         return dict(self._connection.execute("SELECT id, model FROM inversions"))
 
     def plan(self, batches: Iterable[Sequence[Planned]]) -> None:
-        """Add inversions, batch by batch. They stay in that batch however often the study is interrupted.
+        """Add batches of inversions.
 
-        So what is computed together is the same in the end, and with it every digit.
+        An inversion stays in its batch however often the study is interrupted: digits depend on the batch.
         """
         with self._transaction():
             number = self._one("SELECT coalesce(max(batch), -1) FROM inversions") + 1
@@ -142,7 +141,7 @@ class Store:
                 )
 
     def open_batches(self) -> dict[int, list[tuple[int, str, int]]]:
-        """What is still to be done: (id, settings, replicate) by batch."""
+        """Unfinished inversions (id, settings, replicate) by batch."""
         rows = self._connection.execute(
             "SELECT batch, id, settings, replicate FROM inversions WHERE batch IN "
             "(SELECT batch FROM inversions WHERE status = 'open') ORDER BY batch, id"
@@ -153,41 +152,27 @@ class Store:
         return batches
 
     def finish(self, ids: Sequence[int], outcomes: Sequence[Outcome]) -> None:
-        """Keep the outcomes of a batch, all of them or none."""
+        """Store the outcomes of a batch in one transaction."""
         now, version = datetime.now(UTC).isoformat(timespec="seconds"), package_version()
+        fields = ("status", *Outcome._fields, "version", "finished")
+        rows = []
+        for row, outcome in zip(ids, outcomes, strict=True):
+            values = [to_json(v) if isinstance(v, dict) else _plain(v) for v in outcome]
+            rows.append(("done" if outcome.diverged_at is None else "diverged", *values, version, now, row))
         with self._transaction():
-            self._connection.executemany(
-                "UPDATE inversions SET status = ?, free_action = ?, accuracy = ?, complexity = ?, diverged_at = ?, "
-                "diverged_node = ?, scores = ?, beliefs = ?, fallbacks = ?, seconds = ?, version = ?, finished = ? "
-                "WHERE id = ?",
-                [
-                    (
-                        "done" if outcome.diverged_at is None else "diverged",
-                        *(_finite(x) for x in (outcome.free_action, outcome.accuracy, outcome.complexity)),
-                        outcome.diverged_at,
-                        outcome.diverged_node,
-                        to_json(outcome.scores),
-                        to_json(outcome.beliefs),
-                        to_json(outcome.fallbacks),
-                        outcome.seconds,
-                        version,
-                        now,
-                        row,
-                    )
-                    for row, outcome in zip(ids, outcomes, strict=True)
-                ],
-            )
+            assignments = ", ".join(f"{name} = ?" for name in fields)
+            self._connection.executemany(f"UPDATE inversions SET {assignments} WHERE id = ?", rows)
 
     # --- reading ----------------------------------------------------------------------------------------------------
     def counts(self) -> dict[str, int]:
-        """How many inversions are open, done and diverged."""
-        found = dict(self._connection.execute("SELECT status, count(*) FROM inversions GROUP BY status"))
-        return {status: int(found.get(status, 0)) for status in ("open", "done", "diverged")}
+        """Numbers of open, done and diverged inversions."""
+        counts = dict(self._connection.execute("SELECT status, count(*) FROM inversions GROUP BY status"))
+        return {status: int(counts.get(status, 0)) for status in ("open", "done", "diverged")}
 
     def rows(self) -> Iterator[Row]:
         fields = ", ".join(Row._fields)
-        with closing(self._connection.execute(f"SELECT {fields} FROM inversions ORDER BY id")) as found:
-            for values in found:
+        with closing(self._connection.execute(f"SELECT {fields} FROM inversions ORDER BY id")) as cursor:
+            for values in cursor:
                 row = dict(zip(Row._fields, values, strict=True))
                 for name in ("settings", "scores", "beliefs", "fallbacks"):
                     row[name] = json.loads(row[name]) if row[name] else {}
@@ -208,7 +193,7 @@ class Store:
 
 
 def to_json(value: Any) -> str:
-    """Text that says the same whenever the value is the same; what is not finite becomes null."""
+    """Canonical JSON: equal values give equal text; numbers that are not finite become null."""
     return json.dumps(_plain(value), sort_keys=True, allow_nan=False, separators=(",", ":"))
 
 
@@ -217,8 +202,4 @@ def _plain(value: Any) -> Any:
         return {key: _plain(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(each) for each in value]
-    return _finite(value) if isinstance(value, float) else value
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+    return None if isinstance(value, float) and not math.isfinite(value) else value

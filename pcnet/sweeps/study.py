@@ -1,4 +1,4 @@
-"""A study: many inversions of models on the same data, to be looked at, compared and averaged."""
+"""A study: many model inversions on the same data, as a table and for model comparison and averaging."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pcnet.errors import StudyError
-from pcnet.model.graph import Model
+from pcnet.model.digest import digest
+from pcnet.model.model import Model
 from pcnet.results.recorder import Record
 from pcnet.results.result import Result
 from pcnet.sweeps import comparison
-from pcnet.sweeps.batching import digest, form, together
+from pcnet.sweeps.batching import batch_key, stack_models
 from pcnet.sweeps.comparison import Average
-from pcnet.sweeps.evaluate import Build, Data, built, fingerprint, given_data
+from pcnet.sweeps.evaluate import Build, Data, build_model, fingerprint, parse_data
 from pcnet.sweeps.store import Row, Store
 
 if TYPE_CHECKING:
@@ -25,27 +26,22 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Where = Mapping[str, Any]
-"""Which inversions: a value, or a list of them, for columns of the table."""
-
-
-class Source:
-    """What a study was made from, as long as it is at hand: it is not in the file."""
-
-    def __init__(self, build: Build, data: Data) -> None:
-        self.build = build
-        self.data = data
+"""Selection of inversions: a value, or a list of values, by column of the table."""
 
 
 class Study:
-    """The inversions of a sweep. Made by `pcnet.sweep(...)`, or read from its file by `Study.open(path)`."""
+    """The inversions of a sweep; made by `pcnet.sweep(...)`, or read from its file by `Study.open(path)`.
 
-    def __init__(self, store: Store, source: Source | None = None) -> None:
-        self._store = store
-        self._source = source
+    Args:
+        build, data: Arguments of the sweep, which the file does not contain.
+    """
+
+    def __init__(self, store: Store, build: Build | None = None, data: Data | None = None) -> None:
+        self._store, self._build, self._data = store, build, data
 
     @classmethod
     def open(cls, path: str | Path) -> Study:
-        """A study's file as it is now, also while a sweep is at work on it."""
+        """Read the file of a study, also while a sweep is writing to it."""
         return cls(Store(Path(path), create=False))
 
     @property
@@ -54,7 +50,7 @@ class Study:
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many inversions are open, done and diverged."""
+        """Numbers of open, done and diverged inversions."""
         return self._store.counts()
 
     def __repr__(self) -> str:
@@ -62,11 +58,14 @@ class Study:
         counts = ", ".join(f"{count} {status}" for status, count in self.counts.items())
         return f"<Study {where}: {counts}>"
 
-    # --- looking ----------------------------------------------------------------------------------------------------
+    # --- table ------------------------------------------------------------------------------------------------------
     def to_dataframe(self, where: Where | None = None) -> pd.DataFrame:
-        """A row for each inversion: settings, replicate, status, free action, accuracy, complexity, scores, beliefs.
+        """Table with one row per inversion: settings, replicate, status, energies, scores and final beliefs.
 
-        Scores are columns such as "x.mse", final beliefs such as "theta.mean[0]" (for a state [order,dimension]).
+        Scores have columns such as "x.mse", final beliefs "theta.mean[0]" and, of states, "x.mean[order,dimension]".
+
+        Args:
+            where: Values, or lists of values, by column; all inversions by default.
         """
         import pandas as pd
 
@@ -84,10 +83,12 @@ class Study:
         where: Where | None = None,
         score: str = "free_action",
     ) -> pd.DataFrame:
-        """The inversion with the lowest score in each group, in the order of the groups.
+        """Rows of the inversions with the lowest score in each group; open inversions are left out.
 
-        Free actions are compared within the same data only. Others, such as "x.mse", may be compared at will. What is
-        still open is left out.
+        Args:
+            by: Columns that define the groups; one group by default.
+            where: Selection of inversions.
+            score: Column to minimise. Free actions of different data are not comparable and raise an error.
         """
         by = [by] if isinstance(by, str) else list(by)
         table = self.to_dataframe(where)
@@ -96,74 +97,71 @@ class Study:
                 raise no_column(name, table)
         table = table[table["status"] == "done"]
         if table.empty:
-            raise StudyError("no inversion of these is done, or all of them diverged")
+            raise StudyError("none of these inversions is done, or all of them diverged")
         groups = [table] if not by else [group for _, group in table.groupby(by, sort=True, dropna=False)]
         for group in groups:
             if score == "free_action":
                 same_data(group)
-        found = [group[score].idxmin() for group in groups if group[score].notna().any()]
-        return table.loc[found]
+        return table.loc[[group[score].idxmin() for group in groups if group[score].notna().any()]]
 
     def plot(self, x: str | None = None, y: str | None = None, **options: Any) -> Figure:
-        """Free action and errors over two settings, with the best of each group; see `pcnet.study_plots.overview`."""
+        """Free action and errors over one or two settings; see `pcnet.sweeps.study_plots.overview`."""
         from pcnet.sweeps.study_plots import overview
 
         return overview(self, x, y, **options)
 
-    # --- comparing ----------------------------------------------------------------------------------------------------
+    # --- model comparison -------------------------------------------------------------------------------------------
     def probabilities(self, where: Where | None = None, prior: Sequence[float] | None = None) -> pd.DataFrame:
-        """The settings with their posterior probabilities, the likeliest first.
+        """Posterior probabilities of the settings, highest first.
 
-        Over several replicates the free actions of a setting are added. One that diverged has probability 0.
-        prior: one number for each setting, in the order in which they come in `to_dataframe(where)`; even unless given.
+        Free actions are summed over replicates. A setting that diverged has probability 0.
+
+        Args:
+            where: Selection of inversions.
+            prior: One number per setting, in the order of `to_dataframe(where)`; uniform by default.
         """
         models = self._models(where)
-        weights = comparison.probabilities(
-            models["free_action"].to_numpy(float), None if prior is None else np.asarray(prior)
-        )
+        weights = _probabilities(models, prior)
         return models.assign(probability=weights).sort_values("probability", ascending=False, kind="stable")
 
     def compare(self, family: str, where: Where | None = None) -> pd.DataFrame:
-        """Families of settings, told apart by one of them, with log evidence and posterior probability."""
+        """Log evidence and posterior probability of families of models, grouped by the values of one setting."""
         import pandas as pd
 
         models = self._models(where)
         if family not in models:
             raise StudyError(f"there is no setting {family!r}; settings: {', '.join(self._settings(models))}")
-        names: list[Hashable] = models[family].tolist()
-        found = comparison.families(models["free_action"].to_numpy(float), names)
-        table = pd.DataFrame(found).rename(columns={"name": family}).set_index(family)
+        families = comparison.families(models["free_action"].to_numpy(float), models[family].tolist())
+        table = pd.DataFrame(families).rename(columns={"name": family}).set_index(family)
         lowest = models.groupby(family, sort=False)["free_action"].min()
         return table.assign(lowest_free_action=lowest).sort_values("probability", ascending=False, kind="stable")
 
     def average(self, node: str, where: Where | None = None, prior: Sequence[float] | None = None) -> Average:
-        """Bayesian model average of a node's final belief, over all settings that are compared.
+        """Bayesian model average of the final belief of a node.
 
-        prior: one number for each row of `to_dataframe(where)`; even unless given.
+        Args:
+            where: Selection of inversions.
+            prior: One number per row of `to_dataframe(where)`; uniform by default.
         """
         table = finished(self.to_dataframe(where))
         if table["replicate"].nunique() > 1:
-            raise StudyError("beliefs of several replicates cannot be averaged; choose one: where={'replicate': 0}")
+            raise StudyError("beliefs of several replicates cannot be averaged; select one: where={'replicate': 0}")
         same_data(table)
-        weights = comparison.probabilities(
-            table["free_action"].to_numpy(float), None if prior is None else np.asarray(prior)
-        )
+        weights = _probabilities(table, prior)
         columns = [name for name in table if str(name).startswith(f"{node}.mean[")]
         if not columns:
             raise StudyError(f"there is no belief of {node!r} in the study")
-        counted = weights > 0
-        held = table.loc[counted, columns].notna().to_numpy()
-        if not (held == held[0]).all():
-            raise StudyError(
-                f"{node!r} has not the same dimensions in all models; choose those that share them by where="
-            )
-        columns = [name for name, there in zip(columns, held[0], strict=True) if there]
-        means = table.loc[counted, columns].to_numpy(float)
-        sds = table.loc[counted, [str(name).replace(".mean[", ".sd[") for name in columns]].to_numpy(float)
-        return comparison.average(means, sds, weights[counted])
+        possible = weights > 0
+        known = table.loc[possible, columns].notna().to_numpy()
+        if not (known == known[0]).all():
+            raise StudyError(f"{node!r} has not the same dimensions in all models; select models by where=")
+        columns = [name for name, each in zip(columns, known[0], strict=True) if each]
+        means = table.loc[possible, columns].to_numpy(float)
+        sds = table.loc[possible, [str(name).replace(".mean[", ".sd[") for name in columns]].to_numpy(float)
+        return comparison.average(means, sds, weights[possible])
 
     def _models(self, where: Where | None) -> pd.DataFrame:
-        """A row for each setting, its free actions added over the replicates; NaN where one of them is lacking."""
+        """One row per setting with its free action summed over replicates; NaN if one of them diverged."""
         table = finished(self.to_dataframe(where))
         for _, group in table.groupby("replicate"):
             same_data(group)
@@ -172,18 +170,18 @@ class Study:
         grouped = table.groupby(settings, sort=False, dropna=False) if settings else table.groupby("status")
         models = grouped["free_action"].sum(min_count=replicates).reset_index()
         if replicates > 1 and int((grouped.size() != replicates).sum()):
-            raise StudyError("some settings have not been inverted for all replicates; choose by where=")
+            raise StudyError("some settings have not been inverted for all replicates; select replicates by where=")
         return models
 
     @property
     def settings(self) -> list[str]:
-        """The names of the settings that inversions may differ in."""
+        """Names of all settings."""
         return list(dict.fromkeys(itertools.chain.from_iterable(row.settings for row in self._store.rows())))
 
     def _settings(self, table: pd.DataFrame) -> list[str]:
         return [name for name in self.settings if name in table]
 
-    # --- running again ------------------------------------------------------------------------------------------------
+    # --- running again ----------------------------------------------------------------------------------------------
     def rerun(
         self,
         rows: pd.DataFrame,
@@ -192,9 +190,12 @@ class Study:
         build: Build | None = None,
         observations: Any = None,
     ) -> dict[int, Result]:
-        """Full results of some inversions (rows of a table of this study), by their numbers; run anew, in batches.
+        """Run some inversions again, in batches, and return their full results by inversion id.
 
-        build, observations: as given to the sweep; needed if the study was opened from its file.
+        Args:
+            rows: Rows of a table of this study, with their index.
+            record: What to record.
+            build, observations: As given to the sweep; required if the study was opened from its file.
         """
         import pandas as pd
 
@@ -202,70 +203,66 @@ class Study:
         if not isinstance(rows, pd.DataFrame) or rows.index.name != "id" or not set(rows.index) <= set(known):
             raise StudyError("rerun takes rows of to_dataframe() or best() of this study, with their index")
         wanted = [known[int(number)] for number in rows.index]
-        if self._source is not None:
-            build = build or self._source.build
-        if build is None or (self._source is None and observations is None):
+        build = build or self._build
+        if build is None or (self._data is None and observations is None):
             raise StudyError("a study that was read from a file needs build= and observations= to run anything again")
-        models = {row.id: built(build, row.settings) for row in wanted}
-        data = self._data(observations, wanted, models)
-        groups: dict[Hashable, list[Row]] = {}
+        digests, models, groups = self._store.digests_by_id(), dict[int, Model](), dict[Hashable, list[Row]]()
         for row in wanted:
-            groups.setdefault(form(models[row.id]), []).append(row)
+            models[row.id] = model = build_model(build, row.settings)
+            if digest(model) != digests[row.id]:
+                raise StudyError(f"build makes another model of {row.settings} than when the study was made")
+            groups.setdefault(batch_key(model), []).append(row)
+        data = self._data
+        if data is None or observations is not None:
+            data = parse_data(observations, {}, next(iter(models.values())))
+            if fingerprint(data.observations) != self._store.metadata("observations"):
+                raise StudyError("the study was made from other observations; give those of the sweep")
         results: dict[int, Result] = {}
         for group in groups.values():
-            model = together([models[row.id] for row in group])
-            which = [row.replicate for row in group]
-            seen = {name: values[which] for name, values in data.observations.items()}
-            result = model.graph.run(seen, model.schedule, record=record, on_divergence="stop", progress=False)
+            model = stack_models([models[row.id] for row in group])
+            replicates = [row.replicate for row in group]
+            seen = {name: values[replicates] for name, values in data.observations.items()}
+            result = model.run(seen, record=record, on_divergence="stop", progress=False)
             results |= {row.id: result.element(i) for i, row in enumerate(group)}
         return {row.id: results[row.id] for row in wanted}
 
-    def _data(self, observations: Any, rows: list[Row], models: Mapping[int, Model]) -> Data:
-        """What to run models on again, if that and they are the same as in the study."""
-        marks = self._store.models()
-        for row in rows:
-            if digest(models[row.id]) != marks[row.id]:
-                raise StudyError(f"build makes another model of {row.settings} than when the study was made")
-        if observations is None:
-            assert self._source is not None
-            return self._source.data
-        data = given_data(observations, {}, next(iter(models.values())))
-        if fingerprint(data.observations) != self._store.about("observations"):
-            raise StudyError("the study was made from other observations")
-        return data
+
+def _probabilities(table: pd.DataFrame, prior: Sequence[float] | None) -> comparison.Array:
+    weights = None if prior is None else np.asarray(prior)
+    return comparison.probabilities(table["free_action"].to_numpy(float), weights)
+
+
+NESTED = ("settings", "scores", "beliefs", "fallbacks")
+RESERVED = frozenset(Row._fields)
+"""Names of table columns, which settings cannot have."""
 
 
 def _flat(row: Row) -> dict[str, Any]:
-    """A row as columns."""
-    own = {name: value for name, value in row._asdict().items() if name not in ("settings", *NESTED)}
+    """A row of the table."""
     settings = {name: _hashable(value) for name, value in row.settings.items()}
-    columns: dict[str, Any] = {"id": own.pop("id"), **settings, **own}
-    for node, figures in row.scores.items():
-        columns |= {f"{node}.{name}": value for name, value in figures.items()}
+    own = {name: value for name, value in row._asdict().items() if name not in (*NESTED, "id")}
+    columns: dict[str, Any] = {"id": row.id, **settings, **own}
+    for node, scores in row.scores.items():
+        columns |= {f"{node}.{name}": value for name, value in scores.items()}
     columns |= {f"{node}.fallbacks": count for node, count in row.fallbacks.items()}
     for node, belief in row.beliefs.items():
         for quantity, values in belief.items():
-            columns |= {f"{node}.{quantity}[{at}]": value for at, value in _numbered(values)}
+            columns |= {f"{node}.{quantity}[{index}]": value for index, value in _indexed(values)}
     return columns
 
 
-NESTED = ("scores", "beliefs", "fallbacks")
-RESERVED = frozenset(Row._fields)
-"""Names that settings cannot have, since columns of the table have them."""
-
-
 def _hashable(value: Any) -> Any:
-    """A setting as a table can group by it: lists become tuples."""
+    """A setting that pandas can group by: lists become tuples."""
     return tuple(map(_hashable, value)) if isinstance(value, (list, tuple)) else value
 
 
-def _numbered(values: Any) -> Iterator[tuple[str, Any]]:
-    """The numbers of nested lists, each with its index as text."""
+def _indexed(values: Any) -> Iterator[tuple[str, Any]]:
+    """Numbers of nested lists with their indices as text, such as "0,1"."""
     if not isinstance(values, list):
         yield "", values
         return
     for i, inner in enumerate(values):
-        for rest, value in _numbered(inner):
+        for rest, value in _indexed(inner):
             yield (f"{i},{rest}" if rest else str(i)), value
 
 
@@ -273,8 +270,8 @@ def _select(table: pd.DataFrame, where: Where | None) -> pd.DataFrame:
     for name, value in (where or {}).items():
         if name not in table:
             raise no_column(name, table)
-        several = value if isinstance(value, (list, tuple, set, np.ndarray)) else []
-        wanted = [_hashable(value), *map(_hashable, several)]  # a setting may itself be a list
+        values = value if isinstance(value, (list, tuple, set, np.ndarray)) else []
+        wanted = [_hashable(value), *map(_hashable, values)]  # a setting may itself be a list
         table = table[table[name].isin(wanted)]
         if table.empty:
             raise StudyError(f"no inversion has {name} = {value!r}")
@@ -287,60 +284,49 @@ def no_column(name: str, table: pd.DataFrame) -> StudyError:
 
 
 def finished(table: pd.DataFrame) -> pd.DataFrame:
-    """Refuse to weigh models while some of them may yet turn out to be better."""
+    """Check that all inversions are finished: an open one could turn out to be the best."""
     count = int((table["status"] == "open").sum())
     if count:
         raise StudyError(
-            f"{count} inversions are still open; finish the sweep first, or compare what is there already by "
+            f"{count} inversions are still open; finish the sweep first, or compare the finished ones with "
             "where={'status': ['done', 'diverged']}"
         )
     return table
 
 
 def same_data(group: pd.DataFrame) -> None:
-    """Refuse to compare free actions of different data."""
+    """Check that the free actions of a group belong to the same data."""
     if group["replicate"].nunique() > 1:
         raise StudyError(
-            "free actions of different replicates are of different observations and cannot be compared; add "
-            "'replicate' to by=, or choose one: where={'replicate': 0}"
+            "free actions of different replicates belong to different observations and cannot be compared; add "
+            "'replicate' to by=, or select one: where={'replicate': 0}"
         )
-    found = group["data"].unique()
-    if len(found) == 1:
+    processed = group["data"].unique()
+    if len(processed) <= 1:
         return
-    first, second = (json.loads(each) for each in found[:2])
-    differing = []
+    first, second = (json.loads(each) for each in processed[:2])
+    differences = []
     for node in {**first, **second}:
         a, b = first.get(node), second.get(node)
         if a is None or b is None:
-            differing.append(f"{node!r} is observed in one and not in the other")
+            differences.append(f"{node!r} is observed in one and not in the other")
         else:
-            differing += [f"{node!r} has {key} {a[key]} and {b[key]}" for key in a if a[key] != b.get(key)]
-    settings = _telling(group)
-    advice = (
-        f"compare within one of them: where={{{settings[0]!r}: {_plain(group[settings[0]].iloc[0])!r}}}, or (for best) "
-        f"by=[…, {settings[0]!r}]"
-        if settings
-        else "compare those that share them"
-    )
+            differences += [f"{node!r} has {key} {a[key]} and {b[key]}" for key in a if a[key] != b.get(key)]
+    name, advice = next(_settings_of_data(group), None), "compare models that have these in common"
+    if name is not None:
+        value = group[name].tolist()[0]
+        advice = f"compare within one of them: where={{{name!r}: {value!r}}}, or (for best) by=[…, {name!r}]"
     raise StudyError(
-        f"these models see different data: {'; '.join(differing)}. With other orders of motion or another sampling "
-        "interval the generalised observations are other numbers, and evidence for different data cannot be compared; "
-        f"{advice}"
+        f"these models see different data: {'; '.join(differences)}. With other orders of motion or another sampling "
+        "interval the generalised observations are different numbers, and evidence for different data cannot be "
+        f"compared; {advice}"
     )
 
 
-def _telling(group: pd.DataFrame) -> list[str]:
-    """The settings that tell the different data apart."""
-    own = set(RESERVED)
-    found = []
+def _settings_of_data(group: pd.DataFrame) -> Iterator[str]:
+    """Settings whose values distinguish the different data."""
     for name in map(str, group.columns):
-        if name in own or "." in name:
-            continue
-        by_data = [set(each.dropna()) for _, each in group.groupby("data")[name]]
-        if all(by_data) and sum(map(len, by_data)) == len(set().union(*by_data)):
-            found.append(name)
-    return found
-
-
-def _plain(value: Any) -> Any:
-    return value.item() if isinstance(value, np.generic) else value
+        if name not in RESERVED and "." not in name:
+            by_data = [set(each.dropna()) for _, each in group.groupby("data")[name]]
+            if all(by_data) and sum(map(len, by_data)) == len(set().union(*by_data)):
+                yield name

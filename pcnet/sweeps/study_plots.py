@@ -1,7 +1,4 @@
-"""Pictures of a study: free action and errors over settings, with the best of each group.
-
-Nothing here touches pyplot or its settings.
-"""
+"""Figures of a study: free action and errors over settings, with the best of each group."""
 
 from __future__ import annotations
 
@@ -13,20 +10,18 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm, Normalize, SymLogNorm
 from matplotlib.figure import Figure
-from numpy.typing import NDArray
 
 from pcnet.errors import StudyError
 from pcnet.results.drawing import COLOURS, darken
 from pcnet.results.graph_plots import contrast
+from pcnet.sweeps.comparison import Array
 from pcnet.sweeps.study import Study, Where, finished, no_column, same_data
 
 if TYPE_CHECKING:
     import pandas as pd
 
-Array = NDArray[Any]
-
-WRITTEN = 80
-"""Cells of up to so many are labelled with their numbers."""
+MAX_LABELLED = 80
+"""Maps of up to this many cells show their numbers."""
 ACTION = "free_action"
 
 
@@ -41,15 +36,19 @@ def overview(
     title: str | None = None,
     dark: bool = False,
 ) -> Figure:
-    """Free action and error over two settings (or one), a row for each score and a column for each group.
+    """Draw scores over one or two settings: a row per score, a column per group, a star at the best of each group.
 
-    x, y: settings; the first two that vary, unless given. A cell shows the lowest score over all other settings; a star
-    marks the best of a group. by: a setting that tells groups apart. scores: columns of the table; free action and
-    all mean squared errors unless given. Free actions are shown as what they are above the lowest of the same data,
-    since those of different data cannot be compared, and added over replicates; other scores are averaged over them.
+    A cell shows the minimum over all other settings. Free actions are summed over replicates and shown relative to the
+    lowest of the same data, because those of different data are not comparable; other scores are averaged.
+
+    Args:
+        x, y: Settings; by default the first two that vary.
+        by: Setting that defines the groups.
+        scores: Columns of the table; free action and all mean squared errors by default.
+        where: Selection of inversions.
+        dark: Use the dark theme.
     """
-    table = finished(study.to_dataframe(where))
-    settings = study.settings
+    table, settings = finished(study.to_dataframe(where)), study.settings
     chosen = scores or [ACTION, *(str(name) for name in table if str(name).endswith(".mse"))]
     for name in (x, y, by):
         if name is not None and name not in settings:
@@ -65,11 +64,11 @@ def overview(
     for row, score in zip(grid, chosen, strict=True):
         norm = _norm(models[score].to_numpy(float), score)
         for ax, group in zip(row, groups, strict=True):
-            part = models if by is None else models[models[by].map(lambda value, g=group: value == g)]
+            part = models if by is None else models[_is(models[by], group)]
             if y is None:
-                _line(ax, part, x, score)
+                _draw_line(ax, part, x, score)
             else:
-                _cells(ax, part, x, y, score, norm)
+                _draw_map(ax, part, x, y, score, norm)
             if by is not None:
                 ax.set_title(f"{by} = {_text(group)}", fontsize="medium")
     figure.suptitle(title or f"{len(models)} settings, {int(models[ACTION].isna().sum())} diverged")
@@ -81,12 +80,12 @@ def overview(
 def _axes(
     table: pd.DataFrame, settings: Sequence[str], x: str | None, y: str | None, by: str | None
 ) -> tuple[str, str | None]:
-    """The settings to draw over: those given, else the first that vary."""
+    """Settings of the axes: those given, else the first that vary."""
     free = [name for name in settings if name not in (x, y, by) and table[name].nunique(dropna=False) > 1]
     given = x is not None
     x = x or (free.pop(0) if free else None)
     if x is None:
-        raise StudyError("no setting varies, so that there is nothing to draw over; give x=")
+        raise StudyError("no setting varies, so there is nothing to draw over; give x=")
     if y is None and not given and free:
         y = free[0]
     if x == y:
@@ -95,7 +94,7 @@ def _axes(
 
 
 def _models(table: pd.DataFrame, settings: Sequence[str], scores: Sequence[str]) -> pd.DataFrame:
-    """A row for each setting: free actions added over replicates and relative to the same data, scores averaged."""
+    """One row per setting: relative free action summed over replicates, other scores averaged."""
     replicates = table["replicate"].nunique()
     grouped = table.groupby([*settings, "data"], sort=False, dropna=False)
     models = grouped[list(dict.fromkeys([ACTION, *scores]))].sum(min_count=replicates)
@@ -105,79 +104,76 @@ def _models(table: pd.DataFrame, settings: Sequence[str], scores: Sequence[str])
     return models
 
 
-def _cells(ax: Axes, part: pd.DataFrame, x: str, y: str, score: str, norm: Normalize) -> None:
+def _draw_map(ax: Axes, part: pd.DataFrame, x: str, y: str, score: str, norm: Normalize) -> None:
     columns, rows = _ordered(part[x]), _ordered(part[y])
-    values, data = np.full((len(rows), len(columns)), np.nan), np.full((len(rows), len(columns)), "", dtype=object)
-    for i, row in enumerate(rows):
-        for j, column in enumerate(columns):
-            values[i, j], data[i, j] = _lowest(part[_is(part[x], column) & _is(part[y], row)], score)
-    shades = colormaps["cividis_r"]
-    image = ax.imshow(values, cmap=shades, norm=norm, aspect="auto", origin="lower", interpolation="nearest")
+    cells = [_lowest(part[_is(part[x], column) & _is(part[y], row)], score) for row in rows for column in columns]
+    values = np.array([value for value, _ in cells]).reshape(len(rows), len(columns))
+    colours = colormaps["cividis_r"]
+    image = ax.imshow(values, cmap=colours, norm=norm, aspect="auto", origin="lower", interpolation="nearest")
     assert ax.figure is not None
-    bar = ax.figure.colorbar(image, ax=ax, pad=0.02)
-    bar.set_label(_label(score))
+    ax.figure.colorbar(image, ax=ax, pad=0.02).set_label(_label(score))
+    centre: dict[str, Any] = {"ha": "center", "va": "center"}
     for i, j in np.argwhere(np.isnan(values)):
-        ax.text(j, i, "×", ha="center", va="center", color="black")
-    if values.size <= WRITTEN:
-        for i, j in np.argwhere(~np.isnan(values)):
-            colour = contrast(shades(norm(values[i, j])))
-            ax.text(j, i, _number(values[i, j]), ha="center", va="center", color=_not_quite(colour), fontsize=7)
-    for best in _best(values.reshape(-1), data.reshape(-1)):
-        at, along = divmod(best, len(columns))
-        ax.plot(
-            along, at + 0.3, marker="*", color=COLOURS[1], markersize=11, markeredgecolor="white", markeredgewidth=0.7
-        )
-    _ticks(ax, x, columns)
+        ax.text(j, i, "×", color="black", **centre)
+    for i, j in np.argwhere(~np.isnan(values)) if values.size <= MAX_LABELLED else ():
+        value, colour = values[i, j], contrast(colours(norm(values[i, j])))
+        # not quite black: `darken` must leave text on a coloured cell alone
+        colour = "#010101" if colour == "black" else colour
+        ax.text(j, i, f"{value:.0f}" if abs(value) >= 100 else f"{value:.2g}", color=colour, fontsize=7, **centre)
+    for best in _best(cells):
+        i, j = divmod(best, len(columns))
+        star: dict[str, Any] = {"marker": "*", "markersize": 11, "markeredgecolor": "white", "markeredgewidth": 0.7}
+        ax.plot(j, i + 0.3, color=COLOURS[1], **star)
+    _set_ticks(ax, x, columns)
     ax.set_yticks(range(len(rows)), [_text(row) for row in rows])
     ax.set_ylabel(y)
 
 
-def _line(ax: Axes, part: pd.DataFrame, x: str, score: str) -> None:
+def _draw_line(ax: Axes, part: pd.DataFrame, x: str, score: str) -> None:
     columns = _ordered(part[x])
-    at = {column: i for i, column in enumerate(columns)}
-    ax.plot(part[x].map(at.__getitem__), part[score], ".", color="grey", alpha=0.5, markeredgewidth=0)
-    found = [_lowest(part[_is(part[x], column)], score) for column in columns]
-    lowest = np.array([value for value, _ in found])
+    index = {column: i for i, column in enumerate(columns)}
+    ax.plot(part[x].map(index.__getitem__), part[score], ".", color="grey", alpha=0.5, markeredgewidth=0)
+    cells = [_lowest(part[_is(part[x], column)], score) for column in columns]
+    lowest = [value for value, _ in cells]
     ax.plot(lowest, "o-", color=COLOURS[0], markersize=4)
-    for best in _best(lowest, np.array([data for _, data in found], dtype=object)):
+    for best in _best(cells):
         ax.plot(best, lowest[best], marker="*", color=COLOURS[1], markersize=12, markeredgecolor="white", zorder=3)
-    _ticks(ax, x, columns)
+    _set_ticks(ax, x, columns)
     ax.set_ylabel(_label(score))
     ax.spines[["top", "right"]].set_visible(False)
 
 
 def _is(values: pd.Series[Any], wanted: Any) -> pd.Series[Any]:
-    """Where a setting has a value; settings may be tuples, which pandas would compare one by one."""
+    """Mask of a value; pandas would compare tuples element by element."""
     return values.map(lambda value: value == wanted)
 
 
-def _lowest(own: pd.DataFrame, score: str) -> tuple[float, str]:
-    """The lowest score of some settings, and for free actions the data they are of, which must be the same."""
+def _lowest(part: pd.DataFrame, score: str) -> tuple[float, str]:
+    """Lowest score; for free actions also the data, which must be the same for all rows."""
     if score != ACTION:
-        return float(own[score].min()), ""
-    same_data(own)
-    return float(own[score].min()), "".join(own["data"].unique())
+        return float(part[score].min()), ""
+    same_data(part)
+    return float(part[score].min()), "".join(part["data"].unique())
 
 
-def _best(values: Array, data: Array) -> list[int]:
-    """Where the lowest value of each data is."""
-    found = []
-    for each in dict.fromkeys(data.tolist()):
-        own = np.where((data == each) & np.isfinite(values), values, np.inf)
-        if np.isfinite(own).any():
-            found.append(int(own.argmin()))
-    return found
+def _best(cells: Sequence[tuple[float, str]]) -> list[int]:
+    """Index of the lowest value of each data."""
+    best: dict[str, int] = {}
+    for i, (value, data) in enumerate(cells):
+        if np.isfinite(value) and (data not in best or value < cells[best[data]][0]):
+            best[data] = i
+    return list(best.values())
 
 
-def _ticks(ax: Axes, name: str, values: Sequence[Any]) -> None:
-    words = [_text(value) for value in values]
-    slanted = sum(map(len, words)) > 40
-    ax.set_xticks(range(len(words)), words, rotation=45 if slanted else 0, ha="right" if slanted else "center")
+def _set_ticks(ax: Axes, name: str, values: Sequence[Any]) -> None:
+    texts = [_text(value) for value in values]
+    slanted = sum(map(len, texts)) > 40
+    ax.set_xticks(range(len(texts)), texts, rotation=45 if slanted else 0, ha="right" if slanted else "center")
     ax.set_xlabel(name)
 
 
 def _norm(values: Array, score: str) -> Normalize:
-    """By logarithms where scores are of different magnitudes, since the good ones are to be told apart."""
+    """Logarithmic colour scale if scores differ in magnitude, so that the good ones can be told apart."""
     finite = values[np.isfinite(values)]
     if not finite.size:
         return Normalize(0.0, 1.0)
@@ -188,12 +184,12 @@ def _norm(values: Array, score: str) -> Normalize:
 
 
 def _ordered(values: pd.Series[Any]) -> list[Any]:
-    """The different values, in order where they have one."""
-    found = list(dict.fromkeys(values.tolist()))
+    """Distinct values, sorted if possible."""
+    distinct = list(dict.fromkeys(values.tolist()))
     try:
-        return sorted(found)
+        return sorted(distinct)
     except TypeError:
-        return found
+        return distinct
 
 
 def _label(score: str) -> str:
@@ -205,12 +201,3 @@ def _label(score: str) -> str:
 
 def _text(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _number(value: float) -> str:
-    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.2g}"
-
-
-def _not_quite(colour: str) -> str:
-    """A black that stays black on dark paper, where it stands on a coloured cell."""
-    return "#010101" if colour == "black" else colour

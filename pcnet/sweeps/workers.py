@@ -1,4 +1,4 @@
-"""Where batches of inversions are worked on: in this process, in several on this machine, or on a Dask cluster."""
+"""Execution of batches of inversions: in this process, in several processes, or on a Dask cluster."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,80 +20,78 @@ import numpy as np
 from pcnet.errors import StudyError
 from pcnet.sweeps.evaluate import Outcome, Task, invert
 
-Moved = Callable[[int], object]
-"""Is told how many more (inversions × observations) have passed."""
+Progress = Callable[[int], object]
+"""Called with the number of inversions × observations since the last call."""
+Finished = Iterator[tuple[int, list[Outcome]]]
+"""Key and outcomes of each task as it is finished."""
+SCHEDULER_TIMEOUT = 20
+"""Seconds to wait for a Dask scheduler."""
 
 
 class Workers(ABC):
-    """Does tasks in any order, and hands over each as it is done."""
+    """Runs tasks in any order."""
 
     @abstractmethod
-    def run(self, tasks: Mapping[int, Task], moved: Moved) -> Iterator[tuple[int, list[Outcome]]]:
-        """Do all tasks; yields the key and the outcomes of each."""
+    def run(self, tasks: Mapping[int, Task], progress: Progress) -> Finished:
+        """Run all tasks and yield each as it is finished."""
 
 
-class Here(Workers):
-    """One after the other, in this process."""
+class InProcess(Workers):
+    """Runs tasks one after another in this process."""
 
-    def run(self, tasks: Mapping[int, Task], moved: Moved) -> Iterator[tuple[int, list[Outcome]]]:
+    def run(self, tasks: Mapping[int, Task], progress: Progress) -> Finished:
         for key, task in tasks.items():
             size = len(task.settings)
-            yield key, invert(task, lambda ticks, size=size: moved(ticks * size))  # type: ignore[misc]
+            yield key, invert(task, lambda ticks, size=size: progress(ticks * size))  # type: ignore[misc]
 
 
 class Processes(Workers):
-    """In several processes on this machine, one thread each."""
+    """Runs tasks in several processes on this machine, with one thread each."""
 
     def __init__(self, count: int) -> None:
         self.count = count
 
-    def run(self, tasks: Mapping[int, Task], moved: Moved) -> Iterator[tuple[int, list[Outcome]]]:
-        from loky import ProcessPoolExecutor, wait
-        from loky.process_executor import TerminatedWorkerError
+    def run(self, tasks: Mapping[int, Task], progress: Progress) -> Finished:
+        from loky import wait
 
-        one_thread = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-        with tempfile.TemporaryDirectory(prefix="pcnet-") as folder:
-            board = Board(Path(folder) / "progress", len(tasks))
-            executor = ProcessPoolExecutor(
-                max_workers=min(self.count, len(tasks)),
-                env=one_thread,
-                initializer=follow_parent,
-                initargs=(os.getpid(),),
-            )
-            try:
-                futures = {
-                    executor.submit(_invert_elsewhere, task, board.path, place): key
-                    for place, (key, task) in enumerate(tasks.items())
-                }
-                sizes = np.array([len(task.settings) for task in tasks.values()])
-                seen = 0
-                waiting = set(futures)
-                while waiting:
-                    done, waiting = wait(waiting, timeout=0.2, return_when="FIRST_COMPLETED")
-                    now = int(board.ticks @ sizes)
-                    moved(now - seen)
-                    seen = now
-                    for future in done:
-                        yield futures[future], future.result()
-            except TerminatedWorkerError as error:
-                raise StudyError(
-                    "a worker process was killed, most likely because memory ran out; what was finished is kept: start "
-                    "again with fewer processes"
-                ) from error
-            finally:
-                executor.shutdown(wait=False, kill_workers=True)
+        with tempfile.TemporaryDirectory(prefix="pcnet-") as folder, process_pool(min(self.count, len(tasks))) as pool:
+            path = Path(folder) / "progress"  # each worker writes the number of finished ticks of its task
+            ticks = np.memmap(path, dtype=np.int64, mode="w+", shape=(len(tasks),))
+            sizes = np.array([len(task.settings) for task in tasks.values()])
+            futures = {
+                pool.submit(_invert_in_worker, task, path, i): key for i, (key, task) in enumerate(tasks.items())
+            }
+            reported, waiting = 0, set(futures)
+            while waiting:
+                done, waiting = wait(waiting, timeout=0.2, return_when="FIRST_COMPLETED")
+                total = int(ticks @ sizes)
+                progress(total - reported)
+                reported = total
+                for future in done:
+                    yield futures[future], future.result()
 
 
-class Board:
-    """A small file in which each worker notes how many observations its task has passed."""
+@contextmanager
+def process_pool(count: int) -> Iterator[Any]:
+    """A pool of processes with one thread each that end with this process; they are killed on leaving the context."""
+    from loky import ProcessPoolExecutor
+    from loky.process_executor import TerminatedWorkerError
 
-    def __init__(self, path: Path, places: int) -> None:
-        self.path = path
-        self.ticks = np.memmap(path, dtype=np.int64, mode="w+", shape=(places,))
+    one_thread = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+    pool = ProcessPoolExecutor(count, env=one_thread, initializer=_follow_parent, initargs=(os.getpid(),))
+    try:
+        yield pool
+    except TerminatedWorkerError as error:
+        raise StudyError(
+            "a worker process was killed, most likely because memory ran out; finished work is kept: start again with "
+            "fewer processes"
+        ) from error
+    finally:
+        pool.shutdown(wait=False, kill_workers=True)
 
 
-def follow_parent(parent: int) -> None:
-    """Have this process end when its parent does, however that ends, and leave Ctrl-C to it."""
+def _follow_parent(parent: int) -> None:
+    """End this process when its parent ends, and leave Ctrl-C to the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def watch() -> None:
@@ -104,45 +102,37 @@ def follow_parent(parent: int) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _invert_elsewhere(task: Task, board: Path, place: int) -> list[Outcome]:
-    ticks = np.memmap(board, dtype=np.int64, mode="r+")
+def _invert_in_worker(task: Task, progress_file: Path, index: int) -> list[Outcome]:
+    ticks = np.memmap(progress_file, dtype=np.int64, mode="r+")
 
     def report(more: int) -> None:
-        ticks[place] += more
+        ticks[index] += more
 
     return invert(task, report)
 
 
-PATIENCE = 20
-"""Seconds to wait for the scheduler of a cluster."""
-
-
 class Dask(Workers):
-    """On a Dask cluster, given the address of its scheduler or a client of one's own."""
+    """Runs tasks on a Dask cluster, given the address of its scheduler or a client."""
 
     def __init__(self, scheduler: Any) -> None:
         self.scheduler = scheduler
 
-    def run(self, tasks: Mapping[int, Task], moved: Moved) -> Iterator[tuple[int, list[Outcome]]]:
+    def run(self, tasks: Mapping[int, Task], progress: Progress) -> Finished:
         try:
             import cloudpickle  # type: ignore[import-untyped]
             from distributed import as_completed
         except ImportError:
             raise StudyError("a scheduler needs Dask: pip install 'pcnet[dask]'") from None
-        name = f"pcnet-{uuid.uuid4().hex}"
+        name, futures = f"pcnet-{uuid.uuid4().hex}", dict[Any, tuple[int, int]]()
         with self._client() as client:
-            futures = {
-                client.submit(_invert_packed, cloudpickle.dumps(task), key=f"{name}-{key}", pure=False): (
-                    key,
-                    len(task.settings) * task.data.length,
-                )
-                for key, task in tasks.items()
-            }
+            for key, task in tasks.items():
+                future = client.submit(_invert_pickled, cloudpickle.dumps(task), key=f"{name}-{key}", pure=False)
+                futures[future] = key, len(task.settings) * task.data.length
             try:
                 for future in as_completed(list(futures), loop=client.loop):  # type: ignore[no-untyped-call]
-                    key, passed = futures[future]
+                    key, size = futures[future]
                     yield key, self._result(future)
-                    moved(passed)
+                    progress(size)
             finally:
                 client.cancel(list(futures))
 
@@ -153,7 +143,7 @@ class Dask(Workers):
             return nullcontext(self.scheduler)
         try:
             client: AbstractContextManager[Any] = Client(  # type: ignore[no-untyped-call]
-                self.scheduler, timeout=PATIENCE, set_as_default=False
+                self.scheduler, timeout=SCHEDULER_TIMEOUT, set_as_default=False
             )
         except (OSError, TypeError, ValueError) as error:
             raise StudyError(f"there is no Dask scheduler at {self.scheduler!r}: {error}") from None
@@ -167,8 +157,8 @@ class Dask(Workers):
             outcomes: list[Outcome] = future.result()
         except KilledWorker as error:
             raise StudyError(
-                "a batch was lost with every worker that took it up, most likely because memory ran out; what was "
-                "finished is kept: start again with workers that have more memory"
+                "a batch killed every worker that ran it, most likely because memory ran out; finished work is kept: "
+                "start again with workers that have more memory"
             ) from error
         except ModuleNotFoundError as error:
             raise StudyError(
@@ -178,28 +168,26 @@ class Dask(Workers):
         return outcomes
 
 
-def _invert_packed(task: bytes) -> list[Outcome]:
-    """A task as `Dask.run` packed it, so that nobody on its way, such as the scheduler, has to understand it.
-
-    A worker may have several threads, but functions cannot be traced in more than one at a time.
-    """
-    with ONE_AT_A_TIME:
+def _invert_pickled(task: bytes) -> list[Outcome]:
+    """Run a task that was pickled by `Dask.run`, so that the scheduler need not be able to import it."""
+    with TRACING:
         return invert(pickle.loads(task))
 
 
-ONE_AT_A_TIME = threading.Lock()
+TRACING = threading.Lock()
+"""Functions can be traced in one thread at a time only, and a Dask worker may have several."""
 
 
-def choose(processes: int | None, scheduler: Any, tasks: int) -> Workers:
-    """A cluster if a scheduler is given; else as many processes as there are cores, or as are asked for."""
+def choose_workers(processes: int, scheduler: Any, tasks: int) -> Workers:
+    """A Dask cluster if a scheduler is given, else at most `processes` processes."""
     if scheduler is not None:
         return Dask(scheduler)
-    count = min(processes or cores(), max(tasks, 1))
-    return Here() if count == 1 else Processes(count)
+    count = min(processes, max(tasks, 1))
+    return InProcess() if count == 1 else Processes(count)
 
 
 def cores() -> int:
-    """How many cores this process may use."""
+    """Number of cores that this process may use."""
     from loky import cpu_count
 
     return int(cpu_count())

@@ -1,5 +1,5 @@
-"""Whether beliefs are right, and as sure as they should be: pcnet's rules beside the paper's and Kalman filters."""
+"""Calibration study: errors and coverage of pcnet's beliefs beside the paper's rules and Kalman filters."""
 
-from studies.calibration.conduct import Calibration, calibrate, conclude
+from studies.calibration.run import Calibration, calibrate, conclude
 
 __all__ = ["Calibration", "calibrate", "conclude"]

@@ -1,4 +1,4 @@
-"""The study of calibration: `python -m studies.calibration`."""
+"""Command line of the calibration study: `python -m studies.calibration`."""
 
 from __future__ import annotations
 
@@ -8,38 +8,38 @@ from typing import Annotated
 import typer
 
 from pcnet.io.command_line import plain_errors
+from studies.calibration import calibrate as run_study
+from studies.calibration import conclude
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 @app.command()
 def calibrate(
-    folder: Annotated[Path, typer.Argument(help="Where the report, the figures and the tables go.")] = Path(
+    folder: Annotated[Path, typer.Argument(help="Folder of the report, the figures and the tables.")] = Path(
         "output/calibration"
     ),
-    seeds: Annotated[int, typer.Option(min=1, help="How many realisations of each process.")] = 100,
-    samples: Annotated[int, typer.Option(min=200, help="How many observations of each.")] = 10_000,
-    cells: Annotated[str, typer.Option(help="Which ones, such as white,smooth5; all unless given.")] = "",
+    seeds: Annotated[int, typer.Option(min=1, help="Number of realisations of each process.")] = 100,
+    samples: Annotated[int, typer.Option(min=200, help="Number of observations per realisation.")] = 10_000,
+    cases: Annotated[str, typer.Option(help="Names of cases, such as white,smooth5; default: all.")] = "",
     first_seed: Annotated[
-        int, typer.Option(min=0, help="Use 1000 to try something out: from 20000 on they are for reports alone.")
+        int, typer.Option(min=0, help="Use 1000 for experiments: seeds from 20000 on are reserved for reports.")
     ] = 20_000,
-    processes: Annotated[int | None, typer.Option(min=1, help="As many as there are cores, unless given.")] = None,
+    processes: Annotated[int | None, typer.Option(min=1, help="Number of processes; default: all cores.")] = None,
 ) -> None:
-    """Measure whether beliefs are right and as sure as they should be, beside Kalman filters that are told the noise.
+    """Measure errors and coverage of beliefs beside Kalman filters that know the true noise.
 
-    A quick look: --seeds 20 --samples 4000 --first-seed 1000.
+    A quick run: --seeds 20 --samples 4000 --first-seed 1000.
     """
-    from studies.calibration import calibrate, conclude
-
     with plain_errors():
-        done = calibrate(
+        done = run_study(
             folder,
             seeds=seeds,
             samples=samples,
-            cells=[name.strip() for name in cells.split(",") if name.strip()],
+            cases=[name.strip() for name in cases.split(",") if name.strip()],
             first_seed=first_seed,
             processes=processes,
-            say=lambda words: typer.echo(words, err=True),
+            log=lambda text: typer.echo(text, err=True),
         )
     typer.echo(conclude(done))
 

@@ -1,4 +1,4 @@
-"""What the study consists of: processes with known truth, models that invert them, and priors."""
+"""Design of the calibration study: processes with known truth, assumed models, and noise priors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pcnet.functions import systems as flows
-from pcnet.functions.base import Function, Plain
+from pcnet.functions.base import Function, PlainFunction
 from pcnet.functions.traced import TracedFunction
 from pcnet.simulate import (
     GLV_INITIAL,
@@ -26,18 +26,18 @@ from pcnet.simulate import (
 
 DT = 0.01
 HELD_OUT = 20_000
-"""The first seed of the report. Nothing may be chosen by looking at these: they are for the report alone."""
+"""First seed of reports. Seeds from here on are held out: no method or setting may be chosen with them."""
 DEVELOPMENT = 1_000
-"""The first seed for everything else: trying rules out, choosing settings of the rivals, tests."""
+"""First seed for everything else: development, settings of the baselines, tests."""
 
 JUMP_TO = (0.35, *GLV_PARAMETERS[1:])
-"""The parameters after the jump."""
+"""Parameters after the jump."""
 JUMP_DELAY = 2_000
-"""By so many observations after it the jump should have been followed."""
+"""Number of observations after the jump at which the parameters are compared."""
 
 
 class Prior(NamedTuple):
-    """By which factors the first guess of the noises' variances is wrong: of the states' and of the observations'."""
+    """Factors by which the assumed variances of state noise (x) and observation noise (y) are wrong."""
 
     name: str
     x: float
@@ -55,19 +55,22 @@ RIGHT = PRIORS[:1]
 
 
 class Process(NamedTuple):
-    """A process x ← clip(x + dt (f(x, θ) + z)), y = Hx + w, with all that is true of it.
+    """A process x ← clip(x + dt (f(x, θ) + z)), y = Hx + w with its true values.
 
-    width: of the noises' kernel, in samples. seen: which states are observed, all of them with the same noise. jump:
-    the parameters of the second half of the time, if they are others.
+    Attributes:
+        width: Kernel width of the noises in samples.
+        observed: Indices of the observed states, all with the same noise.
+        bounds: Lower and upper bound of the states.
+        jump: Parameters of the second half of the time, if they differ.
     """
 
-    flow: Function | Plain
+    flow: Function | PlainFunction
     parameters: tuple[float, ...]
     initial: tuple[float, ...]
     state_sd: tuple[float, ...]
     observation_sd: float
     width: float = 0.0
-    seen: tuple[int, ...] = (0, 1, 2)
+    observed: tuple[int, ...] = (0, 1, 2)
     bounds: tuple[float | None, float | None] = (None, None)
     jump: tuple[float, ...] | None = None
 
@@ -76,17 +79,17 @@ class Process(NamedTuple):
         return len(self.initial)
 
     @property
-    def matching(self) -> float:
-        """By how much white noise has to be stronger to have the smooth noise's spectral density: 2√π width."""
+    def spectral_factor(self) -> float:
+        """Variance of white noise with the spectral density of the smooth noise, relative to it: 2√π width."""
         return max(1.0, 2 * math.sqrt(math.pi) * self.width)
 
-    def look(self, x: Tensor, _: Tensor) -> Tensor:
-        """What is seen of a state without noise."""
-        return x[..., list(self.seen)]
+    def observe(self, x: Tensor, _: Tensor | None = None) -> Tensor:
+        """Noise-free observation of a state."""
+        return x[..., list(self.observed)]
 
-    def realise(self, samples: int, seeds: Sequence[int]) -> Simulation:
-        """A realisation for each seed."""
-        world = simulate(
+    def simulate(self, samples: int, seeds: Sequence[int]) -> Simulation:
+        """One realisation per seed."""
+        simulation = simulate(
             self.flow,
             parameters=self.parameters,
             initial=self.initial,
@@ -95,55 +98,54 @@ class Process(NamedTuple):
             state_sd=list(self.state_sd),
             observation_sd=self.observation_sd,
             width=self.width * DT,
-            mapping=self.look,
+            mapping=self.observe,
             lower=self.bounds[0],
             upper=self.bounds[1],
             seed=list(seeds),
         )
         if self.jump is None:
-            return world
+            return simulation
         half = samples // 2
         later = euler(
             self.flow,
             parameters=self.jump,
-            initial=world.states[:, half],
-            noise=world.state_noise[:, half:],
+            initial=simulation.states[:, half],
+            noise=simulation.state_noise[:, half:],
             dt=DT,
             lower=self.bounds[0],
             upper=self.bounds[1],
         )
-        states = torch.cat([world.states[:, :half], later], 1)
-        clean = self.look(states, states)
-        return world._replace(states=states, observations=clean + world.observation_noise)
+        states = torch.cat([simulation.states[:, :half], later], 1)
+        return simulation._replace(states=states, observations=self.observe(states) + simulation.observation_noise)
 
 
-class Model(NamedTuple):
-    """What the methods take the process for. initial: where states that are not seen are guessed to begin."""
+class AssumedModel(NamedTuple):
+    """Model that the methods assume: flow, prior of the parameters, and prior of unobserved initial states."""
 
-    flow: Function | Plain
+    flow: Function | PlainFunction
     mean: tuple[float, ...]
     sd: tuple[float, ...]
     initial: tuple[float, ...] = (0.0, 0.0, 0.0)
     initial_sd: float = 1.0
-    written_out: Plain | None = None
-    """The flow in plain operations, if it has a cheaper form: rivals share no code with what they are compared to."""
+    plain_flow: PlainFunction | None = None
+    """The flow in plain operations, so that the baselines share no code with pcnet's flow."""
     right: bool = True
-    """Whether it has the form of the process; parameters of a model that has not are neither right nor wrong."""
+    """Whether the model has the form of the process."""
 
 
 class Case(NamedTuple):
-    """A process and a model of it, with the methods that are tried and the priors that pcnet begins from."""
+    """A process and an assumed model, with the methods and the noise priors that are compared."""
 
     title: str
     process: Process
-    model: Model
+    model: AssumedModel
     methods: tuple[str, ...]
     priors: tuple[Prior, ...] = RIGHT
 
 
 # --- flows -----------------------------------------------------------------------------------------------------------
 def _pendulum(x: Tensor, parameters: Tensor) -> Tensor:
-    """The angle moves by the velocity, the velocity by −k sin(angle) − c velocity; θ = (c, k)."""
+    """Damped pendulum, φ̈ = −k sin φ − c φ̇; x = (φ, φ̇), θ = (c, k)."""
     angle, velocity = x[..., 0], x[..., 1]
     damping, stiffness = parameters[..., 0], parameters[..., 1]
     return torch.stack([velocity, -stiffness * angle.sin() - damping * velocity], -1)
@@ -172,54 +174,58 @@ def _glv(width: float, jump: tuple[float, ...] | None = None) -> Process:
     )
 
 
-_OF_ITS_FORM = Model(flows.lotka_volterra, (0.3, -0.2, 0.3), (0.25,) * 3, written_out=_three_species)
-_OF_ANOTHER = Model(flows.lorenz, (30.0,), (9.0,), right=False)
-_SWINGING = Process(pendulum, (0.2, 4.0), (2.0, 0.0), (0.05, 1.0), 0.1, seen=(0,))
-_CHAOTIC = Process(flows.lorenz, (28.0,), (1.0, 1.0, 25.0), (1.0,) * 3, 1.0, seen=(0,))
-_FILTERS = ("pcnet", "paper", "ekf", "ukf")
-_MATCHED = ("pcnet", "paper", "ekf marginal", "ekf matched", "ukf matched")
+_RIGHT_MODEL = AssumedModel(flows.lotka_volterra, (0.3, -0.2, 0.3), (0.25,) * 3, plain_flow=_three_species)
+_WRONG_MODEL = AssumedModel(flows.lorenz, (30.0,), (9.0,), right=False)
+_PENDULUM = Process(pendulum, (0.2, 4.0), (2.0, 0.0), (0.05, 1.0), 0.1, observed=(0,))
+_LORENZ63 = Process(flows.lorenz, (28.0,), (1.0, 1.0, 25.0), (1.0,) * 3, 1.0, observed=(0,))
+_WHITE_METHODS = ("pcnet", "paper", "ekf", "ukf")
+_SMOOTH_METHODS = ("pcnet", "paper", "ekf marginal", "ekf matched", "ukf matched")
 
 CASES: Mapping[str, Case] = {
-    "white": Case("GLV, white noise", _glv(0), _OF_ITS_FORM, _FILTERS, PRIORS),
-    "smooth5": Case("GLV, smooth noise, kernel 5 samples", _glv(5), _OF_ITS_FORM, _MATCHED, PRIORS),
+    "white": Case("GLV, white noise", _glv(0), _RIGHT_MODEL, _WHITE_METHODS, PRIORS),
+    "smooth5": Case("GLV, smooth noise, kernel 5 samples", _glv(5), _RIGHT_MODEL, _SMOOTH_METHODS, PRIORS),
     "smooth50": Case(
-        "GLV, smooth noise, kernel 50 samples", _glv(50), _OF_ITS_FORM, (*_MATCHED, "ekf noise as states"), PRIORS
+        "GLV, smooth noise, kernel 50 samples",
+        _glv(50),
+        _RIGHT_MODEL,
+        (*_SMOOTH_METHODS, "ekf noise as states"),
+        PRIORS,
     ),
-    "lorenz-white": Case("Lorenz model on GLV data, white noise", _glv(0), _OF_ANOTHER, ("pcnet", "paper"), PRIORS),
+    "lorenz-white": Case("Lorenz model on GLV data, white noise", _glv(0), _WRONG_MODEL, ("pcnet", "paper"), PRIORS),
     "lorenz-smooth5": Case(
-        "Lorenz model on GLV data, kernel 5 samples", _glv(5), _OF_ANOTHER, ("pcnet", "paper"), PRIORS
+        "Lorenz model on GLV data, kernel 5 samples", _glv(5), _WRONG_MODEL, ("pcnet", "paper"), PRIORS
     ),
-    "jump-white": Case("GLV with a jump, white noise", _glv(0, JUMP_TO), _OF_ITS_FORM, ("pcnet", "ekf random walk")),
+    "jump-white": Case("GLV with a jump, white noise", _glv(0, JUMP_TO), _RIGHT_MODEL, ("pcnet", "ekf random walk")),
     "jump-smooth5": Case(
-        "GLV with a jump, kernel 5 samples", _glv(5, JUMP_TO), _OF_ITS_FORM, ("pcnet", "ekf random walk")
+        "GLV with a jump, kernel 5 samples", _glv(5, JUMP_TO), _RIGHT_MODEL, ("pcnet", "ekf random walk")
     ),
     "pendulum": Case(
-        "Damped pendulum, only its angle seen",
-        _SWINGING,
-        Model(pendulum, (0.5, 6.0), (0.5, 3.0), (0.0, 0.0)),
+        "Damped pendulum, only the angle observed",
+        _PENDULUM,
+        AssumedModel(pendulum, (0.5, 6.0), (0.5, 3.0), (0.0, 0.0)),
         ("pcnet", "ekf"),
         PRIORS[:3],
     ),
     "lorenz63": Case(
-        "Lorenz-63, only x seen",
-        _CHAOTIC,
-        Model(flows.lorenz, (30.0,), (9.0,), (0.0, 0.0, 25.0), 10.0),
+        "Lorenz-63, only x observed",
+        _LORENZ63,
+        AssumedModel(flows.lorenz, (30.0,), (9.0,), (0.0, 0.0, 25.0), 10.0),
         ("pcnet", "ekf"),
         PRIORS[:3],
     ),
 }
-"""All cases by their short names."""
+"""Cases by name."""
 
-DRIFT = 1.0
-"""How long, in time units, what is wrong with a model of another form is taken to last."""
+MODEL_ERROR_TIME = 1.0
+"""Correlation time of the model error that is assumed for a wrong model, in time units."""
 RANDOM_WALK = 0.0005
-"""By how much the parameters of the rival may walk at each observation, as a standard deviation: between
-0.0003 and 0.001, of which the first follows the jump in most development seeds with white noise, the second with
-smooth noise (tried with 0.0001 and 0.003)."""
+"""Standard deviation of the parameters' random walk per observation in the baseline. It lies between 0.0003, which
+follows the jump in most development seeds with white noise, and 0.001, which does so with smooth noise (0.0001 and
+0.003 were also tried)."""
 
 
 def first_state(case: Case, observations: Tensor) -> Tensor:
-    """Where all methods begin: at what is seen first, and at the model's guess of what is not seen; (seeds, dim)."""
+    """Initial states of all methods, (seeds, dim): the first observation, or the prior mean of unobserved states."""
     guess = torch.tensor(case.model.initial, dtype=torch.float64).repeat(len(observations), 1)
-    guess[:, list(case.process.seen)] = observations[:, 0]
+    guess[:, list(case.process.observed)] = observations[:, 0]
     return guess

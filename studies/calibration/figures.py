@@ -1,4 +1,4 @@
-"""Pictures of the study: errors, coverages, precisions, and parameters over time."""
+"""Figures of the calibration study: errors, coverage, precisions, and parameters over time."""
 
 from __future__ import annotations
 
@@ -6,110 +6,96 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from pcnet.files import atomic_write
 from pcnet.results.drawing import COLOURS
 from studies.calibration.design import CASES, DT, RIGHT
-from studies.calibration.findings import NEAR_JUMP, NEAR_X, NEAR_Y, Cell, Findings
-from studies.calibration.judging import SURE
-from studies.calibration.measures import EXACT
-from studies.calibration.methods import GUESSING, NAMES
-from studies.paper.figures import DPI, Drawing, Picture
+from studies.calibration.measures import NOMINAL_COVERAGE
+from studies.calibration.methods import LEARN_NOISE, NAMES
+from studies.calibration.results import NEAR_JUMP, NEAR_X, NEAR_Y, Cell, StudyResults
+from studies.calibration.targets import COVERAGE
+from studies.reporting import WIDTH, Drawing, Picture, legend, save_figures
 
-WIDTH = 9.0
-SHOWN = (5e-3, 2e2)
-"""Learned precisions over the true ones that are beyond these are drawn at the edge."""
-TINTS = dict(
-    zip(NAMES, (*COLOURS[:3], COLOURS[3], COLOURS[2], COLOURS[5], COLOURS[2], COLOURS[4], COLOURS[4]), strict=True)
-)
-"""A colour for each method; those that never meet in a case may share one."""
+PRECISION_RANGE = (5e-3, 2e2)
+"""Learned precisions, over the true ones, outside this range are drawn at its ends."""
+TINTS = dict(zip(NAMES, (COLOURS[i] for i in (0, 1, 2, 3, 2, 5, 2, 4, 4)), strict=True))
+"""Colour of each method; methods that do not occur in the same case may share one."""
 
 
-def draw(findings: Findings, folder: Path) -> list[Picture]:
-    """Write every figure as a PNG into a folder, which is made if need be."""
-    folder.mkdir(parents=True, exist_ok=True)
-    pictures = []
-    for make in (errors, coverages, precisions, parameters):
-        drawing = make(findings)
-        if drawing is None:
-            continue
-        path = folder / f"{drawing.name}.png"
-        with atomic_write(path) as scratch:
-            drawing.figure.savefig(scratch, dpi=DPI, format="png")
-        pictures.append(Picture(drawing.name, path, drawing.title, drawing.caption))
-    return pictures
+def draw(results: StudyResults, folder: Path) -> list[Picture]:
+    """Write every figure as a PNG file into a folder."""
+    drawings = (make(results) for make in (errors, coverages, precisions, parameters))
+    return save_figures((drawing for drawing in drawings if drawing is not None), folder)
 
 
-def errors(findings: Findings) -> Drawing:
-    """The MSE of every seed, a row a cell and a panel a case."""
+def errors(results: StudyResults) -> Drawing:
+    """MSE of every seed: one panel per case, one row per cell."""
 
     def panel(ax: Axes, cells: Sequence[Cell]) -> None:
         for place, cell in enumerate(cells):
-            values = findings.rows(cell)["mse"].dropna().to_numpy(dtype=float)
+            values = results.rows(cell)["mse"].dropna().to_numpy(dtype=float)
             _dots(ax, place, values, TINTS[cell.method])
         ax.set_xscale("log")
-        ax.axvline(findings.summary(cells[0]).raw, color="black", linestyle=":", linewidth=1.2)
+        ax.axvline(results.summary(cells[0]).raw, color="black", linestyle=":", linewidth=1.2)
 
-    figure = _rows_of_cells(findings, panel, "MSE of the states in the second half of the time")
-    _legend(figure, [_median(), Line2D([], [], color="black", linestyle=":", label="raw observations")])
+    figure = _rows_of_cells(results, panel, "MSE of the states in the second half of the time")
+    legend(figure, [_median(), Line2D([], [], color="black", linestyle=":", label="raw observations")], fontsize=9)
     caption = (
-        "Errors of the inferred states: a dot a seed, a bar the median. The graph and the paper's rules begin from the "
-        "prior that is named; the filters are told the noise."
+        "Errors of the inferred states: one dot per seed; bars are medians. pcnet and ODEM start from the named prior "
+        "of the noise; the Kalman filters are given the true noise."
     )
     return Drawing("errors", "Errors of the states", caption, figure)
 
 
-def coverages(findings: Findings) -> Drawing:
-    """How often intervals contain the truth, of parameters and states."""
+def coverages(results: StudyResults) -> Drawing:
+    """Coverage of the intervals of parameters and states."""
 
     def panel(ax: Axes, cells: Sequence[Cell]) -> None:
-        ax.axvspan(*SURE, color="0.9")
-        ax.axvline(EXACT, color="black", linestyle=":", linewidth=1.2)
+        ax.axvspan(*COVERAGE, color="0.9")
+        ax.axvline(NOMINAL_COVERAGE, color="black", linestyle=":", linewidth=1.2)
         for place, cell in enumerate(cells):
-            found = findings.summary(cell)
-            for share, marker, shift in ((found.coverage_parameters, "s", -0.15), (found.coverage_states, "o", 0.15)):
+            summary = results.summary(cell)
+            shares = ((summary.coverage_parameters, "s", -0.15), (summary.coverage_states, "o", 0.15))
+            for share, marker, shift in shares:
                 ax.plot([share.low, share.high], [place + shift] * 2, color=TINTS[cell.method], linewidth=1.5)
                 ax.plot(share.value, place + shift, marker, color=TINTS[cell.method], markersize=5)
         ax.set_xlim(-0.02, 1.02)
 
-    figure = _rows_of_cells(findings, panel, "share of truths within ±2 sd")
+    figure = _rows_of_cells(results, panel, "share of true values within ±2 sd")
     handles = [
         Line2D([], [], color="0.3", marker="s", linestyle="-", label="parameters, at the end"),
         Line2D([], [], color="0.3", marker="o", linestyle="-", label="states, second half"),
         Patch(color="0.9", label="target"),
-        Line2D([], [], color="black", linestyle=":", label="exact"),
+        Line2D([], [], color="black", linestyle=":", label="nominal"),
     ]
-    _legend(figure, handles)
+    legend(figure, handles, fontsize=9)
     caption = (
-        "Coverage of intervals of two standard deviations, with Wilson's 95 % interval for as many trials as there are "
-        "seeds."
+        "Coverage of intervals of ±2 standard deviations, with Wilson's 95 % interval, counting one trial per seed."
     )
     return Drawing("coverage", "Coverage", caption, figure)
 
 
-def precisions(findings: Findings) -> Drawing | None:
-    """Learned precisions over the true ones."""
-    cases = [case for case in findings.cases if CASES[case].model.right]
-    if not any(cell.method in GUESSING for case in cases for cell in findings.cells(case)):
+def precisions(results: StudyResults) -> Drawing | None:
+    """Learned precisions relative to the true ones."""
+    cases = [case for case in results.cases if CASES[case].model.right]
+    if not any(cell.method in LEARN_NOISE for case in cases for cell in results.cells(case)):
         return None
 
     def panel(ax: Axes, cells: Sequence[Cell]) -> None:
         ax.axvspan(*NEAR_X, color="0.92")
         ax.axvspan(*NEAR_Y, color="0.8")
         for place, cell in enumerate(cells):
-            rows = findings.rows(cell)
+            rows = results.rows(cell)
             for name, colour, shift in (("precision_y", COLOURS[0], -0.17), ("precision_x", COLOURS[1], 0.17)):
-                values = rows[name].dropna().to_numpy(dtype=float).clip(*SHOWN)
+                values = rows[name].dropna().to_numpy(dtype=float).clip(*PRECISION_RANGE)
                 _dots(ax, place + shift, values, colour, height=0.12)
         ax.set_xscale("log")
-        ax.set_xlim(SHOWN[0] / 1.2, SHOWN[1] * 1.2)
+        ax.set_xlim(PRECISION_RANGE[0] / 1.2, PRECISION_RANGE[1] * 1.2)
 
-    figure = _rows_of_cells(findings, panel, "precision at the end ÷ true precision", cases, GUESSING)
+    figure = _rows_of_cells(results, panel, "final precision ÷ true precision", cases, LEARN_NOISE)
     handles = [
         Line2D([], [], color=COLOURS[0], marker="o", linestyle="", label="of observations, y"),
         Line2D([], [], color=COLOURS[1], marker="o", linestyle="", label="of states, x"),
@@ -117,17 +103,17 @@ def precisions(findings: Findings) -> Drawing | None:
         Patch(color="0.92", label="target for x"),
         _median(),
     ]
-    _legend(figure, handles)
+    legend(figure, handles, fontsize=9)
     caption = (
-        "Precisions at the end, in units of the true ones: a dot a seed. Of several channels the one that is furthest "
-        "off; what is beyond the axis is drawn at its end."
+        "Final precisions relative to the true ones: one dot per seed, of the worst channel. Values outside the axis "
+        "are drawn at its ends."
     )
     return Drawing("precisions", "Precisions", caption, figure)
 
 
-def parameters(findings: Findings) -> Drawing | None:
-    """The first parameter over time, of all seeds, by pcnet and by the rival."""
-    cases = [case for case in findings.cases if CASES[case].model.right]
+def parameters(results: StudyResults) -> Drawing | None:
+    """First parameter over time, of pcnet and of the baseline."""
+    cases = [case for case in results.cases if CASES[case].model.right]
     if not cases:
         return None
     columns = 2
@@ -136,19 +122,18 @@ def parameters(findings: Findings) -> Drawing | None:
     for ax in axes[len(cases) :]:
         ax.set_axis_off()
     for ax, case in zip(axes, cases, strict=False):
-        shown = [cell for cell in findings.cells(case) if cell.prior in ("", RIGHT[0].name)]
+        shown = [cell for cell in results.cells(case) if cell.prior in ("", RIGHT[0].name)]
         shown = [cell for cell in shown if cell.method in ("pcnet", "ekf", "ekf matched", "ekf random walk")]
         for cell in shown:
-            outcome = findings.outcomes[cell]
-            assert outcome.at is not None
-            assert outcome.theta is not None
-            low, middle, high = np.nanquantile(outcome.theta[..., 0], [0.05, 0.5, 0.95], axis=0)
-            colour = TINTS[cell.method]
-            ax.fill_between(outcome.at * DT, low, high, color=colour, alpha=0.25, linewidth=0)
-            ax.plot(outcome.at * DT, middle, color=colour, linewidth=1.3)
+            trial, colour = results.trials[cell], TINTS[cell.method]
+            assert trial.at is not None
+            assert trial.theta is not None
+            low, middle, high = np.nanquantile(trial.theta[..., 0], [0.05, 0.5, 0.95], axis=0)
+            ax.fill_between(trial.at * DT, low, high, color=colour, alpha=0.25, linewidth=0)
+            ax.plot(trial.at * DT, middle, color=colour, linewidth=1.3)
         process = CASES[case].process
         first, last = process.parameters[0], (process.jump or process.parameters)[0]
-        end = findings.samples * DT
+        end = results.samples * DT
         ax.plot([0, end / 2, end / 2, end], [first, first, last, last], color="black", linestyle=":", linewidth=1.3)
         spread = max(0.25 * abs(last), 5 * NEAR_JUMP) if process.jump else 0.2 * abs(first)
         ax.set_ylim(min(first, last) - spread, max(first, last) + spread)
@@ -157,29 +142,29 @@ def parameters(findings: Findings) -> Drawing | None:
     figure.supylabel("first parameter", fontsize=10)
     handles = [
         Line2D([], [], color=TINTS["pcnet"], label="pcnet"),
-        Line2D([], [], color=TINTS["ekf"], label="extended Kalman filter told the noise"),
+        Line2D([], [], color=TINTS["ekf"], label="extended Kalman filter, true noise"),
         Line2D([], [], color="black", linestyle=":", label="truth"),
     ]
-    _legend(figure, handles)
+    legend(figure, handles, fontsize=9)
     caption = (
-        "Beliefs about the first parameter over time, from the right prior: median and 90 % of the seeds. The filters "
-        "have the matched noise, and a random walk where parameters jump."
+        "Mean of the first parameter over time, from the right prior: median and central 90 % of the seeds. The Kalman "
+        "filters assume matched noise, and a random walk where parameters jump."
     )
     return Drawing("parameters", "Parameters over time", caption, figure)
 
 
 # --- parts -----------------------------------------------------------------------------------------------------------
 def _rows_of_cells(
-    findings: Findings,
+    results: StudyResults,
     panel: Callable[[Axes, Sequence[Cell]], None],
     label: str,
     cases: Sequence[str] | None = None,
     methods: Sequence[str] | None = None,
 ) -> Figure:
-    """A panel a case, one below the other, each with a row a cell."""
+    """One panel per case, stacked, with one row per cell."""
     chosen = {
-        case: [cell for cell in findings.cells(case) if methods is None or cell.method in methods]
-        for case in (findings.cases if cases is None else cases)
+        case: [cell for cell in results.cells(case) if methods is None or cell.method in methods]
+        for case in (results.cases if cases is None else cases)
     }
     chosen = {case: cells for case, cells in chosen.items() if cells}
     heights = [len(cells) + 1.6 for cells in chosen.values()]
@@ -187,7 +172,7 @@ def _rows_of_cells(
     axes = figure.subplots(len(chosen), 1, squeeze=False, sharex=True, height_ratios=heights)[:, 0]
     for ax, (case, cells) in zip(axes, chosen.items(), strict=True):
         panel(ax, cells)
-        ax.set_yticks(range(len(cells)), [cell_name(cell) for cell in cells], fontsize=8)
+        ax.set_yticks(range(len(cells)), [cell.label for cell in cells], fontsize=8)
         ax.set_ylim(len(cells) - 0.4, -0.6)
         ax.set_title(CASES[case].title, loc="left", fontsize=9)
         ax.grid(axis="x", color="0.9", linewidth=0.6)
@@ -196,14 +181,8 @@ def _rows_of_cells(
     return figure
 
 
-def cell_name(cell: Cell) -> str:
-    """A method, with the prior it began from."""
-    short = NAMES[cell.method].replace("extended Kalman filter", "EKF").replace("unscented Kalman filter", "UKF")
-    return f"{short}, prior {cell.prior}" if cell.prior else short
-
-
 def _dots(ax: Axes, place: float, values: np.ndarray, colour: str, height: float = 0.28) -> None:
-    """A dot a value around a row, spread so that they can be told apart, and their median as a bar."""
+    """One dot per value, spread vertically around a row, and a bar at the median."""
     if not len(values):
         return
     shift = height * (np.arange(len(values)) * 0.618034 % 1 - 0.5) * 2
@@ -213,7 +192,3 @@ def _dots(ax: Axes, place: float, values: np.ndarray, colour: str, height: float
 
 def _median() -> Line2D:
     return Line2D([], [], color="black", marker="|", markersize=9, markeredgewidth=1.5, linestyle="", label="median")
-
-
-def _legend(figure: Figure, handles: Sequence[Artist]) -> None:
-    figure.legend(handles=list(handles), loc="outside upper center", ncols=len(handles), frameon=False, fontsize=9)

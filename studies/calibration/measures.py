@@ -1,4 +1,4 @@
-"""How good beliefs are: errors, and how often the truth is within two standard deviations of what is believed."""
+"""Measures of beliefs: squared errors, coverage of intervals, and binomial intervals of shares."""
 
 from __future__ import annotations
 
@@ -11,17 +11,21 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 
 SDS = 2.0
-"""Intervals reach so many standard deviations to either side."""
-EXACT = math.erf(SDS / math.sqrt(2))
-"""How often the truth is within them if beliefs are Gaussian and right: 95.4 %."""
+"""Half-width of intervals in standard deviations."""
+NOMINAL_COVERAGE = math.erf(SDS / math.sqrt(2))
+"""Coverage of these intervals for calibrated Gaussian beliefs: 95.4 %."""
 
 
 class Beliefs(NamedTuple):
-    """What a method believed of all seeds, thinned: at (T,) indices of observations, states (seeds, T, dim) and
-    parameters (seeds, T, p), and how it ended.
+    """Beliefs of a method at every tenth observation, for all seeds.
 
-    precision_x, precision_y: as learned, in units of the true one, the worst of the channels; (seeds,), NaN for methods
-    that are told. lost: (seeds,), whether the run diverged.
+    Attributes:
+        at: Indices (T,) of the observations.
+        mean, sd: States, (seeds, T, dim).
+        theta, theta_sd: Parameters, (seeds, T, p).
+        precision_x, precision_y: Final precision over the true one, of the worst channel, (seeds,); NaN for methods
+            that are given the noise.
+        diverged: Whether the run diverged, (seeds,).
     """
 
     at: Array
@@ -31,11 +35,11 @@ class Beliefs(NamedTuple):
     theta_sd: Array
     precision_x: Array
     precision_y: Array
-    lost: Array
+    diverged: Array
 
 
 class Share(NamedTuple):
-    """A share with its binomial interval."""
+    """A share with its binomial confidence interval."""
 
     value: float
     low: float
@@ -43,7 +47,7 @@ class Share(NamedTuple):
 
 
 def wilson(share: float, trials: float, z: float = 1.959963984540054) -> Share:
-    """A share that was found in so many trials, with Wilson's interval; 95 % unless z is another."""
+    """Wilson's confidence interval of a share observed in a number of trials; 95 % by default."""
     if trials <= 0 or not math.isfinite(share):
         return Share(math.nan, math.nan, math.nan)
     spread = z * math.sqrt(share * (1 - share) / trials + (z / (2 * trials)) ** 2)
@@ -51,21 +55,21 @@ def wilson(share: float, trials: float, z: float = 1.959963984540054) -> Share:
     return Share(share, max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale))
 
 
-def squared_error(mean: Array, truth: Array) -> Array:
-    """(seeds, T, dim) each → (seeds,)."""
-    found: Array = np.square(mean - truth).mean(axis=(1, 2))
-    return found
+def mean_squared_error(mean: Array, truth: Array) -> Array:
+    """Mean squared error of each seed, (seeds, T, dim) → (seeds,)."""
+    error: Array = np.square(mean - truth).mean(axis=(1, 2))
+    return error
 
 
-def covered(mean: Array, sd: Array, truth: Array) -> Array:
-    """The share of numbers within two standard deviations of what is believed, by seed; (seeds, ...) → (seeds,)."""
+def coverage(mean: Array, sd: Array, truth: Array) -> Array:
+    """Share of true values within two standard deviations of the mean, (seeds, ...) → (seeds,)."""
     with np.errstate(invalid="ignore"):
         inside = np.abs(mean - truth) <= SDS * sd
-    found: Array = inside.reshape(len(inside), -1).mean(axis=1)
-    return found
+    share: Array = inside.reshape(len(inside), -1).mean(axis=1)
+    return share
 
 
-def worst(mean: Array, truth: Array) -> Array:
-    """The largest error of a seed's parameters, (seeds, p) → (seeds,)."""
-    found: Array = np.abs(mean - truth).max(axis=-1)
-    return found
+def largest_error(mean: Array, truth: Array) -> Array:
+    """Largest absolute error of each seed, (seeds, p) → (seeds,)."""
+    error: Array = np.abs(mean - truth).max(axis=-1)
+    return error

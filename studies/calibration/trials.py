@@ -1,4 +1,4 @@
-"""Trials: one method on one case from one prior, all seeds at once; each gives a row a seed."""
+"""Trials: one method on one case from one prior, for all seeds at once."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import torch
 
 from pcnet.simulate import Simulation
 from studies.calibration.design import CASES, JUMP_DELAY, Case, Prior
-from studies.calibration.measures import Array, Beliefs, covered, squared_error, worst
-from studies.calibration.methods import GUESSING, METHODS
-from studies.calibration.unscented import missing
+from studies.calibration.measures import Array, Beliefs, coverage, largest_error, mean_squared_error
+from studies.calibration.methods import LEARN_NOISE, METHODS
+from studies.calibration.unscented import why_unavailable
 
 
 class Trial(NamedTuple):
@@ -22,81 +22,80 @@ class Trial(NamedTuple):
     prior: Prior | None
 
 
-class Outcome(NamedTuple):
-    """The rows of a trial, how long it took, beliefs about the parameters over time (seeds, T, p) at indices (T,) of
-    observations; or why it was skipped."""
+class TrialResult(NamedTuple):
+    """Result of a trial: one row per seed, duration, and parameter beliefs; or why the trial was skipped.
+
+    Attributes:
+        at: Indices (T,) of observations.
+        theta: Means of the parameters at these, (seeds, T, p).
+    """
 
     trial: Trial
     rows: list[dict[str, Any]]
     seconds: float = 0.0
     at: Array | None = None
     theta: Array | None = None
-    theta_sd: Array | None = None
     skipped: str | None = None
 
 
-def trials(cases: Sequence[str]) -> list[Trial]:
-    """All trials of these cases, the longest first."""
-    found = []
+def list_trials(cases: Sequence[str]) -> list[Trial]:
+    """All trials of some cases, the longest first."""
+    trials = []
     for name in cases:
         for method in CASES[name].methods:
-            priors: tuple[Prior | None, ...] = CASES[name].priors if method in GUESSING else (None,)
-            found += [Trial(name, method, prior) for prior in priors]
-    return sorted(found, key=_weight, reverse=True)
+            priors: tuple[Prior | None, ...] = CASES[name].priors if method in LEARN_NOISE else (None,)
+            trials += [Trial(name, method, prior) for prior in priors]
+    return sorted(trials, key=_relative_duration, reverse=True)
 
 
-def _weight(trial: Trial) -> float:
-    """How long a trial takes compared with others, roughly."""
+def _relative_duration(trial: Trial) -> float:
     smooth = CASES[trial.case].process.width > 0
     return {"pcnet": 10.0 if smooth else 2.0, "ekf noise as states": 15.0}.get(trial.method, 1.0)
 
 
-def conduct(trial: Trial, world: Simulation, seeds: Sequence[int]) -> Outcome:
-    """Conduct a trial on a realisation for each seed, on one thread.
+def run_trial(trial: Trial, simulation: Simulation, seeds: Sequence[int]) -> TrialResult:
+    """Run a trial on one thread.
 
-    The world is given, not made here: of a chaotic process, rounding that differs between two programs makes two.
+    The simulation is an argument because different builds of torch would round a chaotic process to different data.
     """
-    reason = missing() if trial.method.startswith("ukf") else None
+    reason = why_unavailable() if trial.method.startswith("ukf") else None
     if reason is not None:
-        return Outcome(trial, [], skipped=reason)
+        return TrialResult(trial, [], skipped=reason)
     torch.set_num_threads(1)
     case = CASES[trial.case]
-    begun = time.perf_counter()
-    beliefs = METHODS[trial.method](case, trial.prior or case.priors[0], world.observations)
-    seconds = time.perf_counter() - begun
-    rows = measure(case, world, beliefs)
+    started = time.perf_counter()
+    beliefs = METHODS[trial.method](case, trial.prior or case.priors[0], simulation.observations)
+    seconds = time.perf_counter() - started
     name = "" if trial.prior is None else trial.prior.name
     head = {"case": trial.case, "method": trial.method, "prior": name}
-    rows = [{**head, "seed": seed, **row} for seed, row in zip(seeds, rows, strict=True)]
-    return Outcome(trial, rows, seconds, beliefs.at, beliefs.theta, beliefs.theta_sd)
+    scores = score(case, simulation, beliefs)
+    rows = [{**head, "seed": seed, **row} for seed, row in zip(seeds, scores, strict=True)]
+    return TrialResult(trial, rows, seconds, beliefs.at, beliefs.theta)
 
 
-def measure(case: Case, world: Simulation, beliefs: Beliefs) -> list[dict[str, Any]]:
-    """A row a seed: what the states were like in the second half of the time and in all of it, and the rest at the end.
-
-    Of a run that diverged nothing is measured. Parameters of a model of another form have no truth.
-    """
-    samples = world.states.shape[1]
+def score(case: Case, simulation: Simulation, beliefs: Beliefs) -> list[dict[str, Any]]:
+    """Scores of each seed; see `StudyResults.table`. Scores of diverged runs are NaN."""
+    samples = simulation.states.shape[1]
     half = beliefs.at >= samples // 2
-    states = world.states.numpy()[:, beliefs.at]
-    raw = (world.observations - case.process.look(world.states, world.states)).numpy()[:, samples // 2 :]
+    states = simulation.states.numpy()[:, beliefs.at]
+    noise = (simulation.observations - case.process.observe(simulation.states)).numpy()[:, samples // 2 :]
     columns = {
-        "mse_whole": squared_error(beliefs.mean, states),
-        "mse": squared_error(beliefs.mean[:, half], states[:, half]),
-        "coverage_states": covered(beliefs.mean[:, half], beliefs.sd[:, half], states[:, half]),
-        "raw": np.square(raw).mean(axis=(1, 2)),
+        "mse_whole": mean_squared_error(beliefs.mean, states),
+        "mse": mean_squared_error(beliefs.mean[:, half], states[:, half]),
+        "coverage_states": coverage(beliefs.mean[:, half], beliefs.sd[:, half], states[:, half]),
+        "raw": np.square(noise).mean(axis=(1, 2)),
         "precision_x": beliefs.precision_x,
         "precision_y": beliefs.precision_y,
     }
-    if case.model.right:
+    if case.model.right:  # parameters of a wrong model have no true values
         truth = np.array(case.process.jump or case.process.parameters)
-        columns["error"] = worst(beliefs.theta[:, -1], truth)
-        columns["coverage_parameters"] = covered(beliefs.theta[:, -1], beliefs.theta_sd[:, -1], truth)
+        columns["error"] = largest_error(beliefs.theta[:, -1], truth)
+        columns["coverage_parameters"] = coverage(beliefs.theta[:, -1], beliefs.theta_sd[:, -1], truth)
         if case.process.jump is not None:
             later = np.searchsorted(beliefs.at, samples // 2 + JUMP_DELAY - 1).clip(max=len(beliefs.at) - 1)
-            columns["error_later"] = worst(beliefs.theta[:, later], truth)
+            columns["error_later"] = largest_error(beliefs.theta[:, later], truth)
     for name, values in columns.items():
         if name != "raw":
-            columns[name] = np.where(beliefs.lost, np.nan, values)
+            columns[name] = np.where(beliefs.diverged, np.nan, values)
     rows = [dict(zip(columns, map(float, values), strict=True)) for values in zip(*columns.values(), strict=True)]
-    return [{**row, "lost": bool(lost)} for row, lost in zip(rows, beliefs.lost, strict=True)]
+    return [{**row, "diverged": bool(diverged)} for row, diverged in zip(rows, beliefs.diverged, strict=True)]

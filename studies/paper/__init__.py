@@ -1,5 +1,5 @@
-"""The numerical study of *Online Generalised Predictive Coding*, run again: `reproduce(folder)`."""
+"""Reproduction of the numerical study of *Online Generalised Predictive Coding*: `reproduce(folder)`."""
 
-from studies.paper.conduct import Reproduction, conclude, reproduce
+from studies.paper.run import Reproduction, conclude, reproduce
 
 __all__ = ["Reproduction", "conclude", "reproduce"]

@@ -1,4 +1,4 @@
-"""The study of the paper: `python -m studies.paper`."""
+"""Command line of the paper's study: `python -m studies.paper`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Annotated
 import typer
 
 from pcnet.io.command_line import plain_errors
+from studies.paper import conclude
+from studies.paper import reproduce as run_study
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -32,33 +34,31 @@ class ConventionName(StrEnum):
 
 @app.command()
 def reproduce(
-    folder: Annotated[Path, typer.Argument(help="Where the study, the figures and the report go.")] = Path(
+    folder: Annotated[Path, typer.Argument(help="Folder of the study, the figures and the report.")] = Path(
         "output/paper"
     ),
     data: Annotated[
-        DataName, typer.Option(help="Noise of the process: as the paper's authors programmed it, smooth, or white.")
+        DataName, typer.Option(help="Noise of the process: as in the authors' program, smooth, or white.")
     ] = DataName.authors,
     grid: Annotated[
         GridSize,
-        typer.Option(help="1512 settings a model as in the paper, 6048 as in its authors' program, or 14 for a look."),
+        typer.Option(help="1512 settings per model as in the paper, 6048 as in the authors' program, or 14 as a test."),
     ] = GridSize.paper,
     conventions: Annotated[
-        ConventionName, typer.Option(help="Of the authors' program, or of the paper's equations.")
+        ConventionName, typer.Option(help="Conventions of the authors' program, or of the paper's equations.")
     ] = ConventionName.authors,
-    seeds: Annotated[int, typer.Option(min=1, help="How many realisations of the process.")] = 1,
-    observations: Annotated[int, typer.Option(min=100, help="How many observations of each.")] = 10_000,
-    processes: Annotated[int | None, typer.Option(min=1, help="As many as there are cores, unless given.")] = None,
-    scheduler: Annotated[str | None, typer.Option(help="Address of a Dask scheduler to work on instead.")] = None,
-    memory: Annotated[str, typer.Option(help="For all batches that are worked on at a time.")] = "2 GB",
+    seeds: Annotated[int, typer.Option(min=1, help="Number of realisations of the process.")] = 1,
+    observations: Annotated[int, typer.Option(min=100, help="Number of observations per realisation.")] = 10_000,
+    processes: Annotated[int | None, typer.Option(min=1, help="Number of processes; default: all cores.")] = None,
+    scheduler: Annotated[str | None, typer.Option(help="Address of a Dask scheduler to use instead.")] = None,
+    memory: Annotated[str, typer.Option(help="Memory of all concurrent batches.")] = "2 GB",
 ) -> None:
-    """Run the study of *Online Generalised Predictive Coding* and report on the paper's claims, one by one.
+    """Run the study of *Online Generalised Predictive Coding* and test the paper's claims one by one.
 
-    Interrupted, it goes on where it was when called again with the same folder.
+    An interrupted study continues when the program is called again with the same folder.
     """
-    from studies.paper import conclude, reproduce
-
     with plain_errors():
-        done = reproduce(
+        done = run_study(
             folder,
             data=data.value,
             grid=grid.value,
@@ -68,7 +68,7 @@ def reproduce(
             processes=processes,
             scheduler=scheduler,
             memory=memory,
-            say=lambda words: typer.echo(words, err=True),
+            log=lambda text: typer.echo(text, err=True),
         )
     typer.echo(conclude(done))
 

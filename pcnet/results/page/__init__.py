@@ -1,4 +1,4 @@
-"""The interactive page of an error flow: one HTML file with everything in it.
+"""Interactive page of an error flow as one HTML file.
 
 The page's own code is in the files beside this one; cytoscape.js draws the graph (see cytoscape.LICENSE).
 """
@@ -14,59 +14,53 @@ from importlib.resources import files
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from pcnet.results.downsample import ranges
-from pcnet.results.error_flow import ErrorFlow, full_width, typical_step
-from pcnet.results.result import package_version
-
-Array = NDArray[Any]
+from pcnet.results.downsample import Array, ranges
+from pcnet.results.error_flow import ErrorFlow, full_width, mean_step
+from pcnet.results.result import Trace, package_version
 
 BYTES = 4_000_000
-"""The numbers of a page take at most about so much; longer runs are thinned to the extremes of stretches of time."""
+"""Approximate limit for the size of a page's numbers; longer runs are downsampled to the range of each bin."""
 CHANNELS = 6
-"""So many channels of a node are shown, as in `pcnet.plotting`."""
-LOUD = 4.0
-"""The surprise from which on all look alike."""
+"""At most this many channels of a node are shown, as in `results.plots`."""
+MAX_SURPRISE = 4.0
+"""Upper end of the colour scale."""
 SCRIPTS = ("cytoscape.min.js", "flow.js", "chart.js", "graph.js", "page.js")
 PANELS = {"state": "belief", "cause": "belief", "parameter": "parameter", "precision": "log-precision"}
 
 
 def render(flow: ErrorFlow, title: str | None = None, *, live: bool = False) -> str:
-    """The page as text. A live page asks its server for `flow.json` again and again."""
+    """The page as text; a live page polls its server for `flow.json`."""
     heading = title or f"Error flow of {flow.result.observations:,} observations"
-    scripts = [_part(name) for name in SCRIPTS]
-    trusted = " ".join(f"'sha256-{_digest(script)}'" for script in scripts)
-    reach = "'self'" if live else "'none'"
-    policy = (
-        f"default-src 'none'; script-src {trusted}; style-src 'unsafe-inline'; img-src data:; connect-src {reach}; "
-        "base-uri 'none'; form-action 'none'"
-    )
+    scripts = [_file(name) for name in SCRIPTS]
+    hashes = " ".join(f"'sha256-{_digest(script)}'" for script in scripts)
+    connect = "'self'" if live else "'none'"
     parts = {
-        "policy": policy,
+        "policy": f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data:; "
+        f"connect-src {connect}; base-uri 'none'; form-action 'none'",
         "title": html.escape(heading),
-        "style": _part("page.css"),
+        "style": _file("page.css"),
         "data": in_script(payload(flow, heading, live=live)),
         "scripts": "\n".join(f"<script>{script}</script>" for script in scripts),
     }
-    page = _part("page.html")
-    # one pass, so that nothing in a part is taken for a mark
-    pieces = page.split("@@")
+    # a single pass, so that placeholders within inserted text are not replaced
+    pieces = _file("page.html").split("@@")
     return "".join(parts[piece] if i % 2 else piece for i, piece in enumerate(pieces))
 
 
 def in_script(data: Any) -> str:
-    """JSON that cannot end the script element it stands in, whatever the names are."""
+    """JSON text that cannot close the script element that contains it, whatever the names are."""
     text = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def payload(flow: ErrorFlow, title: str, *, live: bool = False) -> dict[str, Any]:
-    """All that the page shows: the structure with indices into series, and the series as one block of numbers."""
-    every_order = _Series(flow, orders=None)
-    series = every_order if every_order.stretch == 1 else _Series(flow, orders=1)
-    times, step = flow.times, typical_step(flow.times)
-    even = np.allclose(np.diff(times), step, rtol=1e-6, atol=0.0)
+    """Data of the page: nodes and links with indices of their series, and all series as one block of numbers."""
+    series = _Series(flow, orders=None)
+    if series.bin_size > 1:  # drop the higher orders before the resolution
+        series = _Series(flow, orders=1)
+    times, step = flow.times, mean_step(flow.times)
+    regular = np.allclose(np.diff(times), step, rtol=1e-6, atol=0.0)
     return {
         "title": title,
         "version": package_version(),
@@ -76,9 +70,9 @@ def payload(flow: ErrorFlow, title: str, *, live: bool = False) -> dict[str, Any
         "ticks": len(times),
         "start": float(times[0]),
         "step": step,
-        "times": None if even else base64.b64encode(times.astype("<f8").tobytes()).decode("ascii"),
-        "stretch": series.stretch,
-        "loud": LOUD,
+        "times": None if regular else base64.b64encode(times.astype("<f8").tobytes()).decode("ascii"),
+        "bin_size": series.bin_size,
+        "max_surprise": MAX_SURPRISE,
         "energy": series.energy,
         "nodes": series.nodes,
         "links": series.links,
@@ -87,101 +81,87 @@ def payload(flow: ErrorFlow, title: str, *, live: bool = False) -> dict[str, Any
 
 
 class _Series:
-    """The series of a page, numbered in the order in which they come, thinned alike to what the page may take."""
+    """All series of a page, numbered in the order of their creation and downsampled by one common bin size."""
 
     def __init__(self, flow: ErrorFlow, orders: int | None) -> None:
         self.flow = flow
         self._orders = orders
         self._rows: list[Array] = []
-        self.energy = self._number(np.sum([flow.share(node.name) for node in flow.structure.nodes], 0))
-        self.nodes = [self._node(name) for name in (node.name for node in flow.structure.nodes)]
-        self.links = [self._link(down, up) for down, up in self._pairs()]
-        self.stretch = _stretch(len(self._rows), len(flow.times))
+        nodes, passages = flow.structure.nodes, flow.passages()
+        self.energy = self._add(np.sum([flow.share(node.name) for node in nodes], 0))
+        self.nodes = [self._node(node.name) for node in nodes]
+        self.links = [self._link(down, up) for down, up in zip(passages[::2], passages[1::2], strict=True)]
+        self.bin_size = _bin_size(len(self._rows), len(flow.times))
 
-    def _number(self, values: Array) -> int:
+    def _add(self, values: Array) -> int:
         self._rows.append(values)
         return len(self._rows) - 1
 
     def _node(self, name: str) -> dict[str, Any]:
-        flow, node = self.flow, self.flow.structure[name]
-        place = flow.structure.layout[name]
+        flow = self.flow
         return {
-            **node._asdict(),
-            "column": place.column,
-            "row": place.row,
-            "surprise": self._number(flow.surprise(name)) if name in flow.surprised else None,
-            "share": self._number(flow.share(name)),
+            **flow.structure[name]._asdict(),
+            **flow.structure.layout[name]._asdict(),
+            "surprise": self._add(flow.surprise(name)) if name in flow.surprised else None,
+            "share": self._add(flow.share(name)),
             "panels": list(self._panels(name)),
         }
 
     def _panels(self, name: str) -> Iterator[dict[str, Any]]:
-        """Charts of a node: each with lines of a mean and its sd, or of a prediction and what was observed."""
+        """Charts of a node, one per order: mean and sd, or observation and prediction."""
         traces, kind = self.flow.result.traces, self.flow.structure[name].kind
         if f"{name}.mean" in traces:
-            mean, sd = traces[f"{name}.mean"], traces.get(f"{name}.sd")
-            for order, values in self._by_order(mean.values, mean.dims):
-                bands = None if sd is None else dict(self._by_order(sd.values, sd.dims))[order]
-                lines = [
-                    {"mean": self._number(values[:, i]), "sd": None if bands is None else self._number(bands[:, i])}
-                    for i in range(min(values.shape[1], CHANNELS))
-                ]
-                yield {"title": _ordered(PANELS.get(kind, "belief"), order), "of": values.shape[1], "lines": lines}
+            title, keys = PANELS.get(kind, "belief"), {"mean": "mean", "sd": "sd"}
         elif f"{name}.observation" in traces:
-            seen, told = traces[f"{name}.observation"], traces.get(f"{name}.prediction")
-            for order, values in self._by_order(seen.values, seen.dims):
-                foretold = None if told is None else dict(self._by_order(told.values, told.dims))[order]
-                lines = [
-                    {
-                        "dots": self._number(values[:, i]),
-                        "mean": None if foretold is None else self._number(foretold[:, i]),
-                    }
-                    for i in range(min(values.shape[1], CHANNELS))
-                ]
-                title = "observed" if told is None else "observed and predicted"
-                yield {"title": _ordered(title, order), "of": values.shape[1], "lines": lines}
-
-    def _by_order(self, values: Array, dims: tuple[str, ...]) -> Iterator[tuple[int, Array]]:
-        """(T, channels) of each order, where there are orders."""
-        if len(dims) == 1:
-            yield 0, values
+            title = "observed and predicted" if f"{name}.prediction" in traces else "observed"
+            keys = {"dots": "observation", "mean": "prediction"}
+        else:
             return
-        for order in range(values.shape[1] if self._orders is None else min(self._orders, values.shape[1])):
-            yield order, values[:, order]
+        found = {key: dict(self._by_order(traces.get(f"{name}.{quantity}"))) for key, quantity in keys.items()}
+        for order, values in next(iter(found.values())).items():
+            lines = [
+                {key: self._add(by_order[order][:, i]) if by_order else None for key, by_order in found.items()}
+                for i in range(min(values.shape[1], CHANNELS))
+            ]
+            label = title if order == 0 else f"{title}, derivative {order}"
+            yield {"title": label, "of": values.shape[1], "lines": lines}
 
-    def _pairs(self) -> list[tuple[Any, Any]]:
-        passages = self.flow.passages()
-        return list(zip(passages[::2], passages[1::2], strict=True))
+    def _by_order(self, trace: Trace | None) -> Iterator[tuple[int, Array]]:
+        """Values (T, channels) of each order; a quantity without orders has order 0 only."""
+        if trace is None:
+            return
+        if len(trace.dims) == 1:
+            yield 0, trace.values
+            return
+        for order in range(trace.values.shape[1])[: self._orders]:
+            yield order, trace.values[:, order]
 
     def _link(self, down: Any, up: Any) -> dict[str, Any]:
         return {
             **down.link._asdict(),
-            "down": self._number(down.size),
-            "up": self._number(up.size),
+            "down": self._add(down.size),
+            "up": self._add(up.size),
             "full_down": full_width(down.size),
             "full_up": full_width(up.size),
         }
 
     def block(self) -> Array:
-        """(series, frames) in single precision; with thinning (series, 2, frames), the least and the greatest."""
-        if self.stretch == 1:
+        """(series, frames) in single precision; if downsampled (series, 2, frames), minimum and maximum."""
+        if self.bin_size == 1:
             return np.stack(self._rows).astype("<f4")
-        return np.stack([np.stack(ranges(row, self.stretch)) for row in self._rows]).astype("<f4")
+        return np.stack([np.stack(ranges(row, self.bin_size)) for row in self._rows]).astype("<f4")
 
 
-def _stretch(series: int, ticks: int) -> int:
-    """How many observations to put together so that the page stays small."""
-    room = BYTES * 3 // 4 // 4  # four bytes a number, and base64 takes four for three
-    if series * ticks <= room:
+def _bin_size(series: int, ticks: int) -> int:
+    """Number of observations per frame that keeps the page within BYTES."""
+    numbers = BYTES * 3 // 4 // 4  # four bytes per number; base64 turns three bytes into four
+    if series * ticks <= numbers:
         return 1
-    frames = max(room // (2 * series), 1)
+    frames = max(numbers // (2 * series), 1)
     return -(-ticks // frames)
 
 
-def _ordered(title: str, order: int) -> str:
-    return title if order == 0 else f"{title}, derivative {order}"
-
-
-def _part(name: str) -> str:
+def _file(name: str) -> str:
     return files("pcnet.results.page").joinpath(name).read_text(encoding="utf-8")
 
 

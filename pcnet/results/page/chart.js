@@ -1,15 +1,15 @@
 "use strict";
-// Lines over time on canvases. What is narrower than a pixel is drawn by its extremes.
+// Time series on a canvas. Values that share a pixel column are drawn by their range.
 
 const SHADES = {
   light: ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b57b00", "#2f8fc4"],
   dark: ["#56b4e9", "#f0803c", "#3ec79c", "#e3a1c6", "#e6b800", "#9ecdf0"],
 };
-const BAND = 1.96; // standard deviations to either side: 95 %
-const GUTTER = 52; // pixels for the numbers at the axis
+const BAND = 1.96; // standard deviations on either side: a 95 % interval
+const GUTTER = 52; // pixels for the numbers on the axis
 
 class Chart {
-  // lines: {label, series, band, dots, colour}, where band is the series of a standard deviation
+  // lines: {label, series, band, dots, colour}; band is the series of the standard deviation
   constructor(flow, title, lines, onTime) {
     this.flow = flow;
     this.lines = lines;
@@ -88,12 +88,12 @@ class Chart {
 
   #columns(line, width) {
     const { flow, from, to } = this;
-    const squeeze = (low, high) => squeezed(low, high, from, to, width);
-    const own = (series) => series == null ? null : squeeze((i) => flow.low(series)[i], (i) => flow.high(series)[i]);
+    const columns = (low, high) => toColumns(low, high, from, to, width);
+    const own = (series) => series == null ? null : columns((i) => flow.low(series)[i], (i) => flow.high(series)[i]);
     let band = null;
     if (line.band != null) {
       const low = flow.low(line.series), high = flow.high(line.series), sd = flow.high(line.band);
-      band = squeeze((i) => low[i] - BAND * sd[i], (i) => high[i] + BAND * sd[i]);
+      band = columns((i) => low[i] - BAND * sd[i], (i) => high[i] + BAND * sd[i]);
     }
     return { colour: line.colour, line: own(line.series), dots: own(line.dots), band };
   }
@@ -118,7 +118,7 @@ class Chart {
     pen.textAlign = "right";
     pen.textBaseline = "middle";
     for (const value of [high, low]) {
-      pen.fillText(show(Number(value.toPrecision(3))), GUTTER - 5, clamp(y(value), 6, height - 6));
+      pen.fillText(format(Number(value.toPrecision(3))), GUTTER - 5, clamp(y(value), 6, height - 6));
       pen.beginPath();
       pen.moveTo(GUTTER, Math.round(y(value)) + 0.5);
       pen.lineTo(width, Math.round(y(value)) + 0.5);
@@ -139,25 +139,25 @@ class Chart {
     this.cursor.style.left = `calc(${GUTTER}px + (100% - ${GUTTER}px) * ${share})`;
     for (const [series, value] of this.values) {
       const number = this.flow.at(series, frame);
-      value.textContent = show(number);
+      value.textContent = format(number);
       value.dataset.value = number;
     }
   }
 }
 
 // Frames from..to as at most `width` columns {x, low, high}; frames without a number are left out.
-function squeezed(low, high, from, to, width) {
+function toColumns(low, high, from, to, width) {
   const count = to - from + 1, columns = [];
   const scale = count > 1 ? (width - 1) / (count - 1) : 0;
   let open = null;
   for (let i = from; i <= to; i++) {
-    const x = (i - from) * scale, least = low(i), most = high(i);
-    if (Number.isNaN(least) || Number.isNaN(most)) continue;
+    const x = (i - from) * scale, lowest = low(i), highest = high(i);
+    if (Number.isNaN(lowest) || Number.isNaN(highest)) continue;
     if (open && Math.floor(x) === Math.floor(open.x)) {
-      open.low = Math.min(open.low, least);
-      open.high = Math.max(open.high, most);
+      open.low = Math.min(open.low, lowest);
+      open.high = Math.max(open.high, highest);
     } else {
-      open = { x, low: least, high: most };
+      open = { x, low: lowest, high: highest };
       columns.push(open);
     }
   }

@@ -1,42 +1,42 @@
 "use strict";
-// The data of the page: series over frames. A frame is one observation, or a stretch of them with its extremes.
+// The data of the page: series over frames. A frame is one observation, or the range of a bin of observations.
 
 class Flow {
   constructor(given) {
     Object.assign(this, given);
-    this.frames = Math.ceil(given.ticks / given.stretch);
+    this.frames = Math.ceil(given.ticks / given.bin_size);
     this.block = new Float32Array(unpack(given.numbers));
-    this.times = given.times && new Float64Array(unpack(given.times)); // null where they are even
+    this.times = given.times && new Float64Array(unpack(given.times)); // null if they are regular
   }
 
-  // The least and the greatest of each frame; the same where a frame is one observation.
+  // Minimum and maximum of each frame; equal if a frame is one observation.
   low(series) {
-    const at = (this.stretch === 1 ? series : 2 * series) * this.frames;
+    const at = (this.bin_size === 1 ? series : 2 * series) * this.frames;
     return this.block.subarray(at, at + this.frames);
   }
 
   high(series) {
-    const at = (this.stretch === 1 ? series : 2 * series + 1) * this.frames;
+    const at = (this.bin_size === 1 ? series : 2 * series + 1) * this.frames;
     return this.block.subarray(at, at + this.frames);
   }
 
-  // The value at a frame; of a stretch the one that is further from 0, so that what stands out is shown.
+  // The value at a frame; of a bin the extreme that is farther from 0.
   at(series, frame) {
     const low = this.low(series)[frame], high = this.high(series)[frame];
     return Math.abs(low) > Math.abs(high) ? low : high;
   }
 
-  tick(frame) { return frame * this.stretch; }
+  tick(frame) { return frame * this.bin_size; }
 
-  lastTick(frame) { return Math.min(this.tick(frame) + this.stretch, this.ticks) - 1; }
+  lastTick(frame) { return Math.min(this.tick(frame) + this.bin_size, this.ticks) - 1; }
 
   time(tick) { return this.times ? this.times[tick] : this.start + tick * this.step; }
 
   when(frame) {
     const digits = Math.max(0, Math.ceil(-Math.log10(this.step)));
     const first = `t = ${this.time(this.tick(frame)).toFixed(digits)}`;
-    if (this.stretch === 1) return `${first} · ${this.tick(frame) + 1} of ${this.ticks}`;
-    return `${first} to ${this.time(this.lastTick(frame)).toFixed(digits)} · extremes of ${this.stretch}`;
+    if (this.bin_size === 1) return `${first} · ${this.tick(frame) + 1} of ${this.ticks}`;
+    return `${first} to ${this.time(this.lastTick(frame)).toFixed(digits)} · range of ${this.bin_size}`;
   }
 }
 
@@ -46,8 +46,8 @@ function unpack(packed) {
   return bytes.buffer;
 }
 
-// A number for people, with four digits.
-function show(value) {
+// A number with four digits.
+function format(value) {
   if (!Number.isFinite(value)) return "–";
   const size = Math.abs(value);
   const text = size !== 0 && (size < 1e-3 || size >= 1e6) ? value.toExponential(2) : String(Number(value.toPrecision(4)));
@@ -58,7 +58,7 @@ function clamp(value, low, high) { return Math.min(Math.max(value, low), high); 
 
 function colour(name) { return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim(); }
 
-// A function from shares, 0 to 1, to colours from paper to strong.
+// Colour map from 0 (background) to 1 (strong).
 function ramp() {
   const stops = [0, 1, 2, 3].map((i) => {
     const hex = colour(`ramp${i}`);
@@ -70,7 +70,7 @@ function ramp() {
   };
 }
 
-// An element with attributes and text; text is never taken for markup.
+// Creates an element with attributes and text; text is never parsed as markup.
 function element(tag, given = {}, ...children) {
   const made = document.createElement(tag);
   for (const [name, value] of Object.entries(given)) {

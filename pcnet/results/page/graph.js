@@ -1,5 +1,5 @@
 "use strict";
-// The network: nodes coloured by surprise, two arrows a link as wide as what passes.
+// The graph: nodes coloured by surprise, two arrows per link as wide as the messages.
 
 const OUTLINES = {
   state: "ellipse", cause: "hexagon", sensory: "rectangle", input: "rhomboid", parameter: "round-rectangle",
@@ -19,8 +19,8 @@ class Network {
     const index = (node) => Number(node.id().slice(1));
     this.cy.on("tap", "node", (event) => onSelect(index(event.target)));
     this.cy.on("tap", (event) => { if (event.target === this.cy) { onSelect(null); onHover(null); } });
-    this.cy.on("mouseover tap", "node, edge", (event) => onHover(this.#pointed(event.target), event.renderedPosition));
-    this.cy.on("mousemove", "node, edge", (event) => onHover(this.#pointed(event.target), event.renderedPosition));
+    this.cy.on("mouseover tap", "node, edge", (event) => onHover(this.#target(event.target), event.renderedPosition));
+    this.cy.on("mousemove", "node, edge", (event) => onHover(this.#target(event.target), event.renderedPosition));
     this.cy.on("mouseout", "node, edge", () => onHover(null));
     this.place();
   }
@@ -54,7 +54,7 @@ class Network {
     ];
   }
 
-  // Levels as rows, spread over the room there is.
+  // Levels as rows, spread over the available space.
   place() {
     const nodes = this.flow.nodes;
     const columns = nodes.map((node) => node.column), rows = nodes.map((node) => node.row);
@@ -72,13 +72,13 @@ class Network {
       });
     });
     this.wide = dense ? 5 : 8;
-    this.#lay(dense ? 22 : 42);
+    this.#placeArrows(dense ? 22 : 42);
     this.cy.fit(this.cy.elements(":visible"), 18);
     if (this.cy.zoom() > 1.35) { this.cy.zoom(1.35); this.cy.center(this.cy.elements(":visible")); }
   }
 
-  // Arrows side by side, each on the right of its own way, from border to border.
-  #lay(height) {
+  // Arrows from border to border, side by side, each to the right of its direction.
+  #placeArrows(height) {
     const pairs = new Map(), half = { x: WIDTH / 2, y: height / 2 };
     const border = (kind, x, y) => kind === "state" ? 1 / Math.hypot(x / half.x, y / half.y)
       : 1 / Math.max(Math.abs(x) / half.x, Math.abs(y) / half.y);
@@ -98,7 +98,7 @@ class Network {
     cy.batch(() => {
       flow.nodes.forEach((node, i) => {
         if (node.surprise == null) return;
-        const rgb = paint(flow.at(node.surprise, frame) / flow.loud);
+        const rgb = paint(flow.at(node.surprise, frame) / flow.max_surprise);
         const dark = 0.299 * rgb[0] + 0.587 * rgb[1] + 0.114 * rgb[2] < 128;
         cy.$id(`n${i}`).style({ "background-color": `rgb(${rgb})`, color: dark ? "#ffffff" : "#000000" });
       });
@@ -111,9 +111,9 @@ class Network {
     });
   }
 
-  select(chosen) {
+  select(selected) {
     this.cy.nodes().removeClass("selected");
-    if (chosen != null) this.cy.$id(`n${chosen}`).addClass("selected");
+    if (selected != null) this.cy.$id(`n${selected}`).addClass("selected");
   }
 
   filter(visible) {
@@ -127,7 +127,7 @@ class Network {
     this.place();
   }
 
-  #pointed(target) {
+  #target(target) {
     const kind = target.id()[0], i = Number(target.id().slice(1));
     return kind === "n" ? { node: this.flow.nodes[i] } : { link: this.flow.links[i], way: kind === "d" ? "down" : "up" };
   }

@@ -1,16 +1,16 @@
 "use strict";
-// What can be done on the page: moving through time, zooming, choosing nodes, filtering.
+// Interaction: time, zoom, selection of nodes, filters, playback, live updates.
 
-const SPEEDS = [5, 20, 60, 200, 1000]; // frames a second
+const SPEEDS = [5, 20, 60, 200, 1000]; // frames per second
 const $ = (id) => document.getElementById(id);
 
 let flow = new Flow(JSON.parse($("data").textContent));
-const state = { frame: flow.live ? flow.frames - 1 : 0, from: 0, to: flow.frames - 1, chosen: null, playing: false, speed: 1, hidden: new Set(),
-  level: "", pointed: null, following: flow.live };
+const state = { frame: flow.live ? flow.frames - 1 : 0, from: 0, to: flow.frames - 1, selected: null, playing: false, speed: 1, hidden: new Set(),
+  level: "", hovered: null, following: flow.live };
 let charts = [], network = null, waiting = false;
 
 // --- drawing ---------------------------------------------------------------------------------------------------------
-// At most once a frame of the screen, however fast the slider moves.
+// Redraw at most once per animation frame.
 function update() {
   if (waiting) return;
   waiting = true;
@@ -26,19 +26,19 @@ function render() {
   $("slider").setAttribute("aria-valuetext", flow.when(frame));
   $("cursor").style.left = `${to > from ? 100 * (frame - from) / (to - from) : 0}%`;
   for (const chart of charts) chart.show(frame);
-  if (state.chosen == null) rank();
-  if (state.pointed) tip(state.pointed.what, state.pointed.where);
+  if (state.selected == null) rank();
+  if (state.hovered) tip(state.hovered.what, state.hovered.where);
 }
 
-// To the greatest surprise of what is shown, of the chosen node if there is one that has any.
+// Go to the largest surprise in the shown interval, of the selected node if it has one.
 function peak() {
-  const own = state.chosen == null ? null : flow.nodes[state.chosen];
-  let most = -Infinity, found = state.frame;
-  for (const node of own && own.surprise != null ? [own] : surprised()) {
+  const selected = state.selected == null ? null : flow.nodes[state.selected];
+  let highest = -Infinity, frame = state.frame;
+  for (const node of selected && selected.surprise != null ? [selected] : surprised()) {
     const high = flow.high(node.surprise);
-    for (let i = state.from; i <= state.to; i++) if (high[i] > most) [most, found] = [high[i], i];
+    for (let i = state.from; i <= state.to; i++) if (high[i] > highest) [highest, frame] = [high[i], i];
   }
-  go(found);
+  go(frame);
 }
 
 function go(frame) {
@@ -48,7 +48,7 @@ function go(frame) {
 }
 
 // --- the map of surprise over time -----------------------------------------------------------------------------------
-function surprised() { return flow.nodes.filter((node) => node.surprise != null && seen(node)).sort((a, b) => b.level - a.level); }
+function surprised() { return flow.nodes.filter((node) => node.surprise != null && visible(node)).sort((a, b) => b.level - a.level); }
 
 function drawMap() {
   const nodes = surprised(), { from, to } = state, paint = ramp();
@@ -64,9 +64,9 @@ function drawMap() {
     for (let x = 0; x < width; x++) {
       const first = from + Math.floor(x / width * (to - from + 1));
       const last = Math.max(first, from + Math.ceil((x + 1) / width * (to - from + 1)) - 1);
-      let most = NaN;
-      for (let i = first; i <= Math.min(last, to); i++) if (!(most >= high[i])) most = Number.isNaN(high[i]) ? most : high[i];
-      image.data.set([...paint(most / flow.loud), Number.isNaN(most) ? 0 : 255], 4 * (row * width + x));
+      let highest = NaN;
+      for (let i = first; i <= Math.min(last, to); i++) if (!(highest >= high[i])) highest = Number.isNaN(high[i]) ? highest : high[i];
+      image.data.set([...paint(highest / flow.max_surprise), Number.isNaN(highest) ? 0 : 255], 4 * (row * width + x));
     }
   });
   pen.putImageData(image, 0, 0);
@@ -90,36 +90,36 @@ function listenToMap() {
   const map = $("map"), mark = $("mark");
   const share = (event) => clamp((event.clientX - map.getBoundingClientRect().left) / map.clientWidth, 0, 1);
   const frameAt = (place) => Math.round(state.from + place * (state.to - state.from));
-  let begun = null;
+  let start = null;
   const cover = (a, b) => { mark.style.left = `${100 * Math.min(a, b)}%`; mark.style.width = `${100 * Math.abs(b - a)}%`; };
-  map.addEventListener("pointerdown", (event) => { begun = share(event); map.setPointerCapture(event.pointerId); });
+  map.addEventListener("pointerdown", (event) => { start = share(event); map.setPointerCapture(event.pointerId); });
   map.addEventListener("pointermove", (event) => {
-    if (begun != null) { cover(begun, share(event)); return; }
+    if (start != null) { cover(start, share(event)); return; }
     const nodes = surprised(), row = Math.floor((event.clientY - map.getBoundingClientRect().top) / map.clientHeight * nodes.length);
     const node = nodes[row], frame = frameAt(share(event));
-    map.title = node ? `${node.name}: surprise ${show(flow.at(node.surprise, frame))}, ${flow.when(frame)}` : "";
+    map.title = node ? `${node.name}: surprise ${format(flow.at(node.surprise, frame))}, ${flow.when(frame)}` : "";
   });
   map.addEventListener("pointerup", (event) => {
-    if (begun == null) return;
-    const ended = share(event);
-    if (Math.abs(ended - begun) * map.clientWidth > 6) zoom(frameAt(begun), frameAt(ended));
-    else go(frameAt(ended));
-    begun = null;
+    if (start == null) return;
+    const end = share(event);
+    if (Math.abs(end - start) * map.clientWidth > 6) zoom(frameAt(start), frameAt(end));
+    else go(frameAt(end));
+    start = null;
     cover(0, 0);
   });
-  map.addEventListener("pointercancel", () => { begun = null; cover(0, 0); });
+  map.addEventListener("pointercancel", () => { start = null; cover(0, 0); });
   map.addEventListener("dblclick", () => zoom(0, flow.frames - 1));
 }
 
 // --- the panel -------------------------------------------------------------------------------------------------------
 function shades() { return SHADES[document.documentElement.dataset.theme]; }
 
-function choose(chosen) {
-  state.chosen = chosen;
-  network.select(chosen);
+function choose(selected) {
+  state.selected = selected;
+  network.select(selected);
   charts = [];
-  if (chosen == null) fillOverview();
-  else fillNode(flow.nodes[chosen]);
+  if (selected == null) fillOverview();
+  else fillNode(flow.nodes[selected]);
   for (const chart of charts) chart.draw(state.from, state.to);
   update();
 }
@@ -128,8 +128,8 @@ function fillOverview() {
   const energy = new Chart(flow, "free energy (nats)", [{ label: "", series: flow.energy, colour: shades()[0] }], go);
   charts = [energy];
   $("panel").replaceChildren(
-    element("h2", { text: "Who is surprised" }),
-    element("p", { text: "How large its precision-weighted error is now; 1 is as large as it expects. Choose a node for its traces and beliefs." }),
+    element("h2", { text: "Surprise by node" }),
+    element("p", { text: "Precision-weighted error at this time; 1 is as large as expected. Select a node to see its traces." }),
     element("ol", { class: "ranking", id: "ranking" }),
     energy.element,
   );
@@ -139,7 +139,7 @@ function rank() {
   const list = $("ranking");
   if (!list) return;
   const order = surprised().map((node) => [flow.at(node.surprise, state.frame), node]).sort((a, b) => b[0] - a[0]);
-  const top = Math.max(flow.loud, ...order.map(([value]) => value || 0));
+  const top = Math.max(flow.max_surprise, ...order.map(([value]) => value || 0));
   while (list.children.length > order.length) list.lastChild.remove();
   while (list.children.length < order.length) {
     list.append(element("li", {}, element("button", { type: "button", onclick: (event) => choose(Number(event.currentTarget.dataset.node)) },
@@ -150,7 +150,7 @@ function rank() {
     button.dataset.node = flow.nodes.indexOf(node);
     name.textContent = node.name;
     bar.style.width = `${100 * (value || 0) / top}%`;
-    number.textContent = show(value);
+    number.textContent = format(value);
   });
 }
 
@@ -167,7 +167,7 @@ function fillNode(node) {
   for (const link of flow.links) {
     if (link.parent !== node.name && link.child !== node.name) continue;
     const parent = link.parent === node.name, other = parent ? link.child : link.parent;
-    const about = link.of == null ? "" : ` (of its prediction of ${link.of})`;
+    const about = link.of == null ? "" : ` (mapping to ${link.of})`;
     add(`${parent ? "to" : "from"} ${other}: ${link.kind}${about}, rms`, [
       { label: parent ? "prediction sent" : "prediction received", series: link.down, colour: colour("down") },
       { label: parent ? "error received" : "error sent", series: link.up, colour: colour("up") },
@@ -187,19 +187,19 @@ function fillNode(node) {
 // --- hovering --------------------------------------------------------------------------------------------------------
 function tip(what, where) {
   const box = $("tip");
-  state.pointed = what && { what, where };
+  state.hovered = what && { what, where };
   box.hidden = !what;
   if (!what) return;
-  const at = (series) => show(flow.at(series, state.frame));
+  const at = (series) => format(flow.at(series, state.frame));
   if (what.node) {
     const { node } = what;
-    const own = node.surprise == null ? "no error of its own" : `surprise ${at(node.surprise)}`;
+    const own = node.surprise == null ? "no prediction error" : `surprise ${at(node.surprise)}`;
     box.textContent = `${node.name}\n${node.kind}, ${node.clock || "every observation"}\n${own}\nfree energy ${at(node.share)} nats`;
   } else {
     const { link, way } = what, down = way === "down";
     const [sender, receiver] = down ? [link.parent, link.child] : [link.child, link.parent];
-    const full = show(down ? link.full_down : link.full_up);
-    box.textContent = `${sender} → ${receiver}\n${down ? "prediction" : "error"} ${at(down ? link.down : link.up)} (rms; fullest ${full})`;
+    const full = format(down ? link.full_down : link.full_up);
+    box.textContent = `${sender} → ${receiver}\n${down ? "prediction" : "error"} ${at(down ? link.down : link.up)} (rms; maximum ${full})`;
   }
   const stage = $("stage"), top = $("graph").offsetTop;
   box.style.left = `${clamp(where.x + 14, 0, Math.max(0, stage.clientWidth - box.offsetWidth - 4))}px`;
@@ -207,7 +207,7 @@ function tip(what, where) {
 }
 
 // --- filters ---------------------------------------------------------------------------------------------------------
-function seen(node) { return !state.hidden.has(node.kind) && (state.level === "" || node.level === Number(state.level)); }
+function visible(node) { return !state.hidden.has(node.kind) && (state.level === "" || node.level === Number(state.level)); }
 
 function listFilters() {
   const kinds = [...new Set(flow.nodes.map((node) => node.kind))];
@@ -226,7 +226,7 @@ function listFilters() {
 
 function filter() {
   drawMap();
-  network.filter(seen);
+  network.filter(visible);
   update();
 }
 
@@ -234,16 +234,16 @@ function filter() {
 function play(on) {
   state.playing = on;
   $("play").textContent = on ? "❚❚" : "▶";
-  $("play").setAttribute("aria-label", on ? "Stop" : "Play");
+  $("play").setAttribute("aria-label", on ? "Pause" : "Play");
   if (!on) return;
   if (state.frame >= state.to) state.frame = state.from;
-  let last = performance.now(), owed = 0;
+  let last = performance.now(), pending = 0;
   const next = (now) => {
     if (!state.playing) return;
-    owed += (now - last) / 1000 * SPEEDS[state.speed];
+    pending += (now - last) / 1000 * SPEEDS[state.speed];
     last = now;
-    const steps = Math.floor(owed);
-    owed -= steps;
+    const steps = Math.floor(pending);
+    pending -= steps;
     if (steps) go(state.frame + steps);
     if (state.frame >= state.to) play(false);
     else requestAnimationFrame(next);
@@ -265,36 +265,36 @@ function help(open) {
 function onKey(event) {
   if (event.ctrlKey || event.metaKey || event.altKey || event.target.tagName === "SELECT") return;
   if (event.key === " " && event.target.tagName === "BUTTON") return;
-  const far = Math.max(1, Math.round((state.to - state.from) / 50)), step = event.shiftKey ? far : 1;
-  const nodes = flow.nodes.map((node, i) => [node, i]).filter(([node]) => seen(node)).map(([, i]) => i);
-  const turn = (by) => nodes.length && choose(nodes[(nodes.indexOf(state.chosen) + by + nodes.length + (state.chosen == null && by < 0)) % nodes.length]);
-  const acts = {
+  const step = event.shiftKey ? Math.max(1, Math.round((state.to - state.from) / 50)) : 1;
+  const nodes = flow.nodes.map((node, i) => [node, i]).filter(([node]) => visible(node)).map(([, i]) => i);
+  const selectNext = (by) => nodes.length && choose(nodes[(nodes.indexOf(state.selected) + by + nodes.length + (state.selected == null && by < 0)) % nodes.length]);
+  const actions = {
     ArrowLeft: () => go(state.frame - step), ArrowRight: () => go(state.frame + step),
     Home: () => go(state.from), End: () => go(state.to), " ": () => play(!state.playing),
     "+": () => setSpeed(state.speed + 1), "=": () => setSpeed(state.speed + 1), "-": () => setSpeed(state.speed - 1),
-    n: () => turn(1), p: () => turn(-1), d: turnOver, s: peak, z: () => zoom(0, flow.frames - 1),
+    n: () => selectNext(1), p: () => selectNext(-1), d: toggleTheme, s: peak, z: () => zoom(0, flow.frames - 1),
     "[": () => zoom(state.frame, state.to), "]": () => zoom(state.from, state.frame), "?": () => help($("help").hidden),
     Escape: () => { if (!$("help").hidden) help(false); else choose(null); },
   };
-  const act = acts[event.key.length === 1 ? event.key.toLowerCase() : event.key];
-  if (!act) return;
+  const action = actions[event.key.length === 1 ? event.key.toLowerCase() : event.key];
+  if (!action) return;
   event.preventDefault();
-  act();
+  action();
 }
 
 function setTheme(theme) { document.documentElement.dataset.theme = theme; }
 
-function turnOver() {
+function toggleTheme() {
   setTheme(document.documentElement.dataset.theme === "dark" ? "light" : "dark");
   network.restyle();
   drawMap();
-  choose(state.chosen);
+  choose(state.selected);
 }
 
 // --- following a running stream --------------------------------------------------------------------------------------
-function take(given) {
+function replaceData(given) {
   const whole = state.from === 0 && state.to === flow.frames - 1;
-  const dropped = given.observations - given.ticks - (flow.observations - flow.ticks); // the oldest are forgotten
+  const dropped = given.observations - given.ticks - (flow.observations - flow.ticks); // the oldest are dropped
   flow = new Flow(given);
   network.flow = flow;
   const { following } = state;
@@ -313,47 +313,47 @@ async function follow() {
     failed = answer && answer.ok ? 0 : failed + 1;
     if (!failed) {
       const given = await answer.json();
-      if (given.observations !== flow.observations) take(given);
+      if (given.observations !== flow.observations) replaceData(given);
     }
-    $("live").textContent = failed < 3 ? "● live" : "the stream has ended; this is what was seen last";
+    $("live").textContent = failed < 3 ? "● live" : "the stream has ended; last state shown";
     await new Promise((done) => setTimeout(done, 700));
   }
 }
 
-// --- beginning -------------------------------------------------------------------------------------------------------
+// --- start -----------------------------------------------------------------------------------------------------------
 function about() {
-  const thinned = flow.stretch === 1 ? "" : `, shown by the extremes of every ${flow.stretch}`;
-  const held = flow.ticks === flow.observations ? "" : `, ${flow.ticks.toLocaleString("en")} of them here`;
-  $("about").textContent = `${flow.nodes.length} nodes, ${flow.schedule}, ${flow.observations.toLocaleString("en")} observations${held}${thinned} · pcnet ${flow.version}`;
+  const bins = flow.bin_size === 1 ? "" : `, ranges of ${flow.bin_size}`;
+  const kept = flow.ticks === flow.observations ? "" : `, ${flow.ticks.toLocaleString("en")} of them shown`;
+  $("about").textContent = `${flow.nodes.length} nodes, ${flow.schedule}, ${flow.observations.toLocaleString("en")} observations${kept}${bins} · pcnet ${flow.version}`;
 }
 
-function begin() {
+function initialise() {
   setTheme(window.matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
   $("title").textContent = flow.title;
-  $("loud").textContent = `${flow.loud}+`;
+  $("max-surprise").textContent = `${flow.max_surprise}+`;
   about();
   SPEEDS.forEach((speed, i) => $("speed").append(element("option", { value: i, text: `${speed}/s` })));
   setSpeed(1);
   listFilters();
   listenToMap();
-  drawMap(); // its height decides how much room there is for the graph
+  drawMap(); // its height determines the space for the graph
   network = new Network(flow, $("graph"), { onSelect: choose, onHover: tip });
   $("slider").addEventListener("input", (event) => go(Number(event.target.value)));
   $("play").addEventListener("click", () => play(!state.playing));
   $("speed").addEventListener("change", (event) => setSpeed(Number(event.target.value)));
   $("whole").addEventListener("click", () => zoom(0, flow.frames - 1));
   $("peak").addEventListener("click", peak);
-  $("theme").addEventListener("click", turnOver);
+  $("theme").addEventListener("click", toggleTheme);
   $("keys").addEventListener("click", () => help($("help").hidden));
   document.addEventListener("keydown", onKey);
-  let settling = null;
+  let timer = null;
   window.addEventListener("resize", () => {
-    clearTimeout(settling);
-    settling = setTimeout(() => { network.place(); zoom(state.from, state.to); }, 100);
+    clearTimeout(timer);
+    timer = setTimeout(() => { network.place(); zoom(state.from, state.to); }, 100);
   });
   choose(null);
   zoom(0, flow.frames - 1);
   if (flow.live) follow();
 }
 
-begin();
+initialise();

@@ -1,0 +1,182 @@
+"""What a rule of a node can reach: its own state, time, its observation, and the messages on its own links."""
+
+from __future__ import annotations
+
+import copy
+import operator
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
+
+from torch import Tensor
+
+from pcnet.model.links import AnyLink, Link
+from pcnet.numerics.coloured_noise import NoiseSpec
+
+if TYPE_CHECKING:
+    from pcnet.model.node import AnyNode
+    from pcnet.numerics.estimators import ParameterEstimator
+
+S = TypeVar("S", bound=tuple[Any, ...])
+B = TypeVar("B")
+P = TypeVar("P")
+E = TypeVar("E")
+L = TypeVar("L", bound=AnyLink)
+R = TypeVar("R")
+
+
+class Neighbours(NamedTuple):
+    """The links of a node, and what binding needs to know of the nodes at their other ends.
+
+    noise: by links below, the noise behind the error of the child. default_estimators: by links below, the estimator
+    that the child suggests for this node. online: whether the node learns during a run, and not after passes over
+    recorded data.
+    """
+
+    above: tuple[AnyLink, ...]
+    below: tuple[AnyLink, ...]
+    noise: Mapping[AnyLink, NoiseSpec | None] = MappingProxyType({})
+    default_estimators: Mapping[AnyLink, ParameterEstimator | None] = MappingProxyType({})
+    online: bool = True
+
+    def above_of(self, kind: type[L], of: AnyNode | None = None) -> tuple[L, ...]:
+        """The links above of one kind; for `Parametrises`, those of the flow or of the mapping to `of`."""
+        return tuple(link for link in self.above if isinstance(link, kind) and link.of is of)
+
+    def below_of(self, kind: type[L]) -> tuple[L, ...]:
+        """The links below of one kind."""
+        return tuple(link for link in self.below if isinstance(link, kind))
+
+
+class Now(NamedTuple):
+    """The time of a tick.
+
+    time: since one sampling interval before the first observation, (B,), in double precision whatever the run's is.
+    dt: since the previous observation, (B,); at the first one, the sampling interval.
+    relative_dt: dt over the sampling interval, (B,); None while observations come at that interval.
+    """
+
+    time: Tensor
+    dt: Tensor
+    relative_dt: Tensor | None
+
+
+class Surroundings(Protocol):
+    """What the engine provides to the contexts of all nodes."""
+
+    now: Now
+
+    def message(self, link: AnyLink) -> Any: ...
+
+    def error(self, link: AnyLink) -> Any: ...
+
+    def adopt(self, name: str, state: Any) -> None: ...
+
+    def mark_diverged(self, name: str, where: Tensor, why: str) -> None: ...
+
+
+class NodeContext(Generic[S, B]):
+    """What one node sees during a tick. It can reach nothing else: locality is enforced, not a convention.
+
+    Attributes:
+        name: Name of the node.
+        links: Its links.
+        bound: What its `bind` returned.
+        state: Its state, which changes only by what its actions return.
+        observation: What was observed of it, (B, observation_size), NaN where it is missing; None if it does not
+            observe.
+    """
+
+    __slots__ = ("_above", "_below", "_memo", "_now", "_surroundings", "bound", "links", "name", "observation", "state")
+
+    def __init__(self, name: str, links: Neighbours, bound: B, state: S, surroundings: Surroundings) -> None:
+        self.name = name
+        self.links = links
+        self.bound = bound
+        self.state = state
+        self.observation: Tensor | None = None
+        self._now: Now | None = None  # only in copies for forecasts
+        self._surroundings = surroundings
+        self._above: dict[tuple[type, AnyNode | None], tuple[Any, ...]] = {}
+        self._below: dict[type, tuple[Any, ...]] = {}
+        self._memo: dict[str, tuple[tuple[Any, ...], Any]] = {}
+
+    # --- time ----------------------------------------------------------------------------------------------------
+    @property
+    def now(self) -> Now:
+        return self._surroundings.now if self._now is None else self._now
+
+    @property
+    def time(self) -> Tensor:
+        """See `Now`, (B,)."""
+        return self.now.time
+
+    @property
+    def dt(self) -> Tensor:
+        """Time since the previous observation, (B,)."""
+        return self.now.dt
+
+    @property
+    def relative_dt(self) -> Tensor | None:
+        """dt over the sampling interval, (B,); None while observations come at that interval."""
+        return self.now.relative_dt
+
+    # --- links and messages --------------------------------------------------------------------------------------
+    @property
+    def above(self) -> tuple[AnyLink, ...]:
+        return self.links.above
+
+    @property
+    def below(self) -> tuple[AnyLink, ...]:
+        return self.links.below
+
+    def above_of(self, kind: type[L], of: AnyNode | None = None) -> tuple[L, ...]:
+        """The links above of one kind; for `Parametrises`, those of the flow or of the mapping to `of`."""
+        found = self._above.get((kind, of))
+        if found is None:
+            found = self._above[kind, of] = self.links.above_of(kind, of)
+        return found
+
+    def below_of(self, kind: type[L]) -> tuple[L, ...]:
+        """The links below of one kind."""
+        found = self._below.get(kind)
+        if found is None:
+            found = self._below[kind] = self.links.below_of(kind)
+        return found
+
+    def message(self, link: Link[P, E]) -> P:
+        """The prediction that came down a link above."""
+        message: P = self._surroundings.message(link)
+        return message
+
+    def error(self, link: Link[P, E]) -> E:
+        """The error that came up a link below."""
+        error: E = self._surroundings.error(link)
+        return error
+
+    # --- within a rule -------------------------------------------------------------------------------------------
+    def propose(self, state: S) -> None:
+        """Adopt a state on trial, so that errors from below are those at this state."""
+        if self._now is not None:
+            self.state = state
+        elif state is not self.state:
+            self._surroundings.adopt(self.name, state)
+
+    def at(self, state: S, now: Now) -> NodeContext[S, B]:
+        """A copy of this context with another state and time, for forecasts; messages are the present ones."""
+        other = copy.copy(self)
+        other.state, other._now = state, now
+        return other
+
+    def mark_diverged(self, where: Tensor, why: str) -> None:
+        """Report batch elements (B,) that cannot go on; their new state is discarded."""
+        self._surroundings.mark_diverged(self.name, where, why)
+
+    def cached(self, name: str, compute: Callable[[], R], *inputs: Any) -> R:
+        """compute(), reused as long as its inputs are the same objects."""
+        kept = self._memo.get(name)
+        if kept is not None and len(kept[0]) == len(inputs) and all(map(operator.is_, kept[0], inputs)):
+            return kept[1]  # type: ignore[no-any-return]
+        result = compute()
+        self._memo[name] = (inputs, result)
+        return result

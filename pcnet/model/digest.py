@@ -1,0 +1,66 @@
+"""A fingerprint of a model: its numbers, and the code of its functions."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Iterable
+from types import CodeType, FunctionType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pcnet.functions.base import Function
+from pcnet.model.model import Model
+from pcnet.settings import trailing_dims
+
+
+def digest(model: Model) -> str:
+    """A fingerprint of a model that is the same in every process.
+
+    It does not cover global variables that functions use, nor functions that they call.
+    """
+    found = hashlib.sha256()
+    for part in (*model.graph.nodes.values(), *link_keys(model), model.schedule):
+        for text in _texts(part):
+            found.update(text + b"\0")
+    return found.hexdigest()
+
+
+def link_keys(model: Model) -> list[tuple[Any, ...]]:
+    """The links of a model as plain tuples: key, names, function."""
+    return [(link.key, *link.names, link.function) for link in model.graph.links]
+
+
+def _texts(value: Any) -> Iterable[bytes]:
+    if isinstance(value, (Tensor, np.ndarray)):
+        numbers = np.asarray(value, dtype=np.float64)
+        yield str(numbers.shape).encode() + numbers.tobytes()
+    elif isinstance(value, Function) and value.identity_key is not value:
+        yield from _texts(value.identity_key)
+    elif isinstance(value, torch.nn.Module):
+        yield from _texts((type(value), type(value).forward, *value.state_dict().values()))
+    elif isinstance(value, FunctionType):
+        bound = [cell.cell_contents for cell in value.__closure__ or ()]
+        yield from _texts((value.__qualname__, value.__code__, value.__defaults__))
+        yield from _texts(tuple(each for each in bound if isinstance(each, (*PLAIN, Tensor, np.ndarray))))
+    elif isinstance(value, CodeType):
+        yield from _texts((value.co_code, value.co_names, value.co_consts))
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        yield type(value).__qualname__.encode()
+        for name in trailing_dims(type(value)):
+            yield name.encode()
+            yield from _texts(getattr(value, name))
+    elif isinstance(value, tuple):
+        yield str(len(value)).encode()
+        for each in value:
+            yield from _texts(each)
+    elif isinstance(value, PLAIN):
+        yield repr(value).encode()
+    else:  # other objects: only their type is the same in every process
+        yield (value if isinstance(value, type) else type(value)).__qualname__.encode()
+
+
+PLAIN = (bool, int, float, complex, str, bytes, type(None))

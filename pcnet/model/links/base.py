@@ -1,0 +1,115 @@
+"""The contract of a link between two nodes."""
+
+from __future__ import annotations
+
+from abc import ABC
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, Self, TypeVar
+
+from pcnet.errors import GraphError
+
+if TYPE_CHECKING:
+    from pcnet.functions.base import Function
+    from pcnet.model.node import AnyNode
+
+P_co = TypeVar("P_co", covariant=True)
+E_co = TypeVar("E_co", covariant=True)
+
+
+class LinkStyle(NamedTuple):
+    """How a link is drawn.
+
+    above: whether the parent is one level above the child; otherwise it stands beside it, on `side`.
+    dash: line style of matplotlib. label: what the parent is to the child.
+    """
+
+    above: bool
+    side: Literal["left", "right"]
+    dash: str
+    label: str
+
+
+class Link(ABC, Generic[P_co, E_co]):
+    """A link: predictions of type P go from parent to child, errors of type E from child to parent.
+
+    A subclass has a `key` (its name in files and summaries) and a `style`, and may refuse links in `check`. Options
+    beyond parent and child are keyword arguments of its constructor, and attributes of the same names.
+    """
+
+    key: ClassVar[str]
+    style: ClassVar[LinkStyle]
+    option_schema: ClassVar[Mapping[str, Any]] = {}
+    """JSON schema of each option in files, by name."""
+    kinds: ClassVar[dict[str, type[AnyLink]]] = {}
+    """All kinds of link by their keys."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        Link.kinds[cls.key] = cls
+
+    def __init__(self, parent: AnyNode, child: AnyNode) -> None:
+        self.parent = parent
+        self.child = child
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options of this link by name, without those that are None."""
+        return {name: value for name in self.option_schema if (value := getattr(self, name)) is not None}
+
+    @property
+    def function(self) -> Function | None:
+        """The mapping of the link, if it has one."""
+        return None
+
+    @property
+    def of(self) -> AnyNode | None:
+        """A third node that the link refers to, if it does."""
+        return None
+
+    def check(self, links: Iterable[AnyLink]) -> None:
+        """Raise `GraphError` if the link cannot be added to these links."""
+        for other in links:
+            if type(other) is type(self) and other.ends == self.ends:
+                raise GraphError(f"{self.parent.name!r} already {self.key} {self.child.name!r}")
+
+    @property
+    def ends(self) -> tuple[AnyNode | None, ...]:
+        """The nodes that the link joins."""
+        return (self.parent, self.child, self.of)
+
+    @property
+    def names(self) -> tuple[str | None, ...]:
+        """Names of `ends`."""
+        return tuple(None if node is None else node.name for node in self.ends)
+
+    def between(self, nodes: Mapping[str, AnyNode]) -> Self:
+        """The same link between other nodes of the same names."""
+        of = self.of
+        options = {name: nodes[of.name] if of is not None and v is of else v for name, v in self.options.items()}
+        return type(self)(nodes[self.parent.name], nodes[self.child.name], **options)
+
+    def reversed(self) -> Self | None:
+        """The link the other way round, if that has a meaning; for suggestions in errors."""
+        return type(self)(self.child, self.parent) if not self.options else None
+
+    def to_spec(self, describe: Callable[[Any], Any]) -> dict[str, Any]:
+        """The options as plain data; describe: turns a function into its name."""
+        return {}
+
+    @classmethod
+    def from_spec(
+        cls, options: Mapping[str, Any], nodes: Mapping[str, AnyNode], find: Callable[[Any], Any]
+    ) -> dict[str, Any]:
+        """Keyword arguments from plain data; find: turns the name of a function into it."""
+        return {}
+
+    def describe(self) -> str:
+        """The link as one line of a summary, from the parent's side."""
+        return f"{self.key} {self.child.name}"
+
+    def __repr__(self) -> str:
+        return f"{self.parent.name} {self.describe()}"
+
+
+AnyLink = Link[Any, Any]
+"""A link of any kind."""

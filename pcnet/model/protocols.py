@@ -1,0 +1,99 @@
+"""Optional parts of the contract of a node: forecasting, and fitting to recorded data."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from pcnet.errors import GraphError
+from pcnet.model.context import Neighbours, NodeContext
+from pcnet.model.links import Link
+
+L = TypeVar("L", bound=Link[Any, Any])
+Context = NodeContext[Any, Any]
+
+
+class ForecastStart(NamedTuple):
+    """Gaussian belief that a forecast starts from: mean (B, n), covariance (B, n, n)."""
+
+    mean: Tensor
+    covariance: Tensor
+
+
+class ForecastContext(NamedTuple):
+    """The future as one node sees it: its own variables (B, n), its noise (B, dim), and the messages from above.
+
+    There may be several copies of each batch element, one after the other.
+    """
+
+    own: Tensor
+    noise: Tensor
+    messages: Mapping[Link[Any, Any], Tensor]
+
+    def of(self, kind: type[L]) -> list[Tensor]:
+        """The messages on links of one kind."""
+        return [value for link, value in self.messages.items() if isinstance(link, kind)]
+
+    def repeat(self, value: Tensor) -> Tensor:
+        """A present value (b, ...), repeated for all copies."""
+        return value.repeat(len(self.own) // len(value), *(1,) * (value.dim() - 1))
+
+
+class ForecastStep(NamedTuple):
+    """Mean (B, dim) and covariance (B, dim, dim) of a future state, and the same of the nodes below by name."""
+
+    mean: Tensor
+    covariance: Tensor
+    below: Mapping[str, tuple[Tensor, Tensor]]
+
+
+class Forecasts(ABC):
+    """A node that takes part in forecasts, which integrate ż of all such nodes together."""
+
+    def forecast_start(self, ctx: Context) -> ForecastStart | None:
+        """The belief about its own variables, if it has any."""
+        return None
+
+    def offset(self, ctx: Context, now: ForecastContext) -> Tensor:
+        """Its variables (B, n) in coordinates that stand still, where nodes above would move them."""
+        return now.own
+
+    def velocity(self, ctx: Context, now: ForecastContext) -> Tensor:
+        """Time derivative of its variables, (B, n)."""
+        return torch.zeros_like(now.own)
+
+    def forecast_message(self, ctx: Context, link: Link[Any, Any], now: ForecastContext) -> Tensor:
+        """The value (B, ...) that it would send down a link."""
+        raise GraphError(f"{type(self).__name__} {ctx.name!r} cannot be forecast")
+
+    def forecast_value(self, ctx: Context, now: ForecastContext) -> Tensor | None:
+        """What a forecast shows of it, (B, dim), without observation noise; None for nothing."""
+        return None
+
+
+class ForecastsAlone(ABC):
+    """A state that forecasts itself and what it predicts, including noise that persists."""
+
+    @abstractmethod
+    def forecast(self, ctx: Context, step: Tensor, every: int, count: int, parameters: bool) -> list[ForecastStep]:
+        """The forecast after each `every` steps of length `step` (B,), `count` times.
+
+        Args:
+            parameters: Whether the uncertainty of the parameters is included.
+        """
+
+
+class FitsRecordedData(ABC):
+    """A node that can be updated once after each pass over recorded data."""
+
+    @abstractmethod
+    def check_fit(self, links: Neighbours) -> None:
+        """Raise an error if the node cannot be fitted with these links."""
+
+    @abstractmethod
+    def warm_start(self, ctx: Context, state: Any) -> Any:
+        """The state for another pass: the given belief, with nothing accumulated but the pull of the prior."""

@@ -1,0 +1,104 @@
+"""What both kinds of state share: a flow, mappings, their parameters, and a first value from the first observation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pcnet.errors import GraphError
+from pcnet.functions.base import Function
+from pcnet.functions.check import check_function
+from pcnet.functions.linearisation import Linearisation
+from pcnet.model.context import Neighbours, NodeContext
+from pcnet.model.links import Drives, Parametrises, Predicts, Weighs
+from pcnet.model.messages import PredictionError
+from pcnet.model.node import Node
+from pcnet.model.protocols import ForecastContext
+from pcnet.numerics.branching import holds
+
+MAX_HALVINGS = 30
+"""How often a step towards the first observation is halved before it is given up."""
+Context = NodeContext[Any, Any]
+
+
+def check_state(node: Node[Any, Any], dim: int, flow: Function, links: Neighbours, like: Tensor) -> None:
+    """Raise `GraphError` unless a state has children, a precision, and functions that fit its neighbours."""
+    if not links.below:
+        raise GraphError(f"{node.title} predicts nothing: add graph.predicts({node.name}, node)")
+    if not links.above_of(Weighs):
+        raise GraphError(
+            f"{node.title} has no precision: add graph.weighs(PrecisionNode(...), {node.name}) for its motion error"
+        )
+    causes = [link.parent for link in links.above_of(Drives)]
+    width = sum(cause.error_shape.dim for cause in causes if cause.error_shape is not None)
+    functions: list[tuple[str, Function, Node[Any, Any] | None, int]] = [(f"the flow of {node.title}", flow, None, dim)]
+    for link in links.below_of(Predicts):
+        assert link.child.error_shape is not None
+        what = f"the mapping from {node.name!r} to {link.child.name!r}"
+        functions.append((what, link.function, link.child, link.child.error_shape.dim))
+    for what, function, of, out in functions:
+        if function.takes_causes and not causes:
+            raise GraphError(f"{what} takes causes: add graph.drives(cause, {node.name})")
+        size = dim + width if function.takes_causes else dim
+        n_parameters = sum(link.parent.n_parameters for link in links.above_of(Parametrises, of))
+        check_function(what, function, size, n_parameters, out, like)
+    if causes and not any(function.takes_causes for _, function, _, _ in functions):
+        raise GraphError(
+            f"{node.title} is driven by {causes[0].name!r}, but neither its flow nor a mapping of it takes causes; "
+            "give a function of (state, causes, parameters)"
+        )
+
+
+def parameters_of(ctx: Context, of: Node[Any, Any] | None, like: Tensor) -> Tensor:
+    """θ (B, p) of the flow, or of the mapping to `of`: the values of its parameter nodes, in order of attachment."""
+    links = ctx.above_of(Parametrises, of)
+    if not links:
+        return ctx.cached("no parameters", lambda: like.new_zeros(like.shape[0], 0))
+    parts = [ctx.message(link).value for link in links]
+    if len(parts) == 1:
+        return parts[0]
+    return ctx.cached(f"parameters of {of.name if of else 'flow'}", lambda: torch.cat(parts, -1), *parts)
+
+
+def first_value(
+    value: Tensor,
+    mappings: Mapping[Predicts, Linearisation],
+    errors: Callable[[Tensor], Mapping[Predicts, PredictionError]],
+) -> Tensor:
+    """One Gauss–Newton step of a value (B, dim) on the errors from below, halved until these fall.
+
+    Args:
+        value: Where to start.
+        mappings: The mappings to the nodes below, linearised there.
+        errors: Gives the errors from below at a value.
+    """
+    dim, found = value.shape[-1], errors(value)
+    before = _squared(found)
+    gradient, curvature = value.new_zeros(value.shape), value.new_zeros(*value.shape, dim)
+    for link, mapping in mappings.items():
+        gradient = gradient - mapping.vjp(found[link].weighted)[:, :dim]
+        curvature = curvature + mapping.quadratic_form(found[link].precision)[:, :dim, :dim]
+    step = -torch.einsum("bij,bj->bi", torch.linalg.pinv(curvature, hermitian=True), gradient)
+    worse = torch.ones_like(before, dtype=torch.bool)
+    for _ in range(MAX_HALVINGS):
+        worse = ~(_squared(errors(value + step)) <= before)
+        if not holds(worse.any()):
+            break
+        step = torch.where(worse[:, None], 0.5 * step, step)
+    return torch.where(worse[:, None], value, value + step)
+
+
+def _squared(errors: Mapping[Predicts, PredictionError]) -> Tensor:
+    """Sum of the squared weighted errors, (B,)."""
+    return torch.cat([error.weighted.flatten(1) for error in errors.values()], 1).square().sum(1)
+
+
+def future_value(ctx: Context, function: Function, of: Node[Any, Any] | None, now: ForecastContext) -> Tensor:
+    """The flow, or the mapping to `of`, at a future state."""
+    causes = [now.messages[link] for link in ctx.above_of(Drives)] if function.takes_causes else []
+    parameters = [now.messages[link] for link in ctx.above_of(Parametrises, of)]
+    none = now.own.new_zeros(*now.own.shape[:-1], 0)
+    return function(torch.cat([now.own, *causes], -1), torch.cat(parameters, -1) if parameters else none)

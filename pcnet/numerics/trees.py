@@ -1,0 +1,67 @@
+"""Trees of tensors: named tuples whose fields are tensors or further such tuples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+T = TypeVar("T", bound=tuple[Any, ...])
+
+
+def tree_map(function: Callable[[Tensor], Tensor], tree: T) -> T:
+    """The same tree with a function applied to each tensor."""
+    return _rebuilt(tree, [_apply(function, part) for part in tree])
+
+
+def _apply(function: Callable[[Tensor], Tensor], part: Any) -> Any:
+    return tree_map(function, part) if isinstance(part, tuple) else function(part)
+
+
+def _rebuilt(tree: T, parts: list[Any]) -> T:
+    return type(tree)(*parts) if _names(tree) else type(tree)(parts)
+
+
+def _names(tree: tuple[Any, ...]) -> tuple[str, ...] | None:
+    """The names of the fields of a named tuple; None for a plain one."""
+    names: tuple[str, ...] | None = getattr(tree, "_fields", None)
+    return names
+
+
+def select(mask: Tensor, new: T, old: T) -> T:
+    """`new` where the mask (B,) holds and `old` elsewhere; parts that are the same object are kept."""
+    if new is old:
+        return new
+    return _rebuilt(new, [_select(mask, fresh, kept) for fresh, kept in zip(new, old, strict=True)])
+
+
+def _select(mask: Tensor, new: Any, old: Any) -> Any:
+    if new is old:
+        return new
+    if isinstance(new, tuple):
+        return select(mask, new, old)
+    return torch.where(mask.view(-1, *(1,) * (new.dim() - 1)), new, old)
+
+
+def flatten(tree: Any, path: str) -> Iterator[tuple[str, Tensor]]:
+    """All tensors of a tree, with their paths: path/field/field."""
+    if not isinstance(tree, tuple):
+        yield path, tree
+        return
+    names = _names(tree) or tuple(map(str, range(len(tree))))
+    for name, part in zip(names, tree, strict=True):
+        yield from flatten(part, f"{path}/{name}")
+
+
+def unflatten(like: Any, path: str, tensors: dict[str, Tensor]) -> Any:
+    """A tree of the form of `like`, with tensors taken out of `tensors`; KeyError for a missing or misshapen one."""
+    if not isinstance(like, tuple):
+        found = tensors.pop(path)
+        if found.shape != like.shape:
+            raise KeyError(path)
+        return found
+    names = _names(like) or tuple(map(str, range(len(like))))
+    parts = [unflatten(part, f"{path}/{name}", tensors) for name, part in zip(names, like, strict=True)]
+    return _rebuilt(like, parts)
