@@ -10,7 +10,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from models import WAVY, bent
 
 import pcnet as pc
 from pcnet.functions import systems as flows
@@ -24,6 +23,7 @@ from pcnet.numerics.estimators import Exponential, RobbinsMonro, WindowMean
 from pcnet.numerics.integrators import ExplicitEuler, LocalLinearisation
 from pcnet.numerics.kernels import SquaredExponential
 from pcnet.sweeps.batching import batch_key, stack_models
+from support.models import WAVY, bent
 
 SEEN = torch.randn(7, 2, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
 

@@ -1,10 +1,10 @@
 """A node is moved by its own belief and the messages on its own edges, by nothing else."""
 
 import torch
-from models import build
 
 import pcnet as pc
 from pcnet.numerics.trees import flatten, tree_map
+from support.models import build
 
 
 def started(**options):

@@ -2,14 +2,13 @@
 
 import functools
 import math
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from student_t import StudentTSensoryNode
 
 import pcnet as pc
 from pcnet.errors import ObservationError, SettingError
@@ -19,9 +18,6 @@ from pcnet.nodes import GeneralisedStateNode, InputNode, ParameterNode, Precisio
 from pcnet.numerics.generalised import taylor_operator, temporal_covariance, temporal_precision
 from pcnet.numerics.kernels import SquaredExponential
 from pcnet.numerics.precision import CholeskyPrecision, Precision, leading_precisions
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
-from student_t import StudentTSensoryNode
 
 MIX = torch.tensor([[1.0, 0.3], [-0.2, 0.8], [0.5, 0.5], [1.0, -1.0]], dtype=torch.float64)
 EXPECTED = torch.tensor([4.0, 9.0, 2.0, 6.0], dtype=torch.float64)

@@ -2,17 +2,28 @@
 
 import pytest
 import torch
-from contract import NodeContract
-from models import tensor
 from student_t import StudentTSensoryNode
 
 import pcnet as pc
-from pcnet.nodes import GeneralisedStateNode, ParameterNode, PrecisionNode, SensoryNode
-from pcnet.numerics.estimators import Exponential, Newton, RobbinsMonro, WindowMean
+from pcnet.model.schedule import adaptive_filtering
+from pcnet.nodes import (
+    CategoricalNode,
+    CauseNode,
+    GeneralisedStateNode,
+    KalmanStateNode,
+    ParameterNode,
+    PrecisionNode,
+    SensoryNode,
+)
+from pcnet.numerics.estimators import Exponential, Newton, NoiseScoring, RobbinsMonro, WindowMean
 from pcnet.numerics.integrators import LocalLinearisation
+from support.contract import NodeContract
+from support.kalman import BENT_FLOW, BENT_MAPPING, DT, FIRST
+from support.levels import OBSERVATIONS, VALUES, switching
+from support.models import FLOWS, tensor
 
 
-class Small(NodeContract):
+class GeneralisedModel(NodeContract):
     """A Lotka–Volterra state seen through a linear mapping of unknown gain."""
 
     sensor = SensoryNode
@@ -84,24 +95,24 @@ def gains(x, parameters):
 MAPPING = pc.TracedFunction(gains)
 
 
-class TestStateNode(Small):
+class TestGeneralisedStateNode(GeneralisedModel):
     name = "x"
 
 
-class TestStateNodeWithGaussNewton(Small):
+class TestGeneralisedStateNodeWithGaussNewton(GeneralisedModel):
     name = "x"
     curvature = "gauss-newton"
 
 
-class TestSensoryNode(Small):
+class TestSensoryNode(GeneralisedModel):
     name = "y"
 
 
-class TestParameterNode(Small):
+class TestParameterNode(GeneralisedModel):
     name = "a"
 
 
-class TestParameterNodeByNewton(Small):
+class TestParameterNodeByNewton(GeneralisedModel):
     name = "a"
     curvature = "gauss-newton"
 
@@ -109,19 +120,19 @@ class TestParameterNodeByNewton(Small):
         return Newton(forgetting_factor=0.1 * scale)
 
 
-class TestParameterOfAMapping(Small):
+class TestParameterOfAMapping(GeneralisedModel):
     name = "gain"
 
 
-class TestPrecisionNode(Small):
+class TestPrecisionNode(GeneralisedModel):
     name = "noise_x"
 
 
-class TestSharedPrecisionNode(Small):
+class TestSharedPrecisionNode(GeneralisedModel):
     name = "noise_y"
 
 
-class TestFullPrecisionNode(Small):
+class TestFullPrecisionNode(GeneralisedModel):
     name = "noise_y"
     channels = "full"
 
@@ -151,7 +162,7 @@ class TestFullPrecisionNodeWithGaussNewton(TestFullPrecisionNode):
     curvature = "gauss-newton"
 
 
-class TestStudentT(Small):
+class TestStudentT(GeneralisedModel):
     """A new kind of node, shipped as an example: no part of the machinery knows it."""
 
     name = "y"
@@ -201,3 +212,98 @@ class TestStudentT(Small):
                 rtol=1e-6,
                 atol=1e-6,
             )
+
+
+class KalmanModel(NodeContract):
+    schedule = adaptive_filtering(3)
+
+    def build(self, scale):
+        x = KalmanStateNode("x", dim=2, flow=BENT_FLOW, initial_mean=torch.from_numpy(FIRST) * scale[..., None, None])
+        y = SensoryNode("y", dim=3, orders=1, dt=DT)
+        graph = pc.Graph()
+        graph.predicts(x, y, via=BENT_MAPPING)
+        fast = Newton(decaying_forgetting=0.5, covariance_reset=True)
+        graph.parametrises(ParameterNode("theta", mean=[0.8, 0.3], sd=scale[..., None], estimator=fast), x)
+        graph.parametrises(ParameterNode("gain", mean=[1.1], sd=0.3, estimator=fast), x, of=y)
+        level = NoiseScoring(decaying_forgetting=0.5, max_step=0.3, step_limit_sd=2.0)
+        graph.weighs(
+            PrecisionNode("noise_x", mean=scale[..., None], sd=1.0, correlation_time=0.4 * scale, estimator=level), x
+        )
+        graph.weighs(PrecisionNode("noise_y", mean=[0.7, 1.2, 0.3], sd=1.0, correlation_time=0.4, estimator=level), y)
+        return graph
+
+    def observations(self):
+        times = 0.3 * torch.arange(25, dtype=torch.float64)
+        return {"y": torch.stack([times.sin(), (0.7 * times).cos(), 0.3 + 0.1 * times.sin()], -1)}
+
+
+class TestKalmanStateNode(KalmanModel):
+    name = "x"
+
+
+class TestParameterNodeOfAKalmanState(KalmanModel):
+    name = "theta"
+    test_gradient_is_the_slope_of_the_free_energy = None  # it is that of the whole past: see above
+
+
+class TestPrecisionNodeOfAKalmanState(KalmanModel):
+    name = "noise_y"
+    test_gradient_is_the_slope_of_the_free_energy = None
+
+
+class TestCauseNode(NodeContract):
+    name = "v"
+
+    def build(self, scale):
+        x = GeneralisedStateNode(
+            "x",
+            dim=2,
+            orders=3,
+            flow=FLOWS[2],
+            initial_mean=[[0.3, 0.3]] * 3,
+            integrator=LocalLinearisation(step_size=0.05),
+        )
+        v = CauseNode(
+            "v",
+            dim=1,
+            orders=2,
+            prior=scale[..., None] if scale.dim() else scale,
+            integrator=LocalLinearisation(step_size=0.05),
+        )
+        y = SensoryNode("y", dim=2, orders=2, dt=0.1)
+        theta = ParameterNode("theta", mean=[0.5], sd=0.5)
+        graph = pc.Graph()
+        graph.predicts(x, y)
+        graph.drives(v, x)
+        graph.parametrises(theta, x)
+        for node in (x, v, y):
+            graph.weighs(PrecisionNode(f"n{node.name}", prior_precision=3.0, sd=0.5, correlation_time=0.5), node)
+        return graph
+
+    def observations(self):
+        return {"y": torch.randn(8, 2, generator=torch.Generator().manual_seed(5), dtype=torch.float64)}
+
+
+class TestCategoricalNode(NodeContract):
+    name = "which"
+    schedule = switching(3)[1]
+
+    def build(self, scale):
+        graph = switching(3)[0]
+        nodes = {**graph.nodes, "which": CategoricalNode("which", values=VALUES, stay=0.5 + 0.2 * scale)}
+        return graph.with_nodes(nodes)
+
+    def observations(self):
+        return {"y": torch.from_numpy(OBSERVATIONS)}
+
+
+def test_a_saved_run_goes_on_to_the_same_digits(tmp_path):
+    contract = KalmanModel()
+    data = contract.observations()["y"]
+    whole = contract.build(contract.scales).start(contract.schedule, record=()).run(data)
+    half = contract.build(contract.scales).start(contract.schedule, record=()).run(data[:11])
+    path = half.save(tmp_path / "half.pcnet")
+    again = pc.resume(path, contract.build(contract.scales), contract.schedule).run(data[11:])
+    for name in ("x", "theta", "noise_x", "noise_y"):
+        assert torch.equal(whole.mean(name), again.mean(name))
+        assert torch.equal(whole.sd(name), again.sd(name))

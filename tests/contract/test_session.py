@@ -6,7 +6,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from models import build
 
 import pcnet as pc
 from pcnet.errors import DivergenceError, GraphError, ObservationError, ScheduleError, SettingError
@@ -15,6 +14,8 @@ from pcnet.nodes import GeneralisedStateNode, PrecisionNode, SensoryNode
 from pcnet.numerics.integrators import StateIntegrator
 from pcnet.numerics.kernels import SquaredExponential
 from pcnet.settings import Positive, settings
+from support.compare import same
+from support.models import build
 
 SCHEDULE = pc.odem(every=4)
 
@@ -22,12 +23,6 @@ SCHEDULE = pc.odem(every=4)
 @pytest.fixture
 def model():
     return build(dims=(3, 3), orders=(2, 2), channels=(2, 1), samples=10)
-
-
-def same(a, b, tolerance=0.0):
-    assert a.traces.keys() == b.traces.keys()
-    for key in a.traces:
-        np.testing.assert_allclose(a.traces[key].values, b.traces[key].values, rtol=tolerance, atol=tolerance)
 
 
 def test_arrays_streams_and_steps_agree(model):

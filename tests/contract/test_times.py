@@ -6,14 +6,14 @@ import math
 import numpy as np
 import pytest
 import torch
-from models import build
-from test_run import same
 
 import pcnet as pc
 from pcnet.errors import ObservationError
 from pcnet.graphs import odem
 from pcnet.nodes import GeneralisedStateNode, PrecisionNode, SensoryNode
 from pcnet.numerics.integrators import ExplicitEuler, ImplicitEuler, LocalLinearisation
+from support.compare import same
+from support.models import build
 
 
 @pc.TracedFunction

@@ -1,15 +1,14 @@
 """With the authors' conventions, every number agrees with their published program."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from pcnet import Record
 from pcnet.graphs import odem
+from support.paths import DATA
 
-DATA = Path(__file__).parent / "data"
 TRACES = [
     f"{model}_k{orders}_{kind}" for model in ("glv", "lorenz") for orders in (2, 3) for kind in ("plain", "smoothed")
 ]

@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from test_filter import DT, FIRST, FLOW, GAIN, GATHER, NOISE_VARIANCE, OBSERVATIONS, STILL, Kalman, central_differences
 
 import pcnet as pc
 from pcnet.errors import GraphError, SettingError
@@ -16,6 +15,18 @@ from pcnet.numerics.estimators import Newton, NoiseScoring
 from pcnet.numerics.generalised import temporal_precision
 from pcnet.numerics.kernels import Autocorrelation, Matern, SquaredExponential, White
 from pcnet.numerics.precision import Precision
+from support.kalman import (
+    DT,
+    FIRST,
+    FLOW,
+    GAIN,
+    GATHER,
+    NOISE_VARIANCE,
+    OBSERVATIONS,
+    STILL,
+    Kalman,
+    central_differences,
+)
 
 LAST_X, LAST_Y, WIDTH = 0.7, 0.25, 0.35
 """How long noises last that do, and how wide the smooth ones are."""

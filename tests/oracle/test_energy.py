@@ -6,10 +6,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from models import build
 from torch.func import grad, hessian
 
 import pcnet as pc
+from support.models import build
 
 graphs = st.integers(1, 2).flatmap(
     lambda n: st.fixed_dictionaries(

@@ -2,15 +2,11 @@
 
 import itertools
 import math
-from pathlib import Path
 
 import jsonschema
 import numpy as np
 import pytest
-import torch
-from contract import NodeContract
 from pcnet.io.schema import schema
-from test_filter import DT, STILL, Kalman
 
 import pcnet as pc
 from pcnet.errors import GraphError, SettingError
@@ -22,11 +18,9 @@ from pcnet.nodes import CategoricalNode, KalmanStateNode, ParameterNode, Precisi
 from pcnet.numerics.dwell_time import DwellTime
 from pcnet.numerics.estimators import Newton, RobbinsMonro
 from pcnet.numerics.kernels import SquaredExponential, White
-
-DATA = Path(__file__).parent / "data"
-CRUISE = pc.TracedFunction(lambda x, theta: theta + 0.0 * x)
-"""x' = θ."""
-OBSERVATIONS = np.cumsum(np.random.default_rng(11).standard_normal((40, 1)), 0) * 0.1
+from support.kalman import DT, STILL, Kalman
+from support.levels import CRUISE, OBSERVATIONS, STAY, VALUES, switching
+from support.paths import DATA
 
 
 def velocity_stack(*above: Level, every: int = 5) -> pc.Model:
@@ -192,20 +186,6 @@ def test_parameters_below_a_filter_learn_from_curvatures():
 
 
 # --- categories ------------------------------------------------------------------------------------------------------
-VALUES, STAY = [[-0.2], [0.0], [0.15]], 0.85
-
-
-def switching(every: int, freedom: float = 1e-6) -> tuple[pc.Graph, pc.Schedule]:
-    x = KalmanStateNode("x", dim=1, flow=CRUISE, initial_mean=[[0.0]], initial_sd=0.5, learn_noise=False)
-    y = SensoryNode("y", dim=1, orders=1, dt=DT)
-    a = ParameterNode("a", mean=[0.0], sd=freedom, estimator=Newton())
-    graph = pc.Graph()
-    graph.predicts(x, y)
-    graph.parametrises(a, x)
-    graph.predicts(CategoricalNode("which", values=VALUES, stay=STAY), a)
-    graph.weighs(PrecisionNode("noise_x", mean=math.log(4.0), sd=1.0, kernel=White()), x)
-    graph.weighs(PrecisionNode("noise_y", mean=1.0, sd=1.0, kernel=White()), y)
-    return graph, adaptive_filtering(every, levels=(LevelNodes(("x",), (), ("a",)), LevelNodes(("which",), (), ())))
 
 
 def evidence(value: float, data: np.ndarray) -> float:
@@ -330,19 +310,6 @@ def test_freedom_blurs_the_categories():
         for freedom in (1e-6, 1.0)
     )
     assert blurred.get("which", "probability")[-1].max() < sharp.get("which", "probability")[-1].max()
-
-
-class TestCategoricalNode(NodeContract):
-    name = "which"
-    schedule = switching(3)[1]
-
-    def build(self, scale):
-        graph = switching(3)[0]
-        nodes = {**graph.nodes, "which": CategoricalNode("which", values=VALUES, stay=0.5 + 0.2 * scale)}
-        return graph.with_nodes(nodes)
-
-    def observations(self):
-        return {"y": torch.from_numpy(OBSERVATIONS)}
 
 
 @pytest.mark.parametrize(

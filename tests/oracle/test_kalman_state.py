@@ -6,67 +6,32 @@ import math
 import numpy as np
 import pytest
 import torch
-from contract import NodeContract
 
 import pcnet as pc
 from pcnet.errors import GraphError, ScheduleError, SettingError
 from pcnet.functions.closed_form import Linear
 from pcnet.graphs import adaptive_filter
-from pcnet.model.schedule import LevelNodes, Schedule, act, adaptive_filtering
+from pcnet.model.schedule import LevelNodes, adaptive_filtering
 from pcnet.nodes import GeneralisedStateNode, KalmanStateNode, ParameterNode, PrecisionNode, SensoryNode
-from pcnet.numerics.estimators import Newton, NoiseScoring
+from pcnet.numerics.estimators import Newton
 from pcnet.numerics.kernels import SquaredExponential, White
-
-DT, FLOW = 0.1, np.array([[-0.4, 1.0], [-1.2, -0.1]])
-GAIN = np.array([[1.0, 0.0], [0.5, -0.3], [0.0, 2.0]])
-STATE_VARIANCE, NOISE_VARIANCE, FIRST = 0.7, np.array([0.2, 0.5, 0.1]), np.array([0.3, -0.2])
-OBSERVATIONS = np.random.default_rng(7).standard_normal((25, 3))
-STILL = adaptive_filtering(levels=(LevelNodes(precisions=(), parameters=()),))
-"""States alone: nothing is learned."""
-
-
-def linear_graph(learn_noise: bool = False, **options) -> pc.Graph:
-    x = KalmanStateNode(
-        "x", dim=2, flow=Linear(FLOW), initial_mean=FIRST[None], initial_sd=0.9, learn_noise=learn_noise, **options
-    )
-    y = SensoryNode("y", dim=3, orders=1, dt=DT)
-    graph = pc.Graph()
-    graph.predicts(x, y, via=Linear(GAIN))
-    level = Newton()
-    graph.weighs(
-        PrecisionNode(
-            "noise_x", mean=-math.log(STATE_VARIANCE), sd=1.0, kernel=White(), channels="shared", estimator=level
-        ),
-        x,
-    )
-    graph.weighs(PrecisionNode("noise_y", mean=-np.log(NOISE_VARIANCE), sd=1.0, kernel=White(), estimator=level), y)
-    return graph
-
-
-class Kalman:
-    """The textbook's filter of x ← Fx + noise (Q), y = Gx + noise (R), in numpy."""
-
-    def __init__(self, f, q, g, r, mean, covariance) -> None:
-        self.f, self.q, self.g, self.r, self.mean, self.covariance = f, q, g, r, mean, covariance
-        self.log_evidence = 0.0
-
-    def step(self, y: np.ndarray) -> None:
-        self.mean = self.f @ self.mean
-        self.covariance = self.f @ self.covariance @ self.f.T + self.q
-        seen = np.isfinite(y)
-        g, r, y = self.g[seen], self.r[np.ix_(seen, seen)], y[seen]
-        if not len(y):
-            return
-        s, e = g @ self.covariance @ g.T + r, y - g @ self.mean
-        gain = self.covariance @ g.T @ np.linalg.inv(s)
-        self.log_evidence += -0.5 * (e @ np.linalg.solve(s, e) + np.linalg.slogdet(2 * np.pi * s)[1])
-        self.mean = self.mean + gain @ e
-        self.covariance = self.covariance - gain @ s @ gain.T
-
-
-def kalman(dt: float = DT) -> Kalman:
-    q = STATE_VARIANCE * dt**2 * np.eye(2)
-    return Kalman(np.eye(2) + dt * FLOW, q, GAIN, np.diag(NOISE_VARIANCE), FIRST, 0.81 * np.eye(2))
+from support.kalman import (
+    BENT_FLOW,
+    BENT_MAPPING,
+    DT,
+    FIRST,
+    FLOW,
+    GAIN,
+    GATHER,
+    NOISE_VARIANCE,
+    OBSERVATIONS,
+    STATE_VARIANCE,
+    STILL,
+    Kalman,
+    central_differences,
+    kalman,
+    linear_graph,
+)
 
 
 @pytest.mark.parametrize("learn_noise", [False, True])
@@ -255,15 +220,6 @@ def test_two_sensors_are_as_one():
 
 
 # --- what parameters and precisions hear -----------------------------------------------------------------------------
-def bent_flow(x, theta):
-    return torch.sin(x.flip(-1) * theta[..., :1]) - theta[..., 1:] * x
-
-
-def bent_mapping(x, theta):
-    return torch.cat([x + 0.2 * x**2, x[..., :1] * x[..., 1:]], -1) * theta
-
-
-BENT_FLOW, BENT_MAPPING = pc.TracedFunction(bent_flow), pc.TracedFunction(bent_mapping)
 
 
 def bent_graph(theta, gain, log_x, log_y, initial_sd=0.5) -> pc.Graph:
@@ -278,22 +234,12 @@ def bent_graph(theta, gain, log_x, log_y, initial_sd=0.5) -> pc.Graph:
     return graph
 
 
-GATHER = Schedule(
-    on_start=STILL.on_start,
-    acts=(*STILL.acts, act("accumulate", "parameter", "precision")),
-    name="tracking without learning",
-)
 POINT = {
     "theta": [0.8, 0.3],
     "gain": [1.1],
     "log_x": [-1.0, -0.5],
     "log_y": [0.7, 1.2, 0.3],
 }
-
-
-def central_differences(evidence, point: np.ndarray, step: float) -> np.ndarray:
-    sides = [[evidence(point + sign * step * e) for sign in (1, -1)] for e in np.eye(len(point))]
-    return np.array([(plus - minus) / (2 * step) for plus, minus in sides])
 
 
 @pytest.mark.parametrize("node", ["theta", "gain"])
@@ -603,53 +549,6 @@ def test_how_long_noise_lasts(kernel, expected):
 
 
 # --- the contract, batches, files ------------------------------------------------------------------------------------
-class Tracked(NodeContract):
-    schedule = adaptive_filtering(3)
-
-    def build(self, scale):
-        x = KalmanStateNode("x", dim=2, flow=BENT_FLOW, initial_mean=torch.from_numpy(FIRST) * scale[..., None, None])
-        y = SensoryNode("y", dim=3, orders=1, dt=DT)
-        graph = pc.Graph()
-        graph.predicts(x, y, via=BENT_MAPPING)
-        fast = Newton(decaying_forgetting=0.5, covariance_reset=True)
-        graph.parametrises(ParameterNode("theta", mean=[0.8, 0.3], sd=scale[..., None], estimator=fast), x)
-        graph.parametrises(ParameterNode("gain", mean=[1.1], sd=0.3, estimator=fast), x, of=y)
-        level = NoiseScoring(decaying_forgetting=0.5, max_step=0.3, step_limit_sd=2.0)
-        graph.weighs(
-            PrecisionNode("noise_x", mean=scale[..., None], sd=1.0, correlation_time=0.4 * scale, estimator=level), x
-        )
-        graph.weighs(PrecisionNode("noise_y", mean=[0.7, 1.2, 0.3], sd=1.0, correlation_time=0.4, estimator=level), y)
-        return graph
-
-    def observations(self):
-        times = 0.3 * torch.arange(25, dtype=torch.float64)
-        return {"y": torch.stack([times.sin(), (0.7 * times).cos(), 0.3 + 0.1 * times.sin()], -1)}
-
-
-class TestFilterNode(Tracked):
-    name = "x"
-
-
-class TestParameterNodeOfAFilter(Tracked):
-    name = "theta"
-    test_gradient_is_the_slope_of_the_free_energy = None  # it is that of the whole past: see above
-
-
-class TestPrecisionNodeOfAFilter(Tracked):
-    name = "noise_y"
-    test_gradient_is_the_slope_of_the_free_energy = None
-
-
-def test_a_saved_run_goes_on_to_the_same_digits(tmp_path):
-    contract = Tracked()
-    data = contract.observations()["y"]
-    whole = contract.build(contract.scales).start(contract.schedule, record=()).run(data)
-    half = contract.build(contract.scales).start(contract.schedule, record=()).run(data[:11])
-    path = half.save(tmp_path / "half.pcnet")
-    again = pc.resume(path, contract.build(contract.scales), contract.schedule).run(data[11:])
-    for name in ("x", "theta", "noise_x", "noise_y"):
-        assert torch.equal(whole.mean(name), again.mean(name))
-        assert torch.equal(whole.sd(name), again.sd(name))
 
 
 def test_forecasts_grow_less_sure_as_the_kalman_filter_does():

@@ -6,13 +6,14 @@ import pytest
 from pcnet import simulate
 from pcnet.errors import SettingError
 from pcnet.graphs import odem
+from support.paths import DATA
 
 
 @pytest.mark.parametrize("model", ["glv", "lorenz"])
 @pytest.mark.parametrize("orders", [2, 3])
 def test_the_authors_first_states(model, orders):
     graph, _ = odem(model, orders, conventions="authors")
-    measured = np.load(__file__.replace("test_paper.py", f"data/{model}_k{orders}_plain.npz"))["initial_mean"]
+    measured = np.load(DATA / f"{model}_k{orders}_plain.npz")["initial_mean"]
     np.testing.assert_allclose(graph["x"].initial_mean, measured, rtol=1e-7)
 
 

@@ -1,7 +1,6 @@
 """Agreement with SPM's elementary functions, measured under GNU Octave (see data/README.md)."""
 
 import math
-from pathlib import Path
 
 import mpmath
 import numpy as np
@@ -14,8 +13,8 @@ from pcnet.numerics.generalised import shift_matrix, taylor_embedding, temporal_
 from pcnet.numerics.kernels import Kernel, SquaredExponential
 from pcnet.numerics.matrix_exponential import exponential_step
 from pcnet.settings import Positive, settings
+from support.paths import DATA
 
-DATA = Path(__file__).parent / "data"
 SMOOTHNESS = np.load(DATA / "spm_smoothness.npz")
 EMBEDDING = np.load(DATA / "spm_embedding.npz")
 STEPS = np.load(DATA / "spm_local_linearisation.npz")

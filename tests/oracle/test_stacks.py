@@ -1,38 +1,23 @@
 """Causes that drive states, and stacks of them: derivatives, joint steps, and SPM's own inversions."""
 
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from contract import NodeContract
-from models import Model, bent
 from torch.func import grad, hessian
 
 import pcnet as pc
 from pcnet.errors import GraphError, SettingError
-from pcnet.functions.traced import as_function
 from pcnet.nodes import CauseNode, GeneralisedStateNode, InputNode, ParameterNode, PrecisionNode, SensoryNode
 from pcnet.numerics.estimators import Newton, RobbinsMonro
 from pcnet.numerics.generalised import embed, shift_matrix
 from pcnet.numerics.integrators import ImplicitEuler, LocalLinearisation
+from support.models import FLOWS, MAPPINGS, Model, bent
+from support.paths import DATA
 
-DATA = Path(__file__).parent / "data"
 STILL = pc.Schedule(acts=(pc.act("observe", "sensory"),))
 """Beliefs stay where they were drawn."""
-
-
-def driven_flow(x, v, theta):
-    return torch.sin(x.roll(1, -1) * theta.sum(-1, keepdim=True)) - 0.3 * x**3 + torch.tanh(v.sum(-1, keepdim=True) * x)
-
-
-def driven_mapping(x, v, theta):
-    return torch.stack([x.sum(-1) * v[..., 0], torch.cos(v).sum(-1) + x[..., 0] * theta.sum(-1)], -1)
-
-
-FLOWS = {dim: as_function(driven_flow, dim) for dim in (1, 2)}
-MAPPINGS = {dim: as_function(driven_mapping, dim) for dim in (1, 2)}
 
 
 def stack(dims=(2, 1), causes=(1, 2), cause_orders=(2, 3)):
@@ -398,37 +383,6 @@ def test_a_lorenz_attractor_is_found_from_a_wrong_start_as_well_as_by_spm():
 
 
 # --- the contract ---
-class TestCauseNode(NodeContract):
-    name = "v"
-
-    def build(self, scale):
-        x = GeneralisedStateNode(
-            "x",
-            dim=2,
-            orders=3,
-            flow=FLOWS[2],
-            initial_mean=[[0.3, 0.3]] * 3,
-            integrator=LocalLinearisation(step_size=0.05),
-        )
-        v = CauseNode(
-            "v",
-            dim=1,
-            orders=2,
-            prior=scale[..., None] if scale.dim() else scale,
-            integrator=LocalLinearisation(step_size=0.05),
-        )
-        y = SensoryNode("y", dim=2, orders=2, dt=0.1)
-        theta = ParameterNode("theta", mean=[0.5], sd=0.5)
-        graph = pc.Graph()
-        graph.predicts(x, y)
-        graph.drives(v, x)
-        graph.parametrises(theta, x)
-        for node in (x, v, y):
-            graph.weighs(PrecisionNode(f"n{node.name}", prior_precision=3.0, sd=0.5, correlation_time=0.5), node)
-        return graph
-
-    def observations(self):
-        return {"y": torch.randn(8, 2, generator=torch.Generator().manual_seed(5), dtype=torch.float64)}
 
 
 # --- words ---

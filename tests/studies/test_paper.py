@@ -1,7 +1,6 @@
 """The study of the paper: what is selected, what is re-run, and that the whole of it gives the measured figures."""
 
 import csv
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,8 +11,7 @@ from studies.paper import conclude, reproduce
 from studies.paper.__main__ import app
 from studies.paper.design import GRIDS, RATIOS, Cell, build, ratio_name, realisations
 from studies.paper.run import EVERY
-
-DATA = Path(__file__).parent / "data"
+from support.paths import DATA
 
 
 @pytest.fixture(scope="module")

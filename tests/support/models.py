@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.func import jvp
 
 import pcnet as pc
+from pcnet.functions.traced import as_function
 from pcnet.nodes import CauseNode, GeneralisedStateNode, ParameterNode, PrecisionNode, SensoryNode
 from pcnet.numerics.estimators import Exponential, RobbinsMonro
 from pcnet.numerics.generalised import temporal_precision
@@ -208,3 +209,17 @@ def build(
         graph.predicts(states[0], sensors[1], via=mapping)
         model.mappings[states[0].name, sensors[1].name] = mapping
     return model
+
+
+def driven_flow(x, v, theta):
+    return torch.sin(x.roll(1, -1) * theta.sum(-1, keepdim=True)) - 0.3 * x**3 + torch.tanh(v.sum(-1, keepdim=True) * x)
+
+
+def driven_mapping(x, v, theta):
+    return torch.stack([x.sum(-1) * v[..., 0], torch.cos(v).sum(-1) + x[..., 0] * theta.sum(-1)], -1)
+
+
+FLOWS = {dim: as_function(driven_flow, dim) for dim in (1, 2)}
+
+
+MAPPINGS = {dim: as_function(driven_mapping, dim) for dim in (1, 2)}

@@ -72,3 +72,16 @@ def repeated(result, times):
         schedule=result.schedule,
         structure=result.structure,
     )
+
+
+EVIL = ["<script>alert(1)<", "</script><img src=x onerror=alert(1)>".replace("/", "∕"), "&lt;b&gt; \" ' @@data@@"]
+
+
+def wicked_graph():
+    x = GeneralisedStateNode(EVIL[0], dim=1, orders=2, flow=lambda x, theta: -x)
+    y = SensoryNode(EVIL[1], dim=1, orders=1, dt=0.1)
+    graph = pc.Graph()
+    graph.predicts(x, y)
+    graph.weighs(PrecisionNode(EVIL[2], prior_precision=1, sd=0.1, correlation_time=0.1), y)
+    graph.weighs(PrecisionNode("<!--", prior_precision=1, sd=0.1, correlation_time=0.1), x)
+    return graph

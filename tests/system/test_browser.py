@@ -6,12 +6,11 @@ import time
 import numpy as np
 import pytest
 import torch
-from recorded import paper_run, repeated, stack_run
-from test_error_flow import EVIL, wicked_graph
 
 import pcnet as pc
 from pcnet.graphs import odem
 from pcnet.results.live_page import watch
+from support.recorded import EVIL, paper_run, repeated, stack_run, wicked_graph
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
 CHROMIUM, DRIVER = shutil.which("chromium") or shutil.which("chromium-browser"), shutil.which("chromedriver")

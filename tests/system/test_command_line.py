@@ -15,13 +15,13 @@ from contextlib import contextmanager
 import numpy as np
 import pandas as pd
 import pytest
-from test_run import same
 from typer.testing import CliRunner
 
 import pcnet as pc
 from pcnet.graphs import odem
 from pcnet.io.command_line import app
 from pcnet.nodes import GeneralisedStateNode, PrecisionNode, SensoryNode
+from support.compare import same
 
 Y = 1 + 0.1 * np.random.default_rng(0).normal(size=(30, 3))
 Y[4, 1] = np.nan

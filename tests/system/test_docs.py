@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from support.paths import ROOT
+
 pytestmark = pytest.mark.usefixtures("kinds_restored")
-ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 BLOCK = re.compile(r"^```(\S*)[^\n]*\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
 SURROUNDINGS = {

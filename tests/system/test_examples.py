@@ -3,12 +3,12 @@
 import re
 import runpy
 import sys
-from pathlib import Path
 
 import pytest
 
+from support.paths import EXAMPLES
+
 pytestmark = pytest.mark.usefixtures("kinds_restored")
-EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
 @pytest.mark.parametrize(

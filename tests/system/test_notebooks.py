@@ -1,13 +1,13 @@
 """The notebooks run from top to bottom and show pictures."""
 
 import os
-from pathlib import Path
 
 import nbformat
 import pytest
 from nbclient import NotebookClient
 
-ROOT = Path(__file__).parents[1]
+from support.paths import ROOT
+
 NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))
 
 

@@ -4,11 +4,11 @@ import subprocess
 import sys
 import tarfile
 import zipfile
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from support.paths import ROOT
+
 SCRIPT = """
 import sys, pcnet, numpy as np
 from pcnet.graphs import odem
@@ -47,7 +47,7 @@ def test_contents(built):
     assert "pcnet-0.1.0.dist-info/licenses/pcnet/results/page/cytoscape.LICENSE" in names
     with tarfile.open(sdist) as archive:
         members = {name.partition("/")[2] for name in archive.getnames()}
-    assert {"LICENSE", "README.md", "pyproject.toml", "pcnet/model/graph.py", "tests/test_package.py"} <= members
+    assert {"LICENSE", "README.md", "pyproject.toml", "pcnet/model/graph.py", "tests/system/test_package.py"} <= members
     assert {"mkdocs.yml", "docs/index.md", "docs/pictures/loop.png", "examples/notebooks/fusion.ipynb"} <= members
 
 

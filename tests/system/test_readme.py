@@ -1,12 +1,13 @@
 """The README's code runs as printed."""
 
 import re
-from pathlib import Path
 
 import pytest
 
+from support.paths import ROOT
+
 pytestmark = pytest.mark.usefixtures("kinds_restored")
-README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
 
 
@@ -29,10 +30,10 @@ def test_the_quickstart_is_short():
 
 @pytest.mark.parametrize("target", re.findall(r"\]\(([^)#:]+)\)", README))
 def test_links_lead_somewhere(target):
-    assert (Path(__file__).parents[1] / target).exists()
+    assert (ROOT / target).exists()
 
 
 def test_the_commands_exist():
-    makefile = (Path(__file__).parents[1] / "Makefile").read_text(encoding="utf-8")
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for command in re.findall(r"`?make (\w+)", README):
         assert f"\n{command}:" in makefile

@@ -21,6 +21,7 @@ from pcnet.graphs import odem
 from pcnet.sweeps import sweep as sweeps
 from pcnet.sweeps import workers
 from pcnet.sweeps.study import Study
+from support.paths import ROOT, TESTS
 
 pytest.importorskip("distributed", reason="sweeps on a cluster need Dask: pip install 'pcnet[dask]'")
 
@@ -45,7 +46,7 @@ class Cluster:
         self.folder = folder
         self.address = f"tcp://127.0.0.1:{free_port()}"
         self.processes = {}
-        self.env = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
+        self.env = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), str(TESTS), str(ROOT)])}
 
     def __enter__(self):
         host, port = self.address.removeprefix("tcp://").split(":")

@@ -7,7 +7,6 @@ import re
 import numpy as np
 import pytest
 import xarray as xr
-from recorded import paper_run, repeated, stack_run
 from typer.testing import CliRunner
 
 import pcnet as pc
@@ -15,8 +14,8 @@ from pcnet import Record
 from pcnet.errors import ResultError
 from pcnet.graphs import odem
 from pcnet.io.command_line import app
-from pcnet.nodes import GeneralisedStateNode, PrecisionNode, SensoryNode
 from pcnet.results.page import BYTES, in_script, payload, render
+from support.recorded import EVIL, paper_run, repeated, stack_run, wicked_graph
 
 
 # --- numbers ---------------------------------------------------------------------------------------------------------
@@ -227,17 +226,6 @@ def test_times_may_be_uneven_and_observations_missing():
 
 
 # --- names are text --------------------------------------------------------------------------------------------------
-EVIL = ["<script>alert(1)<", "</script><img src=x onerror=alert(1)>".replace("/", "∕"), "&lt;b&gt; \" ' @@data@@"]
-
-
-def wicked_graph():
-    x = GeneralisedStateNode(EVIL[0], dim=1, orders=2, flow=lambda x, theta: -x)
-    y = SensoryNode(EVIL[1], dim=1, orders=1, dt=0.1)
-    graph = pc.Graph()
-    graph.predicts(x, y)
-    graph.weighs(PrecisionNode(EVIL[2], prior_precision=1, sd=0.1, correlation_time=0.1), y)
-    graph.weighs(PrecisionNode("<!--", prior_precision=1, sd=0.1, correlation_time=0.1), x)
-    return graph
 
 
 def test_names_cannot_leave_the_data_they_are_in():

@@ -13,7 +13,6 @@ from matplotlib.image import AxesImage
 from matplotlib.patches import FancyArrowPatch, Polygon
 from matplotlib.text import Text
 from PIL import Image
-from recorded import paper_run, repeated, stack, stack_run
 
 import pcnet as pc
 from pcnet.errors import GraphError, ResultError, StudyError
@@ -21,6 +20,7 @@ from pcnet.graphs import odem
 from pcnet.results import flow_plots
 from pcnet.results import plots as plotting
 from pcnet.results.drawing import DARK, LIGHT
+from support.recorded import paper_run, repeated, stack, stack_run
 
 
 @pytest.fixture(autouse=True)

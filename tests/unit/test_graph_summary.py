@@ -5,13 +5,13 @@ import itertools
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from recorded import stack, stack_run
 from student_t import StudentTSensoryNode
 
 import pcnet as pc
 from pcnet.errors import ResultError
 from pcnet.graphs import odem
 from pcnet.results.graph_summary import GraphSummary
+from support.recorded import stack, stack_run
 
 
 def test_kinds_levels_and_clocks_of_a_stack():

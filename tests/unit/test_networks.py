@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from test_functions import agree
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector
 
@@ -10,6 +9,7 @@ import pcnet as pc
 from pcnet.errors import GraphError, SettingError
 from pcnet.functions.network import Network
 from pcnet.nodes import GeneralisedStateNode, ParameterNode, PrecisionNode, SensoryNode
+from support.derivatives import agree
 
 F64, F32 = torch.float64, torch.float32
 

@@ -4,13 +4,13 @@ from collections import Counter
 
 import pytest
 import torch
-from models import build
 
 import pcnet as pc
 from pcnet.engine.program import ScheduledAction
 from pcnet.errors import ScheduleError, SettingError
 from pcnet.model.schedule import LevelNodes
 from pcnet.nodes import GeneralisedStateNode, ParameterNode, PrecisionNode
+from support.models import build
 
 
 def counted(monkeypatch, schedule, ticks=12, **options):

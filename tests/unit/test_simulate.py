@@ -1,7 +1,6 @@
 """Simulated processes against closed forms and the authors' own data."""
 
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,8 +10,8 @@ from pcnet.errors import DivergenceError, GraphError, SettingError
 from pcnet.functions import systems as flows
 from pcnet.numerics.kernels import SquaredExponential
 from pcnet.simulate import Simulation, euler, glv_process, simulate, smooth_noise
+from support.paths import DATA
 
-DATA = Path(__file__).parent / "data"
 CHANNELS = 3000
 
 

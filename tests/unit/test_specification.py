@@ -9,13 +9,10 @@ import math
 import jsonschema
 import numpy as np
 import pytest
-import test_checkpoint as checkpoints
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pcnet.io.schema import schema
-from test_checkpoint import stack
-from test_run import same
 
 import pcnet as pc
 from pcnet.errors import PcnetError, SettingError, SpecificationError
@@ -39,6 +36,9 @@ from pcnet.numerics.integrators import StateIntegrator
 from pcnet.numerics.kernels import Autocorrelation, Kernel, Matern
 from pcnet.settings import KINDS, Positive, number
 from pcnet.settings import settings as declared
+from support import cases
+from support.cases import stack
+from support.compare import same
 
 
 @pc.register("test: pendulum")
@@ -98,7 +98,7 @@ def of_paper(**options):
 
 def newer():
     """What carries its belief, on three clocks, with every kernel and mover that goes with it."""
-    graph, _, stream, _ = checkpoints.of_categories()
+    graph, _, stream, _ = cases.of_categories()
     x = KalmanStateNode("x", dim=2, flow=SPRING, initial_sd=[0.5, 0.25], n_pulses=7, substeps=2)
     drift = PrecisionNode(
         "drift", mean=0.1, sd=2.0, kernel=Matern(1.5, 0.5), channels="shared", estimator=noise_estimator(True)
@@ -115,11 +115,11 @@ def newer():
     return graph, adaptive_filtering(3, levels=levels), stream
 
 
-SPRING = pc.register("test: spring", checkpoints.SPRING)
+SPRING = pc.register("test: spring", cases.SPRING)
 
 
 def of_adaptive_filter(**options):
-    graph, schedule, stream, _ = checkpoints.of_adaptive_filter(**options)
+    graph, schedule, stream, _ = cases.of_adaptive_filter(**options)
     return graph, schedule, stream
 
 
