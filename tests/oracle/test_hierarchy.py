@@ -6,13 +6,13 @@ import math
 import jsonschema
 import numpy as np
 import pytest
-from pcnet.io.schema import schema
 
 import pcnet as pc
 from pcnet.errors import GraphError, SettingError
 from pcnet.functions.closed_form import Linear
 from pcnet.graphs import Level, hierarchy
 from pcnet.io import strict_yaml
+from pcnet.io.model_files import json_schema as schema
 from pcnet.model.schedule import LevelNodes, adaptive_filtering
 from pcnet.nodes import CategoricalNode, KalmanStateNode, ParameterNode, PrecisionNode, SensoryNode
 from pcnet.numerics.dwell_time import DwellTime

@@ -1,4 +1,4 @@
-"""Graphs as text: exact both ways, and strict about everything else."""
+"""Models as plain data and files: exact round trips, and strict validation."""
 
 import copy
 import dataclasses
@@ -12,16 +12,17 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pcnet.io.schema import schema
 
 import pcnet as pc
 from pcnet.errors import PcnetError, SettingError, SpecificationError
 from pcnet.functions import registry
 from pcnet.graphs import odem
 from pcnet.graphs.adaptive_filter import noise_estimator
+from pcnet.io.model_files import json_schema as schema
 from pcnet.io.strict_yaml import Loader, parse
 from pcnet.model.node import Node
 from pcnet.model.schedule import LevelNodes, adaptive_filtering
+from pcnet.model.specification import to_spec
 from pcnet.nodes import GeneralisedStateNode, KalmanStateNode, ParameterNode, PrecisionNode, SensoryNode
 from pcnet.numerics.estimators import (
     Averaging,
@@ -58,7 +59,7 @@ def bell(h):
 
 @declared
 class SpecNudge(StateIntegrator):
-    """A mover that pcnet does not know of."""
+    """An integrator defined outside pcnet."""
 
     size: Positive = number(0.1)
 
@@ -66,9 +67,9 @@ class SpecNudge(StateIntegrator):
         return -self.size * evidence.gradient
 
 
-def swinging(mover=None):
+def swinging():
     x = GeneralisedStateNode(
-        "x", dim=2, orders=3, flow=pendulum, integrator=mover or SpecNudge(0.01), initial_mean=np.eye(3, 2) / 3
+        "x", dim=2, orders=3, flow=pendulum, integrator=SpecNudge(0.01), initial_mean=np.eye(3, 2) / 3
     )
     y = SensoryNode("y", dim=1, orders=2, dt=0.1, derivatives="fit", window=5)
     graph = pc.Graph()
@@ -81,23 +82,22 @@ def swinging(mover=None):
         PrecisionNode("ny", prior_precision=10, sd=0.1, kernel=Autocorrelation(bell, lengthscale=0.5), estimator=steps),
         y,
     )
-    return graph, pc.odem(every=[3, 5], periods={"ny": 7}), np.random.default_rng(0).normal(size=(12, 1))
+    return pc.Model(graph, pc.odem(every=[3, 5], periods={"ny": 7})), np.random.default_rng(0).normal(size=(12, 1))
 
 
 def stacked():
     graph, schedule, stream, _ = stack()
     x = graph["x"]
     known = GeneralisedStateNode("x", dim=2, orders=3, flow=turn, integrator=x.integrator)
-    return graph.with_nodes(dict(graph.nodes) | {"x": known}), schedule, iter(stream)
+    return pc.Model(graph.with_nodes(dict(graph.nodes) | {"x": known}), schedule), stream
 
 
 def of_paper(**options):
-    graph, schedule = odem(**options)
-    return graph, schedule, 1 + 0.1 * np.random.default_rng(0).normal(size=(12, 3))
+    return odem(**options), 1 + 0.1 * np.random.default_rng(0).normal(size=(12, 3))
 
 
-def newer():
-    """What carries its belief, on three clocks, with every kernel and mover that goes with it."""
+def kalman_levels():
+    """A Kalman state below categories, with every kernel and estimator that goes with it."""
     graph, _, stream, _ = cases.of_categories()
     x = KalmanStateNode("x", dim=2, flow=SPRING, initial_sd=[0.5, 0.25], n_pulses=7, substeps=2)
     drift = PrecisionNode(
@@ -112,7 +112,7 @@ def newer():
     graph = graph.with_nodes(dict(graph.nodes) | {"x": x, "ny": ny})
     graph.weighs(drift, x)
     levels = (LevelNodes(("x",), ("nx", "ny", "drift"), ("theta",)), LevelNodes(("tape",), (), ()))
-    return graph, adaptive_filtering(3, levels=levels), stream
+    return pc.Model(graph, adaptive_filtering(3, levels=levels)), stream
 
 
 SPRING = pc.register("test: spring", cases.SPRING)
@@ -120,11 +120,11 @@ SPRING = pc.register("test: spring", cases.SPRING)
 
 def of_adaptive_filter(**options):
     graph, schedule, stream, _ = cases.of_adaptive_filter(**options)
-    return graph, schedule, stream
+    return pc.Model(graph, schedule), stream
 
 
 CASES = {
-    "newer": newer,
+    "kalman levels": kalman_levels,
     "adaptive filter": of_adaptive_filter,
     "adaptive filter, model error": lambda: of_adaptive_filter(
         model_error_time=0.5, correlation_time=0.1, correlation_time_sd=0.2
@@ -134,7 +134,7 @@ CASES = {
     "batch": lambda: of_paper(kappa=[1.0, 1 / 3], every=[3, 4]),
     "own parts": swinging,
     "stack": stacked,
-    "sensors": lambda: (*two_sensors(), {"a": np.ones((5, 1)), "b": np.ones((5, 1))}),
+    "sensors": lambda: (two_sensors(), {"a": np.ones((5, 1)), "b": np.ones((5, 1))}),
 }
 
 
@@ -148,7 +148,7 @@ def two_sensors():
         graph.parametrises(ParameterNode(f"gain {name}", mean=[1.0], sd=0.1), x, of=y)
         graph.weighs(PrecisionNode(f"n{name}", prior_precision=1.0, sd=0.1, correlation_time=1.0), y)
     graph.weighs(PrecisionNode("nx", prior_precision=1.0, sd=0.1, correlation_time=1.0), x)
-    return graph, pc.states_only()
+    return pc.Model(graph, pc.states_only())
 
 
 def first(x, theta):
@@ -161,19 +161,16 @@ FIRST = pc.register("test: first", pc.TracedFunction(first, parameters=1))
 @pytest.mark.parametrize("form", ["yaml", "json", "data"])
 @pytest.mark.parametrize("case", CASES)
 def test_a_round_trip_is_exact(case, form, tmp_path):
-    graph, schedule, observations = CASES[case]()
-    spec = graph.to_spec(schedule)
-    again = pc.load_model(spec if form == "data" else pc.save_model(tmp_path / f"g.{form}", graph, schedule))
-    assert again.graph.to_spec(again.schedule) == spec
-    assert list(again.graph.nodes) == list(graph.nodes)
-    if form == "data":
-        return
-    observations = list(observations) if case == "stack" else observations
-    seen = (lambda: iter(observations)) if case == "stack" else (lambda: observations)
-    same(graph.run(seen(), schedule=schedule), again.graph.run(seen(), schedule=again.schedule))
+    model, observations = CASES[case]()
+    spec = to_spec(model)
+    again = pc.load_model(spec if form == "data" else pc.save_model(tmp_path / f"model.{form}", model))
+    assert to_spec(again) == spec
+    assert list(again.graph.nodes) == list(model.graph.nodes)
+    if form == "yaml":
+        same(model.run(observations), again.run(observations))
 
 
-def test_a_description_by_hand(tmp_path):
+def test_a_file_written_by_hand(tmp_path):
     path = tmp_path / "graph.yaml"
     path.write_text(
         """
@@ -203,9 +200,8 @@ def test_a_description_by_hand(tmp_path):
     graph.weighs(PrecisionNode("noise_x", prior_precision=10, sd=0.1, correlation_time=0.2), x)
     graph.weighs(PrecisionNode("noise_y", prior_precision=100, sd=0.1, correlation_time=0.2), y)
     observations = np.random.default_rng(0).normal(size=(9, 2))
-    found = pc.load_model(path)
-    same(graph.run(observations, schedule=pc.odem(every=4)), found.graph.run(observations, schedule=found.schedule))
-    same(graph.run(observations), pc.Graph.from_spec(path).run(observations))
+    same(graph.run(observations, pc.odem(every=4)), pc.load_model(path).run(observations))
+    same(graph.run(observations, pc.odem(every=4)), pc.Model.load(path).run(observations))
 
 
 BASE = {
@@ -238,7 +234,7 @@ def changed(*path, to=None, drop=False):
         (changed("nodse", to={}), "unknown key 'nodse'; did you mean 'nodes'"),
         (changed("links", drop=True), "'links' is missing"),
         (changed("pcnet", to=2), "version 2; this pcnet reads up to 1"),
-        (changed("pcnet", to="new"), "version of the description"),
+        (changed("pcnet", to="new"), "must be the version of the format"),
         (changed("nodes", to=[]), "nodes must be a mapping"),
         (changed("nodes", "x", "ordres", to=2), r"node 'x': unknown key 'ordres'; did you mean 'orders'\?"),
         (
@@ -248,14 +244,14 @@ def changed(*path, to=None, drop=False):
         (changed("nodes", "x", "kind", to="LocalLinearisation"), "no kind 'LocalLinearisation' that fits here"),
         (
             changed("nodes", "x", "kind", to="GeneralisedVariable"),
-            "GeneralisedVariable is what its kinds have in common",
+            "GeneralisedVariable is abstract",
         ),
         (changed("nodes", "x", "kind", drop=True), "give a mapping with a kind"),
         (changed("nodes", "x", "flow", to="os.system"), "no function 'os.system' is registered"),
         (changed("nodes", "x", "flow", to="lorentz"), "did you mean 'lorenz'"),
         (
             changed("nodes", "x", "flow", to={"linera": {}}),
-            r"no maker of functions 'linera' is known; did you mean 'linear'\?",
+            r"there is no function factory 'linera'; did you mean 'linear'\?",
         ),
         (changed("nodes", "x", "flow", to={"linear": {"matrx": []}}), r"unknown key 'matrx'; did you mean 'matrix'\?"),
         (changed("nodes", "x", "flow", to={"linear": {"matrix": "A"}}), "rectangular"),
@@ -266,7 +262,7 @@ def changed(*path, to=None, drop=False):
             changed("nodes", "x", "integrator", to={"kind": "Newton"}),
             "node 'x', integrator: there is no kind 'Newton' that fits",
         ),
-        (changed("nodes", "nx", "sd", to={"kind": "LocalLinearisation"}), "a mapping makes no sense here"),
+        (changed("nodes", "nx", "sd", to={"kind": "LocalLinearisation"}), "a mapping is not allowed here"),
         (changed("nodes", "nx", "sd", to="wide"), "setting 'sd'"),
         (changed("nodes", "nx", "sd", to=-1), "positive"),
         (changed("nodes", "nx", "sd", to=math.inf), "finite"),
@@ -281,12 +277,15 @@ def changed(*path, to=None, drop=False):
         (changed("schedule", to="oden"), "there is no schedule 'oden'; did you mean 'odem'"),
         (changed("schedule", to={"odem": {"evry": 3}}), r"unknown key 'evry'; did you mean 'every'\?"),
         (changed("schedule", to={"odem": {"every": 0}}), "whole numbers"),
-        (changed("schedule", "acts", to=[{"observ": ["y"]}]), r"act 0: unknown key 'observ'; did you mean 'observe'\?"),
+        (
+            changed("schedule", "acts", to=[{"observ": ["y"]}]),
+            r"acts 0: unknown key 'observ'; did you mean 'observe'\?",
+        ),
         (changed("schedule", "acts", to=[{"observe": "y"}]), "give one action with a list"),
         (changed("schedule", "acts", to=[{"observe": ["y"], "every": -1}]), "whole numbers"),
     ],
 )
-def test_what_is_refused(spec, words):
+def test_invalid_specifications_are_rejected(spec, words):
     with pytest.raises(SpecificationError, match=words):
         pc.load_model(spec)
 
@@ -299,10 +298,10 @@ def test_what_is_refused(spec, words):
         ("a: !!python/object/apply:os.system ['true']", "it is not YAML"),
         ("a: [", "it is not YAML in line"),
         ("\x00", "it is not YAML"),
-        ("? [a]\n: 1", "more than once, or is no text"),
+        ("? [a]\n: 1", "more than once, or is not text"),
     ],
 )
-def test_texts_that_are_refused(text, words, tmp_path):
+def test_invalid_yaml_and_json_is_rejected(text, words, tmp_path):
     with pytest.raises(SpecificationError, match=words):
         parse(text)
     path = tmp_path / "g.yaml"
@@ -313,7 +312,7 @@ def test_texts_that_are_refused(text, words, tmp_path):
         parse(text, "json")
 
 
-def test_files_that_are_refused(tmp_path):
+def test_invalid_files_are_rejected(tmp_path):
     with pytest.raises(SpecificationError, match="cannot be read: No such file"):
         pc.load_model(tmp_path / "nothing.yaml")
     (tmp_path / "binary.yaml").write_bytes(bytes(range(128, 256)))
@@ -327,19 +326,19 @@ def test_files_that_are_refused(tmp_path):
             parse(deep, form)
 
 
-def test_functions_without_a_name():
+def test_unregistered_functions_cannot_be_saved():
     x = GeneralisedStateNode("x", dim=1, orders=1, flow=lambda x, theta: -x)
     graph = pc.Graph()
     graph.predicts(x, SensoryNode("y", dim=1, orders=1))
     with pytest.raises(SpecificationError, match=r"'x', flow: the function <lambda> has no name.*pcnet.register"):
-        graph.to_spec()
-    with pytest.raises(SettingError, match="there is a function 'lorenz' already"):
+        to_spec(graph)
+    with pytest.raises(SettingError, match="the function 'lorenz' already exists"):
         pc.register("lorenz", pendulum)
     with pytest.raises(SettingError, match="not a function"):
         pc.register("three", 3)
 
 
-def test_a_kind_of_one_name_twice():
+def test_two_kinds_of_one_name_are_ambiguous():
     def make():
         @declared
         class SpecTwin(StateIntegrator):
@@ -353,9 +352,9 @@ def test_a_kind_of_one_name_twice():
         pc.load_model(changed("nodes", "x", "integrator", to={"kind": "SpecTwin"}))
 
 
-def test_all_flows_and_schedules_have_descriptions():
-    for name in registry.names():
-        assert registry.describe(registry.find(name)) == name
+def test_registered_functions_survive_a_round_trip():
+    for name in registry.FUNCTIONS:
+        assert registry.to_spec(registry.from_spec(name)) == name
     for numbers in (
         {"linear": {"matrix": [[0.1, 0.2]], "offset": [3.0]}},
         {"linear": {"dim": 3}},
@@ -363,13 +362,13 @@ def test_all_flows_and_schedules_have_descriptions():
         {"lotka_volterra_of": {"species": 2, "growth": [0.1, 0.2]}},
         {"lorenz_of": {"sigma": 9.0, "beta": 2.0}},
     ):
-        function = registry.find(numbers)
-        again = registry.find(registry.describe(function))
+        function = registry.from_spec(numbers)
+        again = registry.from_spec(registry.to_spec(function))
         assert again.identity_key == function.identity_key
 
 
-def test_every_kind_that_comes_along_has_been_there_and_back():
-    """Nodes, movers and kernels: none of them is left out of the round trips above."""
+def test_the_round_trips_cover_every_shipped_kind():
+    """Nodes, integrators, estimators and kernels."""
 
     def kinds(part):
         yield type(part).__name__
@@ -378,7 +377,7 @@ def test_every_kind_that_comes_along_has_been_there_and_back():
             if dataclasses.is_dataclass(value):
                 yield from kinds(value)
 
-    seen = {name for case in CASES.values() for node in case()[0].nodes.values() for name in kinds(node)}
+    seen = {name for case in CASES.values() for node in case()[0].graph.nodes.values() for name in kinds(node)}
     bases = (Node, StateIntegrator, ParameterEstimator, Averaging, Kernel)
     shipped = {
         kind.__name__
@@ -390,7 +389,7 @@ def test_every_kind_that_comes_along_has_been_there_and_back():
 
 
 ADDED = {"ExplicitEuler", "SquaredExponential"}
-"""What `smoothness=` says more shortly, and a mover that has nothing which others have not."""
+"""Kinds without settings of a type that the others do not have."""
 
 
 @pytest.mark.parametrize(
@@ -423,12 +422,12 @@ def test_schedules_by_name(given, made):
         ({"every": 0}, "whole numbers"),
     ],
 )
-def test_levels_that_make_no_sense(options, words):
+def test_invalid_levels_are_rejected(options, words):
     with pytest.raises(SpecificationError, match=words):
         pc.load_model(changed("schedule", to={"adaptive_filtering": options}))
 
 
-def test_a_schema_knows_all_kinds():
+def test_the_schema_contains_all_kinds():
     found = schema()
     assert json.loads(json.dumps(found)) == found
     assert {"GeneralisedStateNode", "SensoryNode", "LocalLinearisation", "Newton", "Matern", "SpecNudge"} <= set(
@@ -443,11 +442,10 @@ def test_a_schema_knows_all_kinds():
     }
 
 
-def test_descriptions_fit_the_schema():
+def test_specifications_satisfy_the_schema():
     check = jsonschema.Draft202012Validator(schema())
     for case in CASES.values():
-        graph, schedule, _ = case()
-        check.validate(graph.to_spec(schedule))
+        check.validate(to_spec(case()[0]))
     assert not check.is_valid(changed("nodes", "x", "ordres", to=2))
 
 
@@ -466,7 +464,7 @@ plain = st.recursive(
 
 @st.composite
 def nearly_right(draw):
-    """A description with something else in some places."""
+    """A valid specification with some values replaced."""
     spec = copy.deepcopy(BASE)
     for _ in range(draw(st.integers(1, 3))):
         inner, places = spec, []
@@ -481,24 +479,24 @@ def nearly_right(draw):
 
 @settings(deadline=None, max_examples=400)
 @given(nearly_right() | plain)
-def test_whatever_is_given_is_a_graph_or_refused_in_words(spec):
+def test_any_data_loads_or_raises_a_pcnet_error(spec):
     try:
         model = pc.load_model(spec) if not isinstance(spec, str) else None
     except PcnetError:
         return
-    assert model is None or model.graph.to_spec() is not None
+    assert model is None or to_spec(model) is not None
 
 
 @settings(deadline=None, max_examples=400)
 @given(
     st.text(max_size=60) | st.binary(max_size=60).map(lambda b: b.decode("latin-1")), st.sampled_from(["yaml", "json"])
 )
-def test_whatever_text_is_data_or_refused_in_words(text, form):
+def test_any_text_parses_or_raises_a_pcnet_error(text, form):
     try:
         parse(text, form)
     except PcnetError:
         return
 
 
-def test_no_tag_of_yaml_makes_an_object():
+def test_no_yaml_tag_constructs_a_python_object():
     assert not [tag for tag in Loader.yaml_constructors if tag and "python" in tag]
