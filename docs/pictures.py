@@ -223,7 +223,7 @@ def tick() -> Figure:
     """The journey of one observation."""
     figure = Figure(figsize=(10, 5.4), layout="constrained")
     ax = figure.subplots()
-    ax.set(xlim=(0, 10), ylim=(0, 5.4))
+    ax.set(xlim=(0, 10), ylim=(-0.1, 5.4))
     ax.axis("off")
 
     def box(x: float, y: float, w: float, h: float, title: str, text: str = "", colour: str = "#FFFFFF") -> None:
@@ -262,10 +262,9 @@ def tick() -> Figure:
     arrow((7.1, 3.05), (7.75, 3.05), "")
     arrow((8.85, 4.1), (8.85, 3.7))
     arrow((8.85, 2.42), (8.85, 2.08))
-    ax.annotate(
-        "", (1.05, 0.82), (8.85, 0.82), arrowprops={"arrowstyle": "-|>", "connectionstyle": "arc3,rad=-0.13", "lw": 1.5}
-    )
-    ax.text(7.35, 0.03, "the next observation", fontsize=8.5, ha="center")
+    ax.plot([8.85, 8.85, 1.05], [0.82, 0.0, 0.0], color="#333333", lw=1.5)
+    arrow((1.05, 0.0), (1.05, 0.82))
+    ax.text(4.9, 0.05, "the state before the next observation", fontsize=8.5, ha="center", va="bottom")
     return figure
 
 

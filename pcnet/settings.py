@@ -107,7 +107,9 @@ finite = _require(torch.isfinite, "must be finite")
 positive = _require(lambda value: value > 0, "must be positive")
 not_negative = _require(lambda value: value >= 0, "must not be negative")
 fraction = _require(lambda value: (value >= 0) & (value < 1), "must be at least 0 and below 1")
-whole = _require(lambda value: (value >= 1) & (value == value.round()), "must be whole numbers of observations, from 1")
+whole = _require(
+    lambda value: (value >= 1) & (value == value.round()), "must be whole numbers of observations, 1 or more"
+)
 
 
 class TrailingDims(NamedTuple):

@@ -185,7 +185,11 @@ def simulate(
 
     z, w = _replicate(draw, seed)
     states = euler(flow, parameters=theta, initial=first, noise=z, dt=dt, lower=lower, upper=upper)
-    return _observe(states, z, w, dt, observation_lower, mapping, weights)
+    clean = states
+    if mapping is not None:
+        with torch.no_grad():
+            clean = mapping(states, weights[..., None, :].expand(*states.shape[:-1], -1))
+    return _simulation(states, clean, z, w, dt, observation_lower)
 
 
 def glv_process(
@@ -231,7 +235,8 @@ def glv_process(
     if samples > AUTHORS_SAMPLES:
         raise SettingError(f"noise='authors' has {AUTHORS_SAMPLES} samples, not {samples}; use noise='white' for more")
     z, w = _replicate(lambda each: _authors_noise(each, samples), seed)
-    return _observe(euler(lotka_volterra, **process, noise=z), z, w, dt, lower)
+    states = euler(lotka_volterra, **process, noise=z)
+    return _simulation(states, states, z, w, dt, lower)
 
 
 # --- parts -----------------------------------------------------------------------------------------------------------
@@ -256,22 +261,10 @@ def _replicate(draw: Callable[[OneSeed], tuple[Tensor, Tensor]], seed: Seed) -> 
     return torch.stack(z), torch.stack(w)
 
 
-def _observe(
-    states: Tensor,
-    z: Tensor,
-    w: Tensor,
-    dt: float,
-    lower: Any,
-    mapping: Function | PlainFunction | None = None,
-    weights: Tensor | None = None,
-) -> Simulation:
-    """Observe y = max(g(x, weights) + w, lower) at all times."""
-    with torch.no_grad():
-        clean = states
-        if mapping is not None and weights is not None:
-            clean = mapping(states, weights[..., None, :].expand(*states.shape[:-1], -1))
-        observations = _clip(lower, None)(clean + w)
-    return Simulation(torch.arange(states.shape[-2], dtype=torch.float64) * dt, states, observations, z, w)
+def _simulation(states: Tensor, clean: Tensor, z: Tensor, w: Tensor, dt: float, lower: Any) -> Simulation:
+    """A simulation with observations y = max(clean + w, lower)."""
+    times = torch.arange(states.shape[-2], dtype=torch.float64) * dt
+    return Simulation(times, states, _clip(lower, None)(clean + w), z, w)
 
 
 def _clip(lower: Any, upper: Any) -> Callable[[Tensor], Tensor]:

@@ -216,13 +216,13 @@ def fit(
         actions = [descent.best.free_action]
         while len(actions) < max_iterations and bool(descent.active.any()):
             bar.set_description(f"pass {len(actions) + 1}, free action {float(actions[-1].nanmean()):.6g}")
-            scales = _scales(descent.best.beliefs.values()) if exact else None
+            scales = _scales(descent.best.states.values()) if exact else None
             descent = descent.update(passes.evaluate(descent.candidate, scales)[0], tolerance, remember=exact)
             actions.append(descent.best.free_action)
         bar.set_description("last pass")
         found = {
             name: state._replace(mean=descent.best.mean[:, passes.parts[name]])
-            for name, state in descent.best.beliefs.items()
+            for name, state in descent.best.states.items()
         }
         session = passes.run(found, record=record, on_divergence=on_divergence)
     shape = session.batch_shape

@@ -12,18 +12,15 @@ from pcnet.functions.traced import TracedFunction, WithCauses
 
 
 def check_function(what: str, function: Function, dim: int, parameters: int, out: int | None, like: Tensor) -> int:
-    """Call a function with a small batch and check the number of its parameters and the shape of its value.
+    """The number of outputs of a function, after checking it by a call with a small batch.
 
     Args:
-        what: What the function is, for errors, such as "the flow of 'x'".
+        what: Name of the function in errors, such as "the flow of 'x'".
         function: The function to check.
         dim: Dimension of its state, causes included.
         parameters: Number of parameters that it is given.
         out: Number of outputs that it must have; None for any number.
         like: A tensor with the dtype and device of the run.
-
-    Returns:
-        The number of outputs.
 
     Raises:
         GraphError: If the function fails, is not batched or has another number of parameters or outputs.
@@ -45,7 +42,7 @@ def check_function(what: str, function: Function, dim: int, parameters: int, out
     if shape is None or len(shape) != 2 or shape[0] != batch or out not in (None, shape[1]):
         if isinstance(function, Identity):
             raise GraphError(
-                f"{what} is the identity by default, which cannot map {dim} dimensions to {out}; give a mapping: "
+                f"{what} is the identity by default, which cannot turn {dim} dimensions into {out}; give a mapping: "
                 "graph.predicts(..., via=lambda x, theta: ...)"
             )
         got = type(value).__name__ if shape is None else shape

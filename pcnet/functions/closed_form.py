@@ -83,9 +83,8 @@ class Linear(Affine):
             self.matrix = torch.cat([self.matrix, further], 1)
         self.out, self.dim = (dim or 0, dim or 0) if self.matrix is None else self.matrix.shape
         self.parameters = self.out * self.dim if self.matrix is None else 0
-        self.offset = torch.zeros(self.out, dtype=torch.float64)
-        if offset is not None:
-            self.offset = torch.as_tensor(offset, dtype=torch.float64).detach().expand(self.out).clone()
+        self.offset = torch.as_tensor(0.0 if offset is None else offset, dtype=torch.float64).detach()
+        self.offset = self.offset.expand(self.out).clone()
         self._cast: dict[tuple[Any, ...], tuple[Tensor | None, Tensor]] = {}
 
     def __repr__(self) -> str:
@@ -137,7 +136,7 @@ class Quadratic(Function):
     """
 
     def __init__(self, coefficients: Tensor) -> None:
-        c = coefficients.detach().to(torch.float64)
+        c = torch.as_tensor(coefficients, dtype=torch.float64).detach()
         self.coefficients = 0.5 * (c + c.transpose(1, 2))
         self.out, self.dim, self.parameters = c.shape[0], c.shape[1] - 1, c.shape[3] - 1
         self._cast: dict[tuple[Any, ...], tuple[Tensor, Tensor]] = {}

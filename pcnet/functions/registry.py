@@ -6,13 +6,12 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, overload
 
-import torch
-
 from pcnet.errors import SettingError, suggestion
 from pcnet.functions import systems
 from pcnet.functions.base import Function
 from pcnet.functions.closed_form import Identity, Linear, Quadratic
 from pcnet.functions.traced import TracedFunction, WithCauses
+from pcnet.settings import finite, to_tensor
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -25,8 +24,13 @@ FUNCTIONS: dict[str, Any] = {
 }
 """All named functions; those of the package cannot be replaced."""
 PREDEFINED = frozenset(FUNCTIONS)
-FACTORIES: dict[str, Callable[..., Any]] = {}
-"""Callables that make a function from numbers, by name."""
+FACTORIES: dict[str, Callable[..., Any]] = {
+    "linear": Linear,
+    "quadratic": Quadratic,
+    "lotka_volterra_of": systems.LotkaVolterra,
+    "lorenz_of": systems.Lorenz,
+}
+"""Classes that make a function from numbers, by name: {"linear": {"matrix": [[…]]}}."""
 
 
 @overload
@@ -58,60 +62,11 @@ def register(name: str, function: F | None = None) -> F | Callable[[F], F]:
     return keep if function is None else keep(function)
 
 
-def factory(name: str) -> Callable[[F], F]:
-    """Decorator: let files make a function from numbers, {"linear": {"matrix": [[…]]}}, by the decorated callable."""
-
-    def keep(make: F) -> F:
-        if name in FUNCTIONS or FACTORIES.get(name, make) is not make:
-            raise SettingError(f"the function {name!r} already exists; choose another name")
-        FACTORIES[name] = make
-        return make
-
-    return keep
-
-
-@factory("linear")
-def _linear(matrix: Any = None, offset: Any = None, causes: Any = None, dim: int | None = None) -> Linear:
-    return Linear(_array(matrix), _array(offset), dim, _array(causes))
-
-
-@factory("quadratic")
-def _quadratic(coefficients: Any) -> Quadratic:
-    return Quadratic(_array(coefficients))
-
-
-@factory("lotka_volterra_of")
-def _lotka_volterra(species: int, growth: Any = None) -> systems.LotkaVolterra:
-    if isinstance(species, bool) or not isinstance(species, int):
-        raise SettingError(f"species must be a whole number, not {species!r}")
-    return systems.LotkaVolterra(species, _array(growth))
-
-
-@factory("lorenz_of")
-def _lorenz(sigma: float, beta: float) -> systems.Lorenz:
-    return systems.Lorenz(float(sigma), float(beta))
-
-
-def _array(value: Any) -> Any:
-    if value is None:
-        return None
-    try:
-        array = torch.tensor(value, dtype=torch.float64)
-    except (TypeError, ValueError, RuntimeError):
-        raise SettingError(f"a matrix must be a rectangular array of numbers, not {value!r}") from None
-    if not bool(torch.isfinite(array).all()):
-        raise SettingError("the elements of a matrix must be finite")
-    return array
-
-
 def from_spec(spec: Any) -> Any:
     """The function of a file entry: a registered name, or {factory: {argument: numbers}}."""
     if isinstance(spec, str):
         if spec not in FUNCTIONS:
-            raise SettingError(
-                f"no function {spec!r} is registered; {suggestion(spec, FUNCTIONS)} "
-                "Register your own by pcnet.register(name, function)"
-            )
+            raise SettingError(f"no function {spec!r} is registered by pcnet.register; {suggestion(spec, FUNCTIONS)}")
         return FUNCTIONS[spec]
     if not isinstance(spec, Mapping) or len(spec) != 1:
         raise SettingError(f"a function is a registered name or {{factory: {{argument: numbers}}}}, not {spec!r}")
@@ -125,7 +80,8 @@ def from_spec(spec: Any) -> Any:
         if key not in known:
             raise SettingError(f"{name}: unknown key {key!r}; {suggestion(key, known)}")
     try:
-        return FACTORIES[name](**arguments)
+        plain = (int, float, type(None))
+        return FACTORIES[name](**{k: v if isinstance(v, plain) else finite(to_tensor(v)) for k, v in arguments.items()})
     except (TypeError, ValueError, RuntimeError, IndexError) as error:
         raise SettingError(f"{name}: {error}") from None
 

@@ -65,7 +65,7 @@ class TracedFunction(Function):
             derivative = _along(self.jacobian, here, theta, motion)
             return torch.cat([value, motion @ jacobian.mT], 1), jacobian, derivative
 
-        value, jacobian, derivative = self._traced("linearise", rows, body, x, parameters)
+        value, jacobian, derivative = self._traced("linearise", (2,), rows, body, x, parameters)
         return Linearisation(value, jacobian, derivative, x.shape[1])
 
     def contracted_hessian(self, x: Tensor, parameters: Tensor, weights: Tensor) -> Tensor | None:
@@ -83,7 +83,7 @@ class TracedFunction(Function):
 
             return _jacobian(gradient, x[:, 0])
 
-        blocks: Tensor | None = self._traced("contracted_hessian", rows, body, x, parameters, weights)
+        blocks: Tensor | None = self._traced("contracted_hessian", (0,), rows, body, x, parameters, weights)
         return blocks
 
     def _slope(self, x: Tensor, theta: Tensor, rows: int) -> Tensor:
@@ -93,9 +93,10 @@ class TracedFunction(Function):
         return slope if rows == 1 else torch.cat([slope, _along(self.parameter_jacobian, here, theta, motion)], 1)
 
     def parameter_slope(self, x: Tensor, parameters: Tensor, rows: int) -> Tensor:
-        found: Tensor = self._traced(
-            "parameter_slope", rows, lambda x, theta: self._slope(x, theta, rows), x, parameters
-        )
+        def body(x: Tensor, theta: Tensor) -> Tensor:
+            return self._slope(x, theta, rows)
+
+        found: Tensor = self._traced("parameter_slope", (), rows, body, x, parameters)
         return found
 
     def parameter_contracted_hessian(self, x: Tensor, parameters: Tensor, weights: Tensor) -> Tensor | None:
@@ -104,24 +105,19 @@ class TracedFunction(Function):
         def body(x: Tensor, theta: Tensor, weights: Tensor) -> Tensor:
             return _jacobian(lambda v: (weights[:, :, None] @ self._slope(x, v, rows)).sum(1)[:, 0], theta)
 
-        found: Tensor | None = self._traced("parameter_contracted_hessian", rows, body, x, parameters, weights)
+        found: Tensor | None = self._traced("parameter_contracted_hessian", (0,), rows, body, x, parameters, weights)
         return found
 
-    def _traced(self, name: str, rows: int, body: Callable[..., Any], *inputs: Tensor) -> Any:
+    def _traced(
+        self, name: str, may_vanish: tuple[int, ...], rows: int, body: Callable[..., Any], *inputs: Tensor
+    ) -> Any:
+        """The value of a body, traced for these shapes; outputs that `may_vanish` are None if identically zero."""
         key = (name, rows, *((tuple(v.shape), v.dtype, v.device) for v in inputs))
         traced = self._traces.get(key)
         if traced is None:
-            traced = self._traces[key] = trace(body, inputs, MAY_VANISH[name])
+            traced = self._traces[key] = trace(body, inputs, may_vanish)
         return traced(*inputs)
 
-
-MAY_VANISH = {
-    "linearise": (2,),
-    "contracted_hessian": (0,),
-    "parameter_slope": (),
-    "parameter_contracted_hessian": (0,),
-}
-"""Outputs of each trace that become None if they are identically zero, such as Hessians of linear functions."""
 
 ThreeArguments = Callable[[Tensor, Tensor, Tensor], Tensor]
 

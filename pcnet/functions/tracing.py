@@ -21,35 +21,20 @@ from pcnet.errors import GraphError
 
 PRODUCTS = {"mul", "mm", "bmm", "mv", "dot"}
 """Operations whose result is zero if any input is zero."""
-SHAPES = {
-    "alias",
-    "diagonal",
-    "expand",
-    "flip",
-    "permute",
-    "roll",
-    "select",
-    "slice",
-    "squeeze",
-    "transpose",
-    "unsqueeze",
-}
-LINEAR = SHAPES | {"clone", "div", "neg", "sum", "t", "_to_copy", "_unsafe_view", "view"}
-"""Operations whose result is zero if their first input is zero, as are all operations that end in _backward."""
 COPIES = {"alias", "_to_copy", "expand", "view", "_unsafe_view"}
 """Operations that do nothing if shape, strides, dtype and device of their result are those of their input."""
+MOVES = {"diagonal", "flip", "permute", "roll", "select", "slice", "squeeze", "t", "transpose", "unsqueeze"}
+LINEAR = COPIES | MOVES | {"clone", "div", "neg", "sum"}
+"""Operations whose result is zero if their first input is zero, as are all operations that end in _backward."""
 
 _LOCK = threading.RLock()
 """make_fx patches torch globally while it traces, so that only one thread may trace at a time."""
 
 
 def trace(body: Callable[..., Any], inputs: Sequence[Tensor], may_vanish: Collection[int] = ()) -> Callable[..., Any]:
-    """Trace a function into a flat list of tensor operations, for inputs of the given shapes.
+    """Trace a function that does not branch on values into a flat list of operations, for inputs like the given ones.
 
-    Args:
-        body: Function of tensors; must not branch on values.
-        inputs: Example inputs, of the shapes, dtype and device of later calls.
-        may_vanish: Positions of outputs that become None if they are zero for all inputs.
+    Outputs at the positions `may_vanish` become None if they are zero for all inputs.
 
     Raises:
         GraphError: If the body cannot be traced.

@@ -9,6 +9,8 @@ import torch
 
 from pcnet.errors import SettingError
 from pcnet.functions.base import Function, PlainFunction
+from pcnet.functions.check import output_size
+from pcnet.functions.traced import as_function
 from pcnet.model.graph import Graph
 from pcnet.model.model import Model
 from pcnet.model.schedule import LevelNodes, adaptive_filtering
@@ -53,7 +55,7 @@ def adaptive_filter(
         parameter_mean: Prior mean of θ, (..., p). Without it there are no parameters.
         parameter_sd: Prior standard deviation of θ, one number or (..., p).
         mapping: g(x, θ_g); the identity unless given.
-        channels: Number of observed channels; `dim` unless given.
+        channels: Number of observed channels; that of the mapping's output unless given.
         expected_precision_x: First guess of 1/variance of ω_x; may be wrong by orders of magnitude.
         expected_precision_y: First guess of 1/variance of ω_y.
         sd_lambda: Prior standard deviation of both log-precisions.
@@ -75,9 +77,10 @@ def adaptive_filter(
     """
     if (parameter_mean is None) != (parameter_sd is None):
         raise SettingError("adaptive_filter: give both parameter_mean and parameter_sd, or neither")
-    seen = dim if channels is None else channels
-    if mapping is None and seen != dim:
-        raise SettingError(f"adaptive_filter: {seen} channels of a state of dimension {dim} need a mapping=...")
+    if channels is None:
+        channels = dim if mapping is None else output_size(as_function(mapping, dim), dim, 0)
+    if mapping is None and channels != dim:
+        raise SettingError(f"adaptive_filter: {channels} channels of a state of dimension {dim} need a mapping=...")
     if model_error_time is not None and not bool((torch.as_tensor(to_tensor(model_error_time)) > 0).all()):
         raise SettingError(f"adaptive_filter: model_error_time must be positive, not {model_error_time!r}")
     kernel_x = kernel_of(correlation_time)
@@ -86,7 +89,7 @@ def adaptive_filter(
         raise SettingError("adaptive_filter: correlation_time_sd needs a correlation_time to start from")
     per_channel = _per_channel(noise_per_channel)
     x = KalmanStateNode("x", dim=dim, flow=flow, initial_mean=initial_mean, initial_sd=initial_sd, substeps=substeps)
-    y = SensoryNode("y", dim=seen, orders=1, dt=dt)
+    y = SensoryNode("y", dim=channels, orders=1, dt=dt)
 
     def precision(
         name: str, expected: Any, kernel: Kernel, estimator: NoiseScoring, sd_factor: float = 1.0

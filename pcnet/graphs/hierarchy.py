@@ -8,6 +8,8 @@ from typing import Any, Literal
 from pydantic import Field, SkipValidation
 
 from pcnet.errors import SettingError
+from pcnet.functions.check import output_size
+from pcnet.functions.traced import as_function
 from pcnet.graphs.adaptive_filter import kernel_of
 from pcnet.model.graph import Graph
 from pcnet.model.model import Model
@@ -73,7 +75,7 @@ def hierarchy(
     Args:
         levels: The levels, the lowest first. The top may be a `CategoricalNode`, which keeps its own name.
         dt: Sampling interval, in time units.
-        channels: Number of observed channels; the dimension of the lowest state unless given.
+        channels: Number of observed channels; that of the lowest mapping's output unless given.
         expected_precision_y: 1/variance of the observation noise; a first guess with learn_noise_y=True.
         learn_noise_y: Whether the level of the observation noise is learned.
         correlation_time_y: Lengthscale of the autocorrelation of the observation noise, or a `Kernel`; white unless
@@ -102,7 +104,11 @@ def hierarchy(
         return PrecisionNode(name, mean=log, sd=sd_lambda, kernel=kernel, channels=shared, estimator=estimator)
 
     graph, nodes = Graph(), []
-    below: AnyNode = SensoryNode("y", dim=levels[0].dim if channels is None else channels, orders=1, dt=dt)
+    if channels is None:
+        lowest = levels[0]
+        mapping = lowest.mapping
+        channels = lowest.dim if mapping is None else output_size(as_function(mapping, lowest.dim), lowest.dim, 0)
+    below: AnyNode = SensoryNode("y", dim=channels, orders=1, dt=dt)
     noise_y = precision("noise_y", expected_precision_y, correlation_time_y, process=False)
     for i, level in enumerate(levels, 1):
         if not isinstance(level, Level):

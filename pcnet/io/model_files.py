@@ -123,7 +123,9 @@ def json_schema() -> dict[str, Any]:
             fields = tuple(field for field in fields if field.name != "name")
             nodes.append({"$ref": f"#/$defs/{name}"})
         properties = {"kind": {"const": name}} | {field.name: _schema_of(hints[field.name]) for field in fields}
-        defs[name] = _object(properties, "kind", *(field.name for field in fields if _required(field)))
+        defs[name] = _object(
+            properties, "kind", *(field.name for field in fields if default_of(field) is dataclasses.MISSING)
+        )
         defs[name]["description"] = inspect.cleandoc(kind.__doc__ or "").split("\n\n")[0].replace("\n", " ")
     pair = {"type": "array", "items": {"type": "string"}, "minItems": 2, "maxItems": 2}
     links = [_object({key: pair} | dict(kind.option_schema), key) for key, kind in Link.kinds.items()]
@@ -140,11 +142,6 @@ def json_schema() -> dict[str, Any]:
 def _object(properties: dict[str, Any], *required: str) -> dict[str, Any]:
     """The schema of a mapping with these keys and no others."""
     return {"type": "object", "properties": properties, "required": [*required], "additionalProperties": False}
-
-
-def _required(field: Any) -> bool:
-    default = default_of(field)
-    return default is dataclasses.MISSING or type(default).__name__ == "PydanticUndefinedType"
 
 
 def _schedule_schema() -> dict[str, Any]:

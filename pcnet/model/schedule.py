@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pcnet.errors import ScheduleError
 from pcnet.model.node import AnyNode
-from pcnet.settings import Period, broadcast, number, settings
+from pcnet.settings import Period, broadcast, number, settings, to_tensor
 
 Action = Literal[
     "observe", "initialise", "predict", "update", "accumulate", "update_covariance", "retune", "renew_prior"
@@ -264,7 +264,7 @@ def adaptive_filtering(
     """
     if warmup != "none" and len(levels) > 1:
         raise ScheduleError("adaptive_filtering: warmup='doubling' needs a single level; leave it out for a stack")
-    periods = [torch.as_tensor(every) ** i for i in range(len(levels) + 1)]
+    periods = [to_tensor(every) ** i for i in range(len(levels) + 1)]
 
     def upward(i: int) -> list[Act]:
         """The acts of level i after the errors below it are known, with those of all levels above it."""

@@ -20,12 +20,15 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from pydantic import SkipValidation
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
 from torch import Tensor
 
 from pcnet.errors import PcnetError, SpecificationError, suggestion
@@ -72,13 +75,13 @@ SCHEDULES: dict[str, Callable[..., Schedule]] = {
 
 
 # --- writing --------------------------------------------------------------------------------------------------------
-def to_spec(model: Model | Graph) -> dict[str, Any]:
-    """A model, or a graph without a schedule, as plain data.
+def to_spec(model: Model) -> dict[str, Any]:
+    """A model as plain data.
 
     Raises:
         SpecificationError: If a function has no name, or a class is not decorated with `settings`.
     """
-    graph = model if isinstance(model, Graph) else model.graph
+    graph, schedule = model
     spec: dict[str, Any] = {"pcnet": FORMAT, "nodes": {}, "links": []}
     for name, node in graph.nodes.items():
         spec["nodes"][name] = {key: value for key, value in _part(node, repr(name)).items() if key != "name"}
@@ -86,11 +89,9 @@ def to_spec(model: Model | Graph) -> dict[str, Any]:
         item: dict[str, Any] = {link.key: [link.parent.name, link.child.name]}
         item |= link.to_spec(partial(_plain, where=repr(link)))
         spec["links"].append(item)
-    if not isinstance(model, Graph):
-        schedule = model.schedule
-        acts = {"acts": schedule.acts, "on_start": schedule.on_start}
-        acts |= {"on_end": schedule.on_end} if schedule.on_end else {}
-        spec["schedule"] = {"name": schedule.name} | {key: [_act(act) for act in part] for key, part in acts.items()}
+    acts = {"acts": schedule.acts, "on_start": schedule.on_start}
+    acts |= {"on_end": schedule.on_end} if schedule.on_end else {}
+    spec["schedule"] = {"name": schedule.name} | {key: [_act(act) for act in part] for key, part in acts.items()}
     return spec
 
 
@@ -116,28 +117,22 @@ def _part(part: Any, where: str) -> dict[str, Any]:
         )
     found: dict[str, Any] = {"kind": kind.__name__}
     for field in dataclasses.fields(part):
-        value = getattr(part, field.name)
-        if not _same(value, default_of(field)):
-            found[field.name] = _plain(value, f"{where}, {field.name}")
+        value, default, place = getattr(part, field.name), default_of(field), f"{where}, {field.name}"
+        if value is not default:
+            plain = _plain(value, place)
+            if default is dataclasses.MISSING or plain != _plain(default, place):
+                found[field.name] = plain
     return found
 
 
 def default_of(field: Any) -> Any:
-    """The default of a dataclass field; MISSING or PydanticUndefined if it is required."""
+    """The default of a dataclass field; MISSING if it is required."""
     default = field.default
     if default is dataclasses.MISSING and field.default_factory is not dataclasses.MISSING:
         default = field.default_factory()
-    return getattr(default, "default", default) if type(default).__name__ == "FieldInfo" else default
-
-
-def _same(value: Any, default: Any) -> bool:
-    if type(value) is not type(default):
-        return False
-    if isinstance(value, Tensor):
-        return value.shape == default.shape and bool((value == default).all())
-    if dataclasses.is_dataclass(value):
-        return all(_same(getattr(value, f.name), getattr(default, f.name)) for f in dataclasses.fields(value))
-    return bool(value == default)
+    if isinstance(default, FieldInfo):
+        default = default.default
+    return dataclasses.MISSING if default is PydanticUndefined else default
 
 
 def _plain(value: Any, where: str) -> Any:
@@ -149,9 +144,18 @@ def _plain(value: Any, where: str) -> Any:
         return _part(value, where)
     if isinstance(value, (tuple, list)):
         return [_plain(each, where) for each in value]
-    try:
+    with _at(where):
         return registry.to_spec(value)
-    except PcnetError as error:
+
+
+@contextmanager
+def _at(where: str) -> Iterator[None]:
+    """Turn errors into SpecificationErrors that name the place."""
+    try:
+        yield
+    except SpecificationError:
+        raise
+    except (PcnetError, TypeError, ValueError) as error:
         raise SpecificationError(f"{where}: {error}") from None
 
 
@@ -165,10 +169,8 @@ def from_spec(spec: Mapping[str, Any]) -> Model:
     _check_keys(spec, "the specification of a model", ("pcnet", "nodes", "links", "schedule"), ("nodes", "links"))
     _check_values(spec)
     version = spec.get("pcnet", FORMAT)
-    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
-        raise SpecificationError(f"pcnet must be the version of the format, {FORMAT}, not {version!r}")
-    if version > FORMAT:
-        raise SpecificationError(f"the specification has version {version}; this pcnet reads up to {FORMAT}")
+    if isinstance(version, bool) or version not in range(1, FORMAT + 1):
+        raise SpecificationError(f"pcnet is format version {version!r}; this pcnet reads up to {FORMAT}")
     if not isinstance(spec["nodes"], Mapping) or not isinstance(spec["links"], list):
         raise SpecificationError("nodes must be a mapping from names to settings, and links a list")
     nodes = {}
@@ -182,12 +184,8 @@ def from_spec(spec: Mapping[str, Any]) -> Model:
     for name in nodes:
         if name not in graph.nodes:
             raise SpecificationError(f"the node {name!r} has no links")
-    try:
+    with _at("schedule"):
         return Model(graph, _schedule(spec["schedule"]) if "schedule" in spec else None)
-    except SpecificationError:
-        raise
-    except PcnetError as error:
-        raise SpecificationError(f"schedule: {error}") from None
 
 
 def _make(given: Any, base: type, where: str, extra: Mapping[str, Any] | None = None) -> Any:
@@ -214,19 +212,15 @@ def _make(given: Any, base: type, where: str, extra: Mapping[str, Any] | None = 
     for key in given:
         if key != "kind":
             settings[key] = _value(given[key], hints[key], f"{where}, {key}")
-    try:
+    with _at(where):
         return kind(**settings)
-    except PcnetError as error:
-        raise SpecificationError(f"{where}: {error}") from None
 
 
 def _value(value: Any, hint: Any, where: str) -> Any:
     """The value of a setting: functions and nested objects are made, anything else is left to validation."""
     if is_function(hint):
-        try:
+        with _at(where):
             return registry.from_spec(value)
-        except PcnetError as error:
-            raise SpecificationError(f"{where}: {error}") from None
     if isinstance(value, Mapping):
         bases = [part for part in parts_of(hint) if isinstance(part, type) and part not in (Tensor, float, int, str)]
         if not bases:
@@ -252,11 +246,9 @@ def _add_link(graph: Graph, nodes: Mapping[str, AnyNode], given: Any, where: str
     for name in [*ends, *([options["of"]] if "of" in options else [])]:
         if not isinstance(name, str) or name not in nodes:
             raise SpecificationError(f"{where}: there is no node {name!r}; {suggestion(name, nodes)}")
-    try:
+    with _at(where):
         made = Link.kinds[key].from_spec(options, nodes, registry.from_spec)
         graph.connect(Link.kinds[key](nodes[ends[0]], nodes[ends[1]], **made))
-    except PcnetError as error:
-        raise SpecificationError(f"{where}: {error}") from None
 
 
 def _schedule(given: Any) -> Schedule:
@@ -268,10 +260,8 @@ def _schedule(given: Any) -> Schedule:
             raise SpecificationError(f"there is no schedule {name!r}; {suggestion(name, [*SCHEDULES, 'acts'])}")
         options = {} if options is None else options
         _check_keys(options, f"schedule {name}", inspect.signature(SCHEDULES[name]).parameters)
-        try:
+        with _at(f"schedule {name}"):
             return SCHEDULES[name](**options)
-        except (TypeError, ValueError) as error:
-            raise SpecificationError(f"schedule {name}: {error}") from None
     _check_keys(given, "schedule", ("name", "acts", "on_start", "on_end"), ("acts",))
     parts: dict[str, Any] = {"name": given.get("name", "schedule")}
     for part in ("acts", "on_start", "on_end"):

@@ -14,8 +14,6 @@ from pcnet.numerics.integrators import column
 from pcnet.numerics.laplace import laplace_posterior
 from pcnet.settings import Fraction, NotNegative, Numbers, Positive, number, settings
 
-EMPTY = torch.zeros(1, 0, 0, dtype=torch.float64)
-"""Placeholder for curvatures, in estimators that need none."""
 FORGETTING_OFFSET = 10
 """Offset t₀ of decaying forgetting, φ_j = decaying_forgetting/(j + t₀)."""
 CARRY_OVER = 0.75
@@ -27,30 +25,24 @@ ONE_PERCENT_QUANTILE, FIVE_PERCENT_QUANTILE = 2.326, 1.645
 
 
 class GradientAccumulator(NamedTuple):
-    """What an estimator has accumulated. Curvatures and precisions are empty if it does not need curvatures.
+    """What an estimator has accumulated.
 
-    Attributes:
-        gradient: Accumulated gradient since the last step, (B, n).
-        observations: Number of observations since the last step, (B,).
-        steps: Number of steps taken, (B,).
-        regularised: How often the posterior was regularised, (B,).
-        curvature: Accumulated curvature since the last step, (B, n, n).
-        precision: Precision of the belief, (B, n, n).
-        prior_precision: Precision of the initial prior, (B, n, n).
-        residual: Gradient that carries over from clipped steps, (B, n).
-        recent_gradient, recent_curvature: Sums over the last steps, exponentially discounted.
+    Since the last step: gradient (B, n), curvature (B, n, n) and number of observations (B,). Since the start: number
+    of steps and of regularised posteriors (B,), precision of the belief and of the initial prior (B, n, n). residual is
+    the gradient that carries over from clipped steps (B, n); recent_gradient and recent_curvature are discounted sums
+    over the last steps. All but the first four are empty in estimators without curvature.
     """
 
     gradient: Tensor
     observations: Tensor
     steps: Tensor
     regularised: Tensor
-    curvature: Tensor = EMPTY
-    precision: Tensor = EMPTY
-    prior_precision: Tensor = EMPTY
-    residual: Tensor = EMPTY
-    recent_gradient: Tensor = EMPTY
-    recent_curvature: Tensor = EMPTY
+    curvature: Tensor
+    precision: Tensor
+    prior_precision: Tensor
+    residual: Tensor
+    recent_gradient: Tensor
+    recent_curvature: Tensor
 
     @classmethod
     def zeros(cls, like: Tensor) -> GradientAccumulator:
@@ -120,11 +112,18 @@ class ParameterEstimator(ABC):
         """The accumulator of another pass over recorded data: empty but for the gradient of the prior (B, n)."""
         return accumulated._replace(gradient=prior_gradient)
 
-    @abstractmethod
     def accumulate(
         self, accumulated: GradientAccumulator, gradient: Tensor, curvature: Tensor | None = None
     ) -> GradientAccumulator:
         """Add the gradient (B, n) and curvature (B, n, n) of one observation."""
+        return accumulated._replace(
+            gradient=self._add(accumulated.gradient, gradient),
+            observations=accumulated.observations + 1,
+            curvature=accumulated.curvature if curvature is None else accumulated.curvature + curvature,
+        )
+
+    def _add(self, total: Tensor, gradient: Tensor) -> Tensor:
+        return total + gradient
 
     @abstractmethod
     def step(self, accumulated: GradientAccumulator) -> tuple[Tensor, GradientAccumulator]:
@@ -145,13 +144,9 @@ class ParameterEstimator(ABC):
 
 @settings
 class RobbinsMonro(ParameterEstimator):
-    """Stochastic gradient descent, μ ← μ − α_j · accumulated ∇F with α_j = α/(j + t₀)^γ at step j = 1, 2, …
+    """Stochastic gradient descent, μ ← μ − α_j · accumulated ∇F with α_j = rate/(j + t0)^gamma at step j = 1, 2, …
 
-    Args:
-        rate: α.
-        t0: t₀.
-        gamma: γ.
-        averaging: How gradients between two steps are combined; the last one alone by default.
+    `averaging` combines the gradients between two steps; by default the last one counts alone.
     """
 
     rate: Positive = number(1e-4)
@@ -159,11 +154,8 @@ class RobbinsMonro(ParameterEstimator):
     gamma: Numbers = number(0.3)
     averaging: Averaging = Exponential()
 
-    def accumulate(
-        self, accumulated: GradientAccumulator, gradient: Tensor, curvature: Tensor | None = None
-    ) -> GradientAccumulator:
-        total = self.averaging.add(accumulated.gradient, gradient)
-        return accumulated._replace(gradient=total, observations=accumulated.observations + 1)
+    def _add(self, total: Tensor, gradient: Tensor) -> Tensor:
+        return self.averaging.add(total, gradient)
 
     def step(self, accumulated: GradientAccumulator) -> tuple[Tensor, GradientAccumulator]:
         steps = accumulated.steps + 1
@@ -200,16 +192,6 @@ class Newton(ParameterEstimator):
     decaying_forgetting: NotNegative = number(0.0)
     covariance_reset: bool = False
     needs_curvature = True
-
-    def accumulate(
-        self, accumulated: GradientAccumulator, gradient: Tensor, curvature: Tensor | None = None
-    ) -> GradientAccumulator:
-        assert curvature is not None
-        return accumulated._replace(
-            gradient=accumulated.gradient + gradient,
-            observations=accumulated.observations + 1,
-            curvature=accumulated.curvature + curvature,
-        )
 
     def step(self, accumulated: GradientAccumulator) -> tuple[Tensor, GradientAccumulator]:
         accumulated = accumulated._replace(
@@ -298,12 +280,9 @@ class NoiseScoring(Newton):
 
 
 def reset_covariance(accumulated: GradientAccumulator, gradient: Tensor, quantile: float) -> Tensor:
-    """The precision (B, n, n), scaled towards the prior where the recent gradient (B, n) contradicts it.
+    """The precision (B, n, n), scaled towards the prior where a recent gradient (B, n) contradicts it.
 
-    Args:
-        accumulated: The accumulator.
-        gradient: Recent gradient, or the part of it that is tested.
-        quantile: Normal quantile of the limit of χ², by the Wilson–Hilferty approximation.
+    The limit of χ² is that of a normal quantile, by the Wilson–Hilferty approximation.
     """
     precision, curvature = accumulated.precision, accumulated.recent_curvature
     n = (curvature.diagonal(dim1=-2, dim2=-1) > 0).to(precision).sum(-1).clamp_min(1)  # informed dimensions

@@ -38,12 +38,8 @@ def temporal_covariance(kernel: Kernel, orders: int) -> Tensor:
 def temporal_precision(kernel: Kernel, orders: int, ridge: float = 0.0) -> Tensor:
     """S⁻¹ of `temporal_covariance`, (..., orders, orders).
 
-    S is scaled to unit diagonal for the inversion, because its elements differ by powers of the lengthscale.
-
-    Args:
-        kernel: Autocorrelation of the noise.
-        orders: Number of orders.
-        ridge: Multiple of the mean variance that is added to the diagonal of S.
+    `ridge` times the mean variance is added to the diagonal of S. For the inversion S is scaled to unit diagonal,
+    because its elements differ by powers of the lengthscale.
     """
     scaled, scale = _standardised(kernel, orders, ridge)
     inverse: Tensor = torch.linalg.inv(scaled)
@@ -90,11 +86,8 @@ def backward_differences(y: Tensor, previous: Tensor, dt: Tensor) -> Tensor:
 def taylor_operator(ages: Tensor, orders: int) -> Tensor:
     """Matrix (..., orders, window) that maps past samples to the current value and derivatives, by least squares.
 
-    A Taylor polynomial with `orders` terms is fitted, with fewer terms if there are fewer samples.
-
-    Args:
-        ages: Time since each sample, (..., window); infinite for missing samples.
-        orders: Number of terms.
+    A Taylor polynomial with `orders` terms is fitted, with fewer terms if there are fewer samples. ages (..., window)
+    is the time since each sample, infinite for missing ones.
     """
     there = torch.isfinite(ages)
     scale = torch.where(there, ages, 0.0).amax(-1, keepdim=True)
@@ -120,14 +113,8 @@ def embed(samples: Tensor, orders: int, dt: float = 1.0) -> Tensor:
 def taylor_embedding(samples: Tensor, orders: int, at: float, dt: float = 1.0) -> Tensor:
     """Derivatives (..., orders, dim) of the Taylor polynomial through the `orders` samples around a time.
 
-    The window is centred on `at`, and looks ahead by about half of its length. Beyond either end of the data the last
-    sample is repeated.
-
-    Args:
-        samples: Data, (..., T, dim).
-        orders: Number of derivatives and of samples in the window.
-        at: Time in samples, from 0.
-        dt: Sampling interval.
+    samples are (..., T, dim), the time `at` is in samples from 0. The window is centred on it, and looks ahead by about
+    half of its length. Beyond either end of the data the last sample is repeated.
     """
     length = samples.shape[-2]
     if orders > length:

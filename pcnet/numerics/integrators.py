@@ -18,15 +18,10 @@ def column(value: Tensor, trailing: int) -> Tensor:
 
 
 class LocalQuadratic(NamedTuple):
-    """Local quadratic model of the free energy around a state.
+    """Local quadratic model of the free energy F around a mean x̃ (B, n).
 
-    Attributes:
-        mean: x̃, (B, n).
-        motion: Dx̃, (B, n).
-        shift: The matrix D, (n, n).
-        gradient: ∇F, (B, n).
-        curvature: H, (B, n, n); None for integrators that do not need it.
-        relative_dt: Elapsed time in sampling intervals, (B,); None for 1.
+    motion Dx̃ (B, n), shift matrix D (n, n), gradient ∇F (B, n), curvature H (B, n, n), None for integrators that do not
+    need it, and relative_dt, the elapsed time in sampling intervals (B,), None for 1.
     """
 
     mean: Tensor
@@ -53,7 +48,7 @@ class StateIntegrator(ABC):
         """The change of the mean, (B, n)."""
 
     def joint_step(self, local: LocalQuadratic, cross: Tensor) -> JointStep:
-        """The step with its sensitivity to a neighbour; only implicit integrators have it."""
+        """The step with its sensitivity to that of a neighbour; implicit integrators only."""
         raise NotImplementedError(f"{type(self).__name__} is not implicit")
 
 
@@ -84,12 +79,7 @@ class LocalLinearisation(StateIntegrator):
 
 @settings
 class ExplicitEuler(StateIntegrator):
-    """Explicit Euler step of the gradient flow: Δμ̃ = Δs (Dμ̃ − κ∇F).
-
-    Args:
-        step_size: Δs per sampling interval.
-        kappa: κ, the gain of the gradient.
-    """
+    """Explicit Euler step of the gradient flow, Δμ̃ = Δs (Dμ̃ − κ∇F), with Δs = step_size per sampling interval."""
 
     step_size: Positive
     kappa: Positive = number(1.0)
@@ -109,14 +99,11 @@ class JointStep(NamedTuple):
 
 @settings
 class ImplicitEuler(StateIntegrator):
-    """Implicit Euler step: (I/Δs − D + κH) Δμ̃ = Dμ̃ − κ∇F with the Gauss–Newton curvature H.
+    """Implicit Euler step, (I/Δs − D + κH) Δμ̃ = Dμ̃ − κ∇F, with Δs = step_size per sampling interval.
 
     Neighbouring nodes with this integrator step jointly: parents use errors from which their children are eliminated,
     then children substitute the steps of their parents. On a tree of linear functions this is the exact joint step.
-
-    Args:
-        step_size: Δs per sampling interval.
-        kappa: κ, the gain of the gradient.
+    The curvature H is that of Gauss and Newton.
     """
 
     step_size: Positive

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from pcnet.numerics.trees import select
+
 MAX_BACKTRACKS = 16
 """A step that does not decrease the free action is halved this many times before the search ends."""
 MEMORY = 8
@@ -19,14 +21,9 @@ MAX_LOG_RATIO = 0.5
 class Iterate(NamedTuple):
     """A point of the search, evaluated by one pass over the data.
 
-    Attributes:
-        free_action: Objective, (B,).
-        mean: Means of all learned nodes, concatenated, (B, n).
-        step: Step proposed by the estimators, (B, n).
-        feasible: Batch elements that did not diverge, (B,).
-        gradient: Gradient of the free action, (B, n).
-        precision: Precision of the beliefs, block-diagonal over nodes, (B, n, n).
-        beliefs: Posterior belief of each node, a named tuple of tensors.
+    free_action (B,), which is minimised, at the concatenated means of all learned nodes (B, n); the step that the
+    estimators propose (B, n); which batch elements did not diverge (B,); gradient (B, n); precision of the beliefs,
+    block-diagonal over nodes (B, n, n); and the state of each learned node after the step.
     """
 
     free_action: Tensor
@@ -35,7 +32,7 @@ class Iterate(NamedTuple):
     feasible: Tensor
     gradient: Tensor
     precision: Tensor
-    beliefs: Mapping[str, Any]
+    states: Mapping[str, Any]
 
 
 class CurvaturePair(NamedTuple):
@@ -47,16 +44,11 @@ class CurvaturePair(NamedTuple):
 
 
 class LBFGS(NamedTuple):
-    """State of the search; (B,) for each batch element.
+    """State of the search: the best iterate so far, and the last curvature pairs, the oldest first.
 
-    Attributes:
-        best: Iterate with the lowest free action so far.
-        step_fraction: Fraction of the step from there that is tried next.
-        active: Whether the search goes on.
-        converged: Whether the last step changed the free action by less than the tolerance.
-        iterations: Number of passes.
-        backtracks: Number of rejected steps.
-        pairs: The last curvature pairs, the oldest first; empty for steps of the estimators alone.
+    For each batch element (B,): the fraction of the next step that is tried, whether the search is active, whether the
+    last step changed the free action by less than the tolerance, and the numbers of passes and of rejected steps.
+    Without pairs, steps are those of the estimators.
     """
 
     best: Iterate
@@ -101,18 +93,16 @@ class LBFGS(NamedTuple):
         return found
 
     def update(self, tried: Iterate, tolerance: float, *, remember: bool) -> LBFGS:
-        """Accept the step where it has decreased the free action; elsewhere reject it and halve the next one.
+        """Accept the evaluated candidate where it decreases the free action; elsewhere halve the next step.
 
-        Args:
-            tried: The candidate, evaluated.
-            tolerance: Change of the free action that counts as converged, for a full step.
-            remember: Whether to keep the curvature pair of this step.
+        tolerance is the change that counts as converged, for a full step; remember keeps the curvature pair.
         """
         change = tried.free_action - self.best.free_action
         better = self.active & (change < 0)  # False where it is not finite
         worse = self.active & ~better
         converged = self.active & (change.abs() <= tolerance * self.step_fraction)
-        best: Iterate = _select(better, tried, self.best)
+        states = {name: select(better, state, self.best.states[name]) for name, state in tried.states.items()}
+        best = Iterate(*select(better, tried[:-1], self.best[:-1]), states)
         fraction = torch.where(better, (2 * self.step_fraction).clamp_max(1.0), self.step_fraction / 2)
         given_up = worse & (fraction < 0.5**MAX_BACKTRACKS)
         precision = self.best.precision.diagonal(dim1=-2, dim2=-1)
@@ -126,12 +116,3 @@ class LBFGS(NamedTuple):
             self.backtracks + (worse & ~converged),
             (*self.pairs, pair)[-MEMORY:] if remember else (),
         )
-
-
-def _select(mask: Tensor, new: Any, old: Any) -> Any:
-    """`new` where the mask (B,) holds and `old` elsewhere, in nested named tuples and mappings of tensors."""
-    if isinstance(new, Tensor):
-        return torch.where(mask.view(-1, *(1,) * (new.dim() - 1)), new, old)
-    if isinstance(new, Mapping):
-        return {name: _select(mask, value, old[name]) for name, value in new.items()}
-    return type(new)(*(_select(mask, a, b) for a, b in zip(new, old, strict=True)))

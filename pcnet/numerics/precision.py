@@ -13,16 +13,10 @@ SMALL = 32
 
 
 class Precision:
-    """Π̃ = temporal ⊗ diag(channel) with channel = e^λ.
+    """Π̃ = temporal ⊗ diag(channel): temporal S⁻¹ (B, rows, rows), channel e^λ (B, dim), and log_det log|Π̃| (B,).
 
-    `gradient`, `information` and `curvature` are derivatives of the energy E = ½ε̃ᵀΠ̃ε̃ − ½log|Π̃| in λ (B, dim).
-
-    Args:
-        temporal: S⁻¹, (B, rows, rows).
-        channel: Precision of each channel, (B, dim).
-        log_det: log|Π̃|, (B,).
-        learns_lengthscale: Whether the lengthscale ℓ of the autocorrelation is a parameter too; then temporal is
-            diag(ℓⁱ) T diag(ℓⁱ) over the orders i.
+    `gradient`, `information` and `curvature` are derivatives of the energy E = ½ε̃ᵀΠ̃ε̃ − ½log|Π̃| in λ (B, dim). With
+    `learns_lengthscale` the lengthscale ℓ in temporal = diag(ℓⁱ) T diag(ℓⁱ), over the orders i, is a parameter too.
     """
 
     __slots__ = ("_dense", "channel", "learns_lengthscale", "log_det", "temporal")
@@ -174,13 +168,8 @@ class CholeskyPrecision(Precision):
     Π is positive definite for all λ and T, and log|Π| = Σλ. e^λ_i is the precision of channel i given the channels
     before it, and −T_ij is its regression coefficient on channel j < i. The parameters are λ, then T below the
     diagonal, row by row. With the second moment M = Σ S⁻¹_ij ε_i ε_jᵀ over orders, whose mean is rows·Π⁻¹,
-    2E = Σ_i e^λ_i (TMTᵀ)_ii − rows Σλ + const. Different rows of T do not interact.
-
-    Args:
-        temporal: S⁻¹, (B, rows, rows).
-        log_channel: λ, (B, dim).
-        factor: T, (B, dim, dim).
-        log_det: log|Π̃|, (B,).
+    2E = Σ_i e^λ_i (TMTᵀ)_ii − rows Σλ + const. Different rows of T do not interact. log_channel is λ
+    (B, dim), factor is T (B, dim, dim), channel is Π.
     """
 
     __slots__ = ("factor", "log_channel")
@@ -381,11 +370,9 @@ class DensePrecision(DenseCurvature):
 
     @classmethod
     def of_covariance(cls, covariance: Tensor, there: Tensor | None) -> DensePrecision:
-        """The marginal precision of the observed channels; NaN if the covariance is not positive definite.
+        """The precision of the channels that are `there` (B, n), None for all; others get zero precision.
 
-        Args:
-            covariance: Covariance of all channels, (B, n, n).
-            there: Which channels are observed, (B, n); None for all. The others get zero precision.
+        NaN if the covariance (B, n, n) is not positive definite.
         """
         if there is not None:
             both = there[:, :, None] & there[:, None, :]

@@ -204,10 +204,13 @@ def legend(ax: Axes, drawn: Sequence[Series], band: str | None = None) -> Axes:
     return legend_above(ax, [handle for first in range(columns) for handle in handles[first::columns]], columns)
 
 
-def legend_above(ax: Axes, handles: Sequence[Any], columns: int = 5, parse_math: bool = True) -> Axes:
+def legend_above(
+    ax: Axes, handles: Sequence[Any], columns: int = 5, x: float = 0.0, parse_math: bool = True, **style: Any
+) -> Axes:
     """Place a legend above the axes, where it hides nothing; matplotlib fills it column by column."""
-    place: Style = {"loc": "lower left", "bbox_to_anchor": (0.0, 1.0), "ncols": columns, "borderaxespad": 0.1}
-    spacing: Style = {"labelspacing": 0.2, "handlelength": 1.3, "handletextpad": 0.4, "columnspacing": 0.9}
-    for text in ax.legend(handles=list(handles), fontsize="small", frameon=False, **place, **spacing).get_texts():
+    place: Style = {"loc": "lower left" if x == 0 else "lower center", "bbox_to_anchor": (x, 1.0), "ncols": columns}
+    spacing: Style = {"borderaxespad": 0.1, "labelspacing": 0.2, "handlelength": 1.3, "handletextpad": 0.4}
+    style = place | spacing | {"columnspacing": 0.9, "fontsize": "small", "frameon": False} | style
+    for text in ax.legend(handles=list(handles), **style).get_texts():
         text.set_parse_math(parse_math)
     return ax

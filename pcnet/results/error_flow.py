@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Way = Literal["prediction", "error"]
-WAYS: tuple[Way, Way] = ("prediction", "error")
+WAYS = ("prediction", "error")
 FULL_QUANTILE = 0.995
 """Arrows are drawn at full width from this quantile of the message sizes, so that one outlier does not dominate."""
 
@@ -28,7 +27,7 @@ class Passage(NamedTuple):
     """Size over time, (T,), of the messages on a link in one direction."""
 
     link: LinkSummary
-    way: Way
+    way: str
     size: Array
 
 
@@ -103,7 +102,7 @@ class ErrorFlow:
                 return self._size(link, "prediction" if link.parent == sender else "error")
         raise ResultError(f"there is no link between {sender!r} and {receiver!r}" + (f" of {of!r}" if of else ""))
 
-    def _size(self, link: LinkSummary, way: Way) -> Array:
+    def _size(self, link: LinkSummary, way: str) -> Array:
         return np.sqrt(_mean_of_known(self.result.traces[link.channel(way)].values ** 2))
 
     def within(self, at: float | None = None, window: Sequence[float] | None = None) -> slice:
@@ -175,10 +174,7 @@ class ErrorFlow:
 
 def _mean_of_known(values: Array) -> Array:
     """Mean of the finite numbers at each time, (T, ...) → (T,); NaN if there are none."""
-    flat = values.reshape(len(values), -1)
-    known = np.isfinite(flat)
-    count = known.sum(1)
-    mean: Array = np.where(count > 0, np.where(known, flat, 0.0).sum(1) / np.maximum(count, 1), np.nan)
+    mean: Array = np.ma.masked_invalid(values.reshape(len(values), -1)).mean(1).filled(np.nan)
     return mean
 
 

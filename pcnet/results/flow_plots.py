@@ -25,8 +25,6 @@ from pcnet.results import graph_plots
 from pcnet.results.downsample import Array, means, ranges
 from pcnet.results.drawing import COLOURS, Style, darken, ink, legend_above, own_axes, time_axis
 from pcnet.results.error_flow import ErrorFlow, full_width, mean_step
-from pcnet.results.graph_plots import ArrowWidths
-from pcnet.results.graph_summary import LinkSummary
 
 MAP_COLUMNS = 800
 """Longer runs are mapped by the largest surprise of at most this many bins."""
@@ -113,8 +111,8 @@ def message_graph(
     """
     part, norm, colours = flow.within(at, window), surprise_scale(flow), surprise_colours(dark)
     fills = {name: colours(norm(_mean(flow.surprise(name)[part]))) for name in flow.surprised}
-    sizes = [(link, way, _mean(size[part]) / full_width(size)) for link, way, size in flow.passages()]
-    ax = graph_plots.draw(flow.structure, ax=ax, dark=dark, fills=fills, widths=_widths(sizes))
+    widths = {(link, way): _mean(size[part]) / full_width(size) for link, way, size in flow.passages()}
+    ax = graph_plots.draw(flow.structure, ax=ax, dark=dark, fills=fills, widths=widths)
     first, last = flow.times[part][[0, -1]]
     when = f"at {first:g}" if part.stop - part.start == 1 else f"mean from {first:g} to {last:g}"
     line = ink(dark).line
@@ -177,7 +175,7 @@ def animate(
     part = flow.within(window=window)
     bin_size = -(-(part.stop - part.start) // frames)
     surprises = {name: ranges(flow.surprise(name)[part], bin_size).high for name in flow.surprised}
-    sizes = [(link, way, ranges(size[part], bin_size).high / full_width(size)) for link, way, size in flow.passages()]
+    sizes = {(link, way): ranges(size[part], bin_size).high / full_width(size) for link, way, size in flow.passages()}
     norm, colours, theme = surprise_scale(flow), surprise_colours(dark), ink(dark)
     figure = Figure(figsize=graph_plots.figure_size(flow.structure), layout="constrained")
     ax = figure.subplots()
@@ -190,7 +188,7 @@ def animate(
             for i, time in enumerate(flow.times[part][::bin_size]):
                 ax.clear()
                 fills = {name: colours(norm(values[i])) for name, values in surprises.items()}
-                widths = _widths([(link, way, float(share[i])) for link, way, share in sizes])
+                widths = {arrow: float(share[i]) for arrow, share in sizes.items()}
                 graph_plots.draw(flow.structure, ax=ax, dark=dark, fills=fills, widths=widths)
                 last = flow.times[min(part.start + (i + 1) * bin_size, part.stop) - 1]
                 ax.set_xlabel(f"time {time:g}" + (f" to {last:g}" if bin_size > 1 else ""), color=theme.line)
@@ -213,13 +211,6 @@ def surprise_colours(dark: bool) -> Colormap:
     """Colour map from the background to a strong colour, monotonic in lightness for colour-blind readers."""
     steps = ["#7a4100", "#E69F00", "#fff3c4"] if dark else ["#fbb877", "#D55E00", "#4a1500"]
     return LinearSegmentedColormap.from_list("surprise", [ink(dark).paper, *steps])
-
-
-def _widths(sizes: Sequence[tuple[LinkSummary, str, float]]) -> dict[LinkSummary, ArrowWidths]:
-    widths: dict[LinkSummary, ArrowWidths] = {}
-    for link, way, share in sizes:
-        widths[link] = widths.get(link, ArrowWidths())._replace(**{way: share})
-    return widths
 
 
 def _mean(values: Array) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -12,7 +12,7 @@ from matplotlib.patches import FancyArrowPatch, Polygon
 from matplotlib.path import Path
 
 from pcnet.results.downsample import Array
-from pcnet.results.drawing import Ink, ink, own_axes
+from pcnet.results.drawing import Ink, Style, ink, legend_above, own_axes
 from pcnet.results.graph_summary import GraphSummary, LinkSummary, NodeSummary, Position
 
 WIDTH, HEIGHT = 0.62, 0.40
@@ -39,27 +39,20 @@ SHAPES: Mapping[str, Array] = {
 """Outline of each kind of node in the box [−1, 1]²; other kinds look like a state."""
 
 
-class ArrowWidths(NamedTuple):
-    """Relative widths, 0 to 1, of the two arrows of a link."""
-
-    prediction: float = 0.0
-    error: float = 0.0
-
-
 def draw(
     summary: GraphSummary,
     *,
     ax: Axes | None = None,
     dark: bool = False,
     fills: Mapping[str, Any] | None = None,
-    widths: Mapping[LinkSummary, ArrowWidths] | None = None,
+    widths: Mapping[tuple[LinkSummary, str], float] | None = None,
 ) -> Axes:
     """Draw a graph with its kinds of nodes, links and clocks.
 
     Args:
         dark: Use the dark theme.
         fills: Fill colours (r, g, b, …) by node.
-        widths: Relative widths of the arrows by link; equal widths by default.
+        widths: Relative width, 0 to 1, of each arrow by (link, "prediction" or "error"); equal widths by default.
     """
     positions, colours = summary.layout, ink(dark)
     columns, rows = (np.array(axis) for axis in zip(*positions.values(), strict=True))
@@ -72,8 +65,8 @@ def draw(
     for link in summary.links:
         start, end = positions[link.parent], positions[link.child]
         for a, b, colour, way in ((start, end, colours.prediction, "prediction"), (end, start, colours.error, "error")):
-            share = 0.0 if widths is None else float(np.clip(np.nan_to_num(getattr(widths[link], way)), 0, 1))
-            width = PLAIN if widths is None else THIN + (wide - THIN) * share
+            share = None if widths is None else float(np.clip(np.nan_to_num(widths[link, way]), 0, 1))
+            width = PLAIN if share is None else THIN + (wide - THIN) * share
             _draw_arrow(ax, a, b, colour, width, max(wide / 2 + 1.5, 3.0) / spacing)
     for node in summary.nodes:
         fill = (fills or {}).get(node.name, colours.node)
@@ -103,7 +96,7 @@ def _draw_node(ax: Axes, node: NodeSummary, position: Position, colours: Ink, fi
     ax.add_patch(Polygon(outline, facecolor=fill, edgecolor=colours.line, linewidth=1.1, zorder=3))
     colour = colours.line if isinstance(fill, str) else contrast(fill)
     name = node.name if len(node.name) <= 18 else node.name[:17] + "…"
-    style: dict[str, Any] = {"ha": "center", "va": "center", "color": colour, "zorder": 4, "parse_math": False}
+    style: Style = {"ha": "center", "va": "center", "color": colour, "zorder": 4, "parse_math": False}
     if one_line:
         text = f"{name} · {node.clock}" if node.clock else name
         ax.text(*position, text, fontsize=8 if len(text) <= 10 else 6, **style)
@@ -126,44 +119,26 @@ def _draw_arrow(ax: Axes, start: Position, end: Position, colour: str, width: fl
     direction = (b - a) / distance
     a, b = (point + offset * (direction[1], -direction[0]) for point in (a, b))
     border = direction * (1 / max(abs(direction) / (WIDTH / 2, HEIGHT / 2)) + 0.02)
-    ax.add_patch(
-        FancyArrowPatch(
-            a + border,
-            b - border,
-            arrowstyle=f"-|>,head_width={0.14 + 0.055 * width},head_length={0.28 + 0.07 * width}",
-            connectionstyle="arc3,rad=0.12" if distance > 1.5 else "arc3,rad=0",  # bent: other nodes may lie between
-            mutation_scale=10,
-            color=colour,
-            linewidth=width,
-            shrinkA=1,
-            shrinkB=1,
-            joinstyle="miter",
-            capstyle="butt",
-            zorder=2,
-        )
-    )
+    style: Style = {
+        "arrowstyle": f"-|>,head_width={0.14 + 0.055 * width},head_length={0.28 + 0.07 * width}",
+        "connectionstyle": "arc3,rad=0.12" if distance > 1.5 else "arc3,rad=0",  # bent: other nodes may lie between
+        "joinstyle": "miter",
+        "capstyle": "butt",
+    }
+    size: Style = {"mutation_scale": 10, "linewidth": width, "shrinkA": 1, "shrinkB": 1}
+    ax.add_patch(FancyArrowPatch(a + border, b - border, color=colour, zorder=2, **size, **style))
 
 
 def _draw_legend(ax: Axes, summary: GraphSummary, colours: Ink) -> Axes:
-    arrow: dict[str, Any] = {"linewidth": 2, "markersize": 5}
+    arrow: Style = {"linewidth": 2, "markersize": 5}
     handles = [
         Line2D([], [], color=colours.prediction, marker="v", label="predictions", **arrow),
         Line2D([], [], color=colours.error, marker="^", label="errors", **arrow),
     ]
-    shape: dict[str, Any] = {"markersize": 13, "markerfacecolor": colours.node, "markeredgecolor": colours.line}
+    shape: Style = {"markersize": 13, "markerfacecolor": colours.node, "markeredgecolor": colours.line}
     for kind in dict.fromkeys(node.kind for node in summary.nodes):
         outline = SHAPES.get(kind, SHAPES["state"]) * (1.0, 0.62)
         marker = Path(np.concatenate([outline, outline[:1]]), closed=True)
         handles.append(Line2D([], [], linestyle="none", marker=marker, label=kind, **shape))
-    ax.legend(
-        handles=handles,
-        loc="lower center",
-        bbox_to_anchor=(0.5, 1.0),
-        ncols=min(len(handles), 4),
-        frameon=False,
-        fontsize="small",
-        labelcolor=colours.line,
-        handlelength=1.6,
-        columnspacing=1.2,
-    )
-    return ax
+    columns = min(len(handles), 4)
+    return legend_above(ax, handles, columns, x=0.5, labelcolor=colours.line, handlelength=1.6, columnspacing=1.2)

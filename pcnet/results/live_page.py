@@ -33,10 +33,8 @@ WAITING = """<!DOCTYPE html><meta charset="utf-8"><meta http-equiv="refresh" con
 <link rel="icon" href="data:,"><p>Waiting for the first observation …"""
 
 
-def watch(
-    session: Session, port: int = 0, *, window: int = WINDOW, element: int = 0, title: str | None = None
-) -> Watch:
-    """Serve a page that follows a session until `close()` or the end of a `with` block; see `Watch.address`.
+class watch:  # noqa: N801, a context manager that is used like a function
+    """Serve a page that follows a session until `close()` or the end of a `with` block.
 
     The server listens on 127.0.0.1 and answers requests to 127.0.0.1 and localhost only. It keeps its own recording of
     the last observations, separate from the session's record.
@@ -46,13 +44,10 @@ def watch(
         window: Number of recent observations to show.
         element: Flat index of the batch element to show.
     """
-    return Watch(session, port, window=window, element=element, title=title)
 
-
-class Watch:
-    """Server of a page that follows a session; see `watch`."""
-
-    def __init__(self, session: Session, port: int = 0, *, window: int, element: int, title: str | None) -> None:
+    def __init__(
+        self, session: Session, port: int = 0, *, window: int = WINDOW, element: int = 0, title: str | None = None
+    ) -> None:
         if not 0 <= port < 65536:
             raise SettingError(f"port must be from 0 (any that is free) to 65535, not {port}")
         if window < 1:
@@ -83,7 +78,7 @@ class Watch:
             self._server.server_close()
             self._thread.join()
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> watch:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -108,7 +103,7 @@ class Watch:
             result = self.session.result_of(self._recorder, self._window)
         return ErrorFlow(result, self._element)
 
-    def page(self) -> str:
+    def html(self) -> str:
         flow = self.flow()
         return WAITING if flow is None else render(flow, self.title, live=True)
 
@@ -121,9 +116,9 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     allow_reuse_address = False  # a second run must not take over the port of a first one
 
-    def __init__(self, address: tuple[str, int], watch: Watch) -> None:
+    def __init__(self, address: tuple[str, int], page: watch) -> None:
         super().__init__(address, _Handler)
-        self.watch = watch
+        self.page = page
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -135,8 +130,8 @@ class _Handler(BaseHTTPRequestHandler):
             # DNS rebinding: a foreign page whose host name resolves to 127.0.0.1 must not read the data
             self._send(421, "text/plain", "this page is for 127.0.0.1 only")
             return
-        watch = self.server.watch
-        routes = {"/": ("text/html", watch.page), "/flow.json": ("application/json", watch.data)}
+        page = self.server.page
+        routes = {"/": ("text/html", page.html), "/flow.json": ("application/json", page.data)}
         path = self.path.partition("?")[0]
         if path not in routes:
             self._send(404, "text/plain", "not found; the page is at /")
@@ -154,11 +149,10 @@ class _Handler(BaseHTTPRequestHandler):
     def _send(self, status: int, content_type: str, text: str) -> None:
         body = text.encode()
         self.send_response(status)
-        self.send_header("Content-Type", f"{content_type}; charset=utf-8")
-        self.send_header("Content-Length", str(len(body)))
-        self.send_header("Cache-Control", "no-store")
-        self.send_header("X-Content-Type-Options", "nosniff")
-        self.send_header("X-Frame-Options", "DENY")
+        headers = {"Content-Type": f"{content_type}; charset=utf-8", "Content-Length": str(len(body))}
+        headers |= {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "X-Frame-Options": "DENY"}
+        for name, value in headers.items():
+            self.send_header(name, value)
         self.end_headers()
         self.wfile.write(body)
 

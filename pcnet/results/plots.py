@@ -32,7 +32,6 @@ from pcnet.results.result import Result
 
 Element = int | tuple[int, ...]
 """A batch element: its index, or its flat index."""
-Labels = Sequence[str] | None
 
 BINS = 250
 """Free energies of runs longer than four times this are drawn by the mean and range of about this many bins."""
@@ -43,8 +42,9 @@ DRAWN_AS = {"categorical": "state"}
 
 
 # --- panels ----------------------------------------------------------------------------------------------------------
-def states(
+def panel(
     result: Result,
+    kind: str,
     node: str | None = None,
     truth: Any = None,
     *,
@@ -53,64 +53,70 @@ def states(
     probability: float = 0.95,
     order: int = 0,
     dimensions: Sequence[int] | None = None,
-    labels: Labels = None,
+    labels: Sequence[str] | None = None,
 ) -> Axes:
-    """Draw state estimates with credible intervals, and the true states where given.
+    """Draw the nodes of one kind: means with credible intervals, and the truth where given.
+
+    Observations (kind "sensory") are drawn as dots and their predictions as lines.
 
     Args:
-        node: Name of one state node; all of them by default.
-        truth: True values of that order, (..., T, dim), for every observation or every recorded one; a mapping from
-            node names to these for several nodes.
+        kind: "state", "cause", "sensory", "parameter" or "precision".
+        node: Name of one node of that kind; all of them by default.
+        truth: True values; (..., T, dim) for every observation or every recorded one, or (..., dim) for parameters and
+            log-precisions. A mapping from node names to these for several nodes.
         element: Batch element.
         probability: Probability of the credible interval.
         order: 0 is the value, 1 the velocity, and so on.
         dimensions: Channels to draw; at most six by default.
         labels: One label per drawn channel.
     """
-    return _beliefs(result, "state", node, truth, ax, element, probability, order, dimensions, labels)
+    names, single, series = _nodes(result, node, kind), result.single(element), list[Series]()
+    for name in names:
+        if kind == "sensory":
+            quantities = {"observed": single.observation(name), "mean": single.prediction(name)}
+        else:
+            quantities = {"mean": single.mean(name), **single.interval(name, probability)._asdict()}
+        values = {key: _order(each, order, name) for key, each in quantities.items()}
+        dim, true = values["mean"].shape[-1], _truth_of(truth, name, names)
+        find = _true_constants if quantities["mean"].ndim == 2 else _true_values
+        curve = None if true is None else find(result, true, element, dim, name)
+        for i, label in enumerate(channel_names(name, dim)):
+            own = None if curve is None else Curve(curve.times, curve.values[:, i])
+            channels = {key: each[:, i] for key, each in values.items()}
+            series.append(Series(name, label, colour_of(len(series)), **channels, truth=own))
+    chosen = _choose(series, dimensions, labels)
+    label = {"sensory": "sensation", "precision": "log-precision"}.get(kind, kind)
+    label += f", derivative {order}" if order else ""
+    label += f"\n{len(chosen)} of {len(series)}" if dimensions is None and len(chosen) < len(series) else ""
+    ax = own_axes(ax)
+    draw_series(ax, result.times, chosen)
+    finish(ax, label, result.times, chosen)
+    return legend(ax, chosen, None if kind == "sensory" else f"{100 * probability:g} % interval")
+
+
+def states(result: Result, node: str | None = None, truth: Any = None, **options: Any) -> Axes:
+    """Draw state estimates; see `panel`."""
+    return panel(result, "state", node, truth, **options)
 
 
 def causes(result: Result, node: str | None = None, truth: Any = None, **options: Any) -> Axes:
-    """Draw estimates of causes with credible intervals, and the truth where given; options as for `states`."""
-    return _beliefs(result, "cause", node, truth, **options)
+    """Draw estimates of causes; see `panel`."""
+    return panel(result, "cause", node, truth, **options)
 
 
-def sensations(
-    result: Result,
-    node: str | None = None,
-    *,
-    ax: Axes | None = None,
-    element: Element = 0,
-    order: int = 0,
-    dimensions: Sequence[int] | None = None,
-    labels: Labels = None,
-) -> Axes:
-    """Draw observations as dots and their predictions as lines; arguments as for `states`."""
-    single, drawn = result.single(element), list[Series]()
-    for name in _nodes(result, node, "sensory"):
-        observed, predicted = (_order(v, order, name) for v in (single.observation(name), single.prediction(name)))
-        for i, label in enumerate(channel_names(name, observed.shape[-1])):
-            drawn.append(Series(name, label, colour_of(len(drawn)), predicted[:, i], observed=observed[:, i]))
-    return _panel(ax, result.times, drawn, _label("sensation", order), dimensions, labels)
+def sensations(result: Result, node: str | None = None, **options: Any) -> Axes:
+    """Draw observations and their predictions; see `panel`."""
+    return panel(result, "sensory", node, **options)
 
 
-def parameters(
-    result: Result,
-    node: str | None = None,
-    truth: Any = None,
-    *,
-    ax: Axes | None = None,
-    element: Element = 0,
-    probability: float = 0.95,
-    labels: Labels = None,
-) -> Axes:
-    """Draw parameter estimates with credible intervals, and the true values (..., p) where given."""
-    return _beliefs(result, "parameter", node, truth, ax, element, probability, labels=labels)
+def parameters(result: Result, node: str | None = None, truth: Any = None, **options: Any) -> Axes:
+    """Draw parameter estimates; see `panel`."""
+    return panel(result, "parameter", node, truth, **options)
 
 
 def precisions(result: Result, node: str | None = None, truth: Any = None, **options: Any) -> Axes:
-    """Draw log-precisions with credible intervals, and the true ones (..., channels) where given; see `parameters`."""
-    return _beliefs(result, "precision", node, truth, **options)
+    """Draw log-precisions; see `panel`."""
+    return panel(result, "precision", node, truth, **options)
 
 
 def free_energy(result: Result, *, ax: Axes | None = None, element: Element = 0) -> Axes:
@@ -158,13 +164,12 @@ def overview(
     true_causes = {name: values for name, values in by_name.items() if kinds.get(name) == "cause"}
     true_states = {k: v for k, v in by_name.items() if k not in true_causes} if isinstance(truth, Mapping) else truth
     banded: dict[str, Any] = {"element": element, "probability": probability}
-    panels: dict[str, Callable[..., Axes]] = {
-        "cause": partial(causes, result, truth=true_causes or None, **banded),
-        "sensory": partial(sensations, result, element=element),
-        "parameter": partial(parameters, result, truth=true_parameters, **banded),
-        "precision": partial(precisions, result, truth=true_precisions, **banded),
+    truths = {"cause": true_causes or None, "sensory": None, "parameter": true_parameters, "precision": true_precisions}
+    drawn = {
+        kind: partial(panel, result, kind, truth=true, labels=_labels(result, kind, named), **banded)
+        for kind, true in truths.items()
+        if kind in kinds.values()
     }
-    drawn = {k: partial(p, labels=_labels(result, k, named)) for k, p in panels.items() if k in kinds.values()}
     left = _state_panels(result, true_states, named, banded) if "state" in kinds.values() else []
     left += [drawn.pop("cause")] if "cause" in drawn else []
     right = [*drawn.values(), partial(free_energy, result, element=element)]
@@ -172,8 +177,8 @@ def overview(
     height = max(1.9 * max(map(len, columns)) + 0.8, 4.0)
     figure = Figure(figsize=(6.0 * len(columns), height), layout="constrained")
     for sub, column in zip(figure.subfigures(1, len(columns), squeeze=False)[0], columns, strict=True):
-        for ax, panel in zip(sub.subplots(len(column), 1, sharex=True, squeeze=False)[:, 0], column, strict=True):
-            panel(ax=ax)
+        for ax, draw in zip(sub.subplots(len(column), 1, sharex=True, squeeze=False)[:, 0], column, strict=True):
+            draw(ax=ax)
             ax.label_outer()
         sub.align_ylabels()
     figure.suptitle(title if title is not None else _caption(result, element))
@@ -192,7 +197,7 @@ def _state_panels(
     if sum(sizes.values()) > MAX_STATE_PANELS:
         return [partial(states, result, name, truths[name], labels=named.get(name), **options) for name in names]
 
-    def panel(name: str, dimension: int, ax: Axes) -> Axes:
+    def channel(name: str, dimension: int, ax: Axes) -> Axes:
         label = named.get(name, channel_names(name, sizes[name]))[dimension]
         states(result, name, truths[name], ax=ax, dimensions=[dimension], labels=[label], **options)
         ax.set_ylabel(ax.get_ylabel().replace("state", label, 1))
@@ -201,7 +206,7 @@ def _state_panels(
             legend.remove()
         return ax
 
-    return [partial(panel, name, i) for name in names for i in range(sizes[name])]
+    return [partial(channel, name, i) for name in names for i in range(sizes[name])]
 
 
 def _labels(result: Result, kind: str, named: Mapping[str, Sequence[str]]) -> list[str] | None:
@@ -220,55 +225,6 @@ def _caption(result: Result, element: Element) -> str:
 
 
 # --- parts -----------------------------------------------------------------------------------------------------------
-def _beliefs(
-    result: Result,
-    kind: str,
-    node: str | None,
-    truth: Any,
-    ax: Axes | None = None,
-    element: Element = 0,
-    probability: float = 0.95,
-    order: int = 0,
-    dimensions: Sequence[int] | None = None,
-    labels: Labels = None,
-) -> Axes:
-    """Draw the mean, credible interval and truth of all nodes of a kind, or of one."""
-    names, single, drawn = _nodes(result, node, kind), result.single(element), list[Series]()
-    for name in names:
-        values = (single.mean(name), *single.interval(name, probability))
-        mean, lower, upper = (_order(each, order, name) for each in values)
-        given = _truth_of(truth, name, names)
-        find = _true_constants if values[0].ndim == 2 else _true_values
-        curve = None if given is None else find(result, given, element, mean.shape[-1], name)
-        for i, label in enumerate(channel_names(name, mean.shape[-1])):
-            true = None if curve is None else Curve(curve.times, curve.values[:, i])
-            drawn.append(Series(name, label, colour_of(len(drawn)), mean[:, i], lower[:, i], upper[:, i], truth=true))
-    label = _label({"precision": "log-precision"}.get(kind, kind), order)
-    return _panel(ax, result.times, drawn, label, dimensions, labels, f"{100 * probability:g} % interval")
-
-
-def _panel(
-    ax: Axes | None,
-    times: Array,
-    drawn: list[Series],
-    label: str,
-    dimensions: Sequence[int] | None,
-    labels: Labels,
-    band: str | None = None,
-) -> Axes:
-    chosen = _choose(drawn, dimensions, labels)
-    if dimensions is None and len(chosen) < len(drawn):
-        label += f"\n{len(chosen)} of {len(drawn)}"
-    ax = own_axes(ax)
-    draw_series(ax, times, chosen)
-    finish(ax, label, times, chosen)
-    return legend(ax, chosen, band)
-
-
-def _label(label: str, order: int) -> str:
-    return label if order == 0 else f"{label}, derivative {order}"
-
-
 def _kinds(result: Result) -> dict[str, str]:
     """Kind of each node; its role in files without a graph summary, where states and causes have the same role."""
     kinds = result.roles if result.structure is None else {node.name: node.kind for node in result.structure.nodes}
@@ -285,7 +241,7 @@ def _nodes(result: Result, node: str | None, kind: str) -> list[str]:
     return known if node is None else [node]
 
 
-def _choose(drawn: list[Series], dimensions: Sequence[int] | None, labels: Labels) -> list[Series]:
+def _choose(drawn: list[Series], dimensions: Sequence[int] | None, labels: Sequence[str] | None) -> list[Series]:
     """Series at the given indices, relabelled; by default as many as there are colours, spread over the nodes."""
     if dimensions is not None:
         if not all(0 <= i < len(drawn) for i in dimensions):

@@ -20,12 +20,12 @@ from pcnet.engine.session import Session
 from pcnet.errors import StudyError
 from pcnet.model.graph import Graph
 from pcnet.model.model import Model
-from pcnet.model.schedule import Schedule, odem
+from pcnet.model.schedule import Schedule
 from pcnet.sweeps.batching import stack_models
 
 Array = NDArray[Any]
 Build = Callable[..., Any]
-"""A function of settings by name that returns a graph, or a graph and its schedule."""
+"""A function of settings by name that returns a model, a graph, or a graph and its schedule."""
 
 COVERAGE_TICKS = 500
 """Coverage is measured at about this many ticks, evenly spaced."""
@@ -33,8 +33,8 @@ INTERVAL_SDS = 2.0
 """Half-width of intervals in standard deviations."""
 REPORT_EVERY = 20
 """Number of observations between two reports of progress."""
-MEMORY_FACTOR = 1.5
-"""Memory of a process over the peak of its tensors; 1.1 to 1.3 was measured for batches of various graphs."""
+MEMORY_FACTOR = 1.8
+"""Memory of a process over the peak of its tensors; 1.1 to 1.7 was measured for batches of various graphs."""
 
 
 # --- data ------------------------------------------------------------------------------------------------------------
@@ -140,23 +140,26 @@ class Outcome(NamedTuple):
 
 
 def build_model(build: Build, settings: Mapping[str, Any]) -> Model:
-    """Model of one setting; the schedule is ODEM if `build` returns none."""
+    """Model of one setting; a graph without a schedule gets the one that fits its nodes."""
     try:
         made = build(**settings)
     except Exception as error:
         error.add_note(f"build was called with {dict(settings)}")
         raise
-    graph, schedule = made if isinstance(made, tuple) and len(made) == 2 else (made, odem())
-    if not isinstance(graph, Graph) or not isinstance(schedule, Schedule):
+    pair = isinstance(made, Model) or (isinstance(made, tuple) and len(made) == 2)
+    graph, schedule = made if pair else (made, None)
+    if not isinstance(graph, Graph) or not isinstance(schedule, Schedule | None):
         raise StudyError(
-            f"build must return a graph, or a graph and a schedule; for {dict(settings)} it returned {made!r}"
+            f"build must return a model, a graph, or a graph and a schedule; for {dict(settings)} it returned {made!r}"
         )
-    if graph.batch_shape or schedule.batch_shape:
+    model = Model(graph, schedule)
+    batch = graph.batch_shape or model.schedule.batch_shape
+    if batch:
         raise StudyError(
-            f"build returned a graph with batch dimensions {tuple(graph.batch_shape or schedule.batch_shape)} for "
-            f"{dict(settings)}; use single numbers in build: the sweep makes the batch"
+            f"build returned a model with batch dimensions {tuple(batch)} for {dict(settings)}; use single numbers in "
+            "build: the sweep makes the batch"
         )
-    return Model(graph, schedule)
+    return model
 
 
 def invert(task: Task, report: Callable[[int], object] = lambda _: None) -> list[Outcome]:

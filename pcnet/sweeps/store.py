@@ -48,24 +48,10 @@ class Planned(NamedTuple):
     data: str
 
 
-class Row(NamedTuple):
-    """An inversion of the study, finished or not."""
-
-    id: int
-    settings: dict[str, Any]
-    replicate: int
-    data: str
-    status: str
-    free_action: float | None
-    accuracy: float | None
-    complexity: float | None
-    diverged_at: int | None
-    diverged_node: str | None
-    scores: dict[str, dict[str, float]]
-    beliefs: dict[str, dict[str, Any]]
-    fallbacks: dict[str, int]
-    seconds: float | None
-    version: str | None
+COLUMNS = ("id", "settings", "replicate", "data", "status", *Outcome._fields, "version")
+"""Fields of an inversion as `Store.rows` returns them."""
+NESTED = ("settings", "scores", "beliefs", "fallbacks")
+"""Fields that are stored as JSON."""
 
 
 class Store:
@@ -169,14 +155,12 @@ class Store:
         counts = dict(self._connection.execute("SELECT status, count(*) FROM inversions GROUP BY status"))
         return {status: int(counts.get(status, 0)) for status in ("open", "done", "diverged")}
 
-    def rows(self) -> Iterator[Row]:
-        fields = ", ".join(Row._fields)
-        with closing(self._connection.execute(f"SELECT {fields} FROM inversions ORDER BY id")) as cursor:
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """All inversions, finished or not, with the fields of COLUMNS."""
+        with closing(self._connection.execute(f"SELECT {', '.join(COLUMNS)} FROM inversions ORDER BY id")) as cursor:
             for values in cursor:
-                row = dict(zip(Row._fields, values, strict=True))
-                for name in ("settings", "scores", "beliefs", "fallbacks"):
-                    row[name] = json.loads(row[name]) if row[name] else {}
-                yield Row(**row)
+                row = dict(zip(COLUMNS, values, strict=True))
+                yield row | {name: json.loads(row[name]) if row[name] else {} for name in NESTED}
 
     def _one(self, query: str) -> int:
         return int(self._connection.execute(query).fetchone()[0])

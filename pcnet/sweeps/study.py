@@ -19,7 +19,7 @@ from pcnet.sweeps import comparison
 from pcnet.sweeps.batching import batch_key, stack_models
 from pcnet.sweeps.comparison import Average
 from pcnet.sweeps.evaluate import Build, Data, build_model, fingerprint, parse_data
-from pcnet.sweeps.store import Row, Store
+from pcnet.sweeps.store import COLUMNS, NESTED, Store
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -176,7 +176,7 @@ class Study:
     @property
     def settings(self) -> list[str]:
         """Names of all settings."""
-        return list(dict.fromkeys(itertools.chain.from_iterable(row.settings for row in self._store.rows())))
+        return list(dict.fromkeys(itertools.chain.from_iterable(row["settings"] for row in self._store.rows())))
 
     def _settings(self, table: pd.DataFrame) -> list[str]:
         return [name for name in self.settings if name in table]
@@ -199,32 +199,32 @@ class Study:
         """
         import pandas as pd
 
-        known = {row.id: row for row in self._store.rows()}
+        known = {row["id"]: row for row in self._store.rows()}
         if not isinstance(rows, pd.DataFrame) or rows.index.name != "id" or not set(rows.index) <= set(known):
             raise StudyError("rerun takes rows of to_dataframe() or best() of this study, with their index")
         wanted = [known[int(number)] for number in rows.index]
         build = build or self._build
         if build is None or (self._data is None and observations is None):
             raise StudyError("a study that was read from a file needs build= and observations= to run anything again")
-        digests, models, groups = self._store.digests_by_id(), dict[int, Model](), dict[Hashable, list[Row]]()
+        digests, models, groups = self._store.digests_by_id(), dict[int, Model](), dict[Hashable, list[int]]()
         for row in wanted:
-            models[row.id] = model = build_model(build, row.settings)
-            if digest(model) != digests[row.id]:
-                raise StudyError(f"build makes another model of {row.settings} than when the study was made")
-            groups.setdefault(batch_key(model), []).append(row)
+            models[row["id"]] = model = build_model(build, row["settings"])
+            if digest(model) != digests[row["id"]]:
+                raise StudyError(f"build makes another model of {row['settings']} than when the study was made")
+            groups.setdefault(batch_key(model), []).append(row["id"])
         data = self._data
         if data is None or observations is not None:
             data = parse_data(observations, {}, next(iter(models.values())))
             if fingerprint(data.observations) != self._store.metadata("observations"):
                 raise StudyError("the study was made from other observations; give those of the sweep")
         results: dict[int, Result] = {}
-        for group in groups.values():
-            model = stack_models([models[row.id] for row in group])
-            replicates = [row.replicate for row in group]
+        for ids in groups.values():
+            replicates = [known[number]["replicate"] for number in ids]
             seen = {name: values[replicates] for name, values in data.observations.items()}
+            model = stack_models([models[number] for number in ids])
             result = model.run(seen, record=record, on_divergence="stop", progress=False)
-            results |= {row.id: result.element(i) for i, row in enumerate(group)}
-        return {row.id: results[row.id] for row in wanted}
+            results |= {number: result.element(i) for i, number in enumerate(ids)}
+        return {number: results[number] for number in models}
 
 
 def _probabilities(table: pd.DataFrame, prior: Sequence[float] | None) -> comparison.Array:
@@ -232,20 +232,18 @@ def _probabilities(table: pd.DataFrame, prior: Sequence[float] | None) -> compar
     return comparison.probabilities(table["free_action"].to_numpy(float), weights)
 
 
-NESTED = ("settings", "scores", "beliefs", "fallbacks")
-RESERVED = frozenset(Row._fields)
+RESERVED = frozenset(COLUMNS)
 """Names of table columns, which settings cannot have."""
 
 
-def _flat(row: Row) -> dict[str, Any]:
-    """A row of the table."""
-    settings = {name: _hashable(value) for name, value in row.settings.items()}
-    own = {name: value for name, value in row._asdict().items() if name not in (*NESTED, "id")}
-    columns: dict[str, Any] = {"id": row.id, **settings, **own}
-    for node, scores in row.scores.items():
+def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of the table: scores, fallbacks and beliefs become columns of their own."""
+    settings = {name: _hashable(value) for name, value in row["settings"].items()}
+    columns = {"id": row["id"], **settings, **{name: row[name] for name in COLUMNS if name not in (*NESTED, "id")}}
+    for node, scores in row["scores"].items():
         columns |= {f"{node}.{name}": value for name, value in scores.items()}
-    columns |= {f"{node}.fallbacks": count for node, count in row.fallbacks.items()}
-    for node, belief in row.beliefs.items():
+    columns |= {f"{node}.fallbacks": count for node, count in row["fallbacks"].items()}
+    for node, belief in row["beliefs"].items():
         for quantity, values in belief.items():
             columns |= {f"{node}.{quantity}[{index}]": value for index, value in _indexed(values)}
     return columns

@@ -53,8 +53,8 @@ def sweep(
     kept, and new settings are added.
 
     Args:
-        build: Function of settings by name that returns a graph, or a graph and its schedule. It is called with single
-            values.
+        build: Function of settings by name that returns a model, a graph, or a graph and its schedule. It is called
+            with single values.
         grid: Lists of values by name, of which all combinations are run; or a list of combinations, a mapping each.
         observations: (T, dim) or (replicates, T, dim), or a mapping from sensory nodes to these; NaN where missing.
         file: SQLite file of the study; in memory by default.
@@ -82,9 +82,9 @@ def sweep(
         tasks = _tasks(store, build, data)
         total = sum(len(task.settings) * data.length for _, task in tasks.values())
         hidden = not (sys.stderr.isatty() if progress is None else progress)
-        workers = choose_workers(processes, scheduler, len(tasks))
+        run = choose_workers(processes, scheduler, len(tasks))
         with tqdm(total=total, disable=hidden or not tasks, unit="obs", unit_scale=True, desc="sweep") as bar:
-            for batch, outcomes in workers.run({batch: task for batch, (_, task) in tasks.items()}, bar.update):
+            for batch, outcomes in run({batch: task for batch, (_, task) in tasks.items()}, bar.update):
                 store.finish(tasks[batch][0], outcomes)
     return Study(store, build, data)
 

@@ -9,9 +9,9 @@ import tempfile
 import threading
 import time
 import uuid
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,51 +24,35 @@ Progress = Callable[[int], object]
 """Called with the number of inversions × observations since the last call."""
 Finished = Iterator[tuple[int, list[Outcome]]]
 """Key and outcomes of each task as it is finished."""
+Run = Callable[[Mapping[int, Task], Progress], Finished]
 SCHEDULER_TIMEOUT = 20
 """Seconds to wait for a Dask scheduler."""
 
 
-class Workers(ABC):
-    """Runs tasks in any order."""
-
-    @abstractmethod
-    def run(self, tasks: Mapping[int, Task], progress: Progress) -> Finished:
-        """Run all tasks and yield each as it is finished."""
-
-
-class InProcess(Workers):
-    """Runs tasks one after another in this process."""
-
-    def run(self, tasks: Mapping[int, Task], progress: Progress) -> Finished:
-        for key, task in tasks.items():
-            size = len(task.settings)
-            yield key, invert(task, lambda ticks, size=size: progress(ticks * size))  # type: ignore[misc]
+def run_here(tasks: Mapping[int, Task], progress: Progress) -> Finished:
+    """Run tasks one after another in this process."""
+    for key, task in tasks.items():
+        size = len(task.settings)
+        yield key, invert(task, lambda ticks, size=size: progress(ticks * size))  # type: ignore[misc]
 
 
-class Processes(Workers):
-    """Runs tasks in several processes on this machine, with one thread each."""
+def run_in_processes(count: int, tasks: Mapping[int, Task], progress: Progress) -> Finished:
+    """Run tasks in several processes on this machine, with one thread each."""
+    from loky import wait
 
-    def __init__(self, count: int) -> None:
-        self.count = count
-
-    def run(self, tasks: Mapping[int, Task], progress: Progress) -> Finished:
-        from loky import wait
-
-        with tempfile.TemporaryDirectory(prefix="pcnet-") as folder, process_pool(min(self.count, len(tasks))) as pool:
-            path = Path(folder) / "progress"  # each worker writes the number of finished ticks of its task
-            ticks = np.memmap(path, dtype=np.int64, mode="w+", shape=(len(tasks),))
-            sizes = np.array([len(task.settings) for task in tasks.values()])
-            futures = {
-                pool.submit(_invert_in_worker, task, path, i): key for i, (key, task) in enumerate(tasks.items())
-            }
-            reported, waiting = 0, set(futures)
-            while waiting:
-                done, waiting = wait(waiting, timeout=0.2, return_when="FIRST_COMPLETED")
-                total = int(ticks @ sizes)
-                progress(total - reported)
-                reported = total
-                for future in done:
-                    yield futures[future], future.result()
+    with tempfile.TemporaryDirectory(prefix="pcnet-") as folder, process_pool(min(count, len(tasks))) as pool:
+        path = Path(folder) / "progress"  # each worker writes the number of finished ticks of its task
+        ticks = np.memmap(path, dtype=np.int64, mode="w+", shape=(len(tasks),))
+        sizes = np.array([len(task.settings) for task in tasks.values()])
+        futures = {pool.submit(_invert_in_worker, task, path, i): key for i, (key, task) in enumerate(tasks.items())}
+        reported, waiting = 0, set(futures)
+        while waiting:
+            done, waiting = wait(waiting, timeout=0.2, return_when="FIRST_COMPLETED")
+            total = int(ticks @ sizes)
+            progress(total - reported)
+            reported = total
+            for future in done:
+                yield futures[future], future.result()
 
 
 @contextmanager
@@ -111,65 +95,61 @@ def _invert_in_worker(task: Task, progress_file: Path, index: int) -> list[Outco
     return invert(task, report)
 
 
-class Dask(Workers):
-    """Runs tasks on a Dask cluster, given the address of its scheduler or a client."""
-
-    def __init__(self, scheduler: Any) -> None:
-        self.scheduler = scheduler
-
-    def run(self, tasks: Mapping[int, Task], progress: Progress) -> Finished:
+def run_on_dask(scheduler: Any, tasks: Mapping[int, Task], progress: Progress) -> Finished:
+    """Run tasks on a Dask cluster, given the address of its scheduler or a client."""
+    try:
+        import cloudpickle  # type: ignore[import-untyped]
+        from distributed import as_completed
+    except ImportError:
+        raise StudyError("a scheduler needs Dask: pip install 'pcnet[dask]'") from None
+    name, futures = f"pcnet-{uuid.uuid4().hex}", dict[Any, tuple[int, int]]()
+    with _dask_client(scheduler) as client:
+        for key, task in tasks.items():
+            future = client.submit(_invert_pickled, cloudpickle.dumps(task), key=f"{name}-{key}", pure=False)
+            futures[future] = key, len(task.settings) * task.data.length
         try:
-            import cloudpickle  # type: ignore[import-untyped]
-            from distributed import as_completed
-        except ImportError:
-            raise StudyError("a scheduler needs Dask: pip install 'pcnet[dask]'") from None
-        name, futures = f"pcnet-{uuid.uuid4().hex}", dict[Any, tuple[int, int]]()
-        with self._client() as client:
-            for key, task in tasks.items():
-                future = client.submit(_invert_pickled, cloudpickle.dumps(task), key=f"{name}-{key}", pure=False)
-                futures[future] = key, len(task.settings) * task.data.length
-            try:
-                for future in as_completed(list(futures), loop=client.loop):  # type: ignore[no-untyped-call]
-                    key, size = futures[future]
-                    yield key, self._result(future)
-                    progress(size)
-            finally:
-                client.cancel(list(futures))
+            for future in as_completed(list(futures), loop=client.loop):  # type: ignore[no-untyped-call]
+                key, size = futures[future]
+                yield key, _dask_result(future)
+                progress(size)
+        finally:
+            client.cancel(list(futures))
 
-    def _client(self) -> AbstractContextManager[Any]:
-        from distributed import Client
 
-        if isinstance(self.scheduler, Client):
-            return nullcontext(self.scheduler)
-        try:
-            client: AbstractContextManager[Any] = Client(  # type: ignore[no-untyped-call]
-                self.scheduler, timeout=SCHEDULER_TIMEOUT, set_as_default=False
-            )
-        except (OSError, TypeError, ValueError) as error:
-            raise StudyError(f"there is no Dask scheduler at {self.scheduler!r}: {error}") from None
-        return client
+def _dask_client(scheduler: Any) -> AbstractContextManager[Any]:
+    from distributed import Client
 
-    @staticmethod
-    def _result(future: Any) -> list[Outcome]:
-        from distributed import KilledWorker
+    if isinstance(scheduler, Client):
+        return nullcontext(scheduler)
+    try:
+        client: AbstractContextManager[Any] = Client(  # type: ignore[no-untyped-call]
+            scheduler, timeout=SCHEDULER_TIMEOUT, set_as_default=False
+        )
+    except (OSError, TypeError, ValueError) as error:
+        raise StudyError(f"there is no Dask scheduler at {scheduler!r}: {error}") from None
+    return client
 
-        try:
-            outcomes: list[Outcome] = future.result()
-        except KilledWorker as error:
-            raise StudyError(
-                "a batch killed every worker that ran it, most likely because memory ran out; finished work is kept: "
-                "start again with workers that have more memory"
-            ) from error
-        except ModuleNotFoundError as error:
-            raise StudyError(
-                f"a worker of the cluster has {str(error)[0].lower()}{str(error)[1:]}; install it there, or define "
-                "build in the script itself"
-            ) from error
-        return outcomes
+
+def _dask_result(future: Any) -> list[Outcome]:
+    from distributed import KilledWorker
+
+    try:
+        outcomes: list[Outcome] = future.result()
+    except KilledWorker as error:
+        raise StudyError(
+            "a batch killed every worker that ran it, most likely because memory ran out; finished work is kept: start "
+            "again with workers that have more memory"
+        ) from error
+    except ModuleNotFoundError as error:
+        raise StudyError(
+            f"a worker of the cluster has {str(error)[0].lower()}{str(error)[1:]}; install it there, or define build "
+            "in the script itself"
+        ) from error
+    return outcomes
 
 
 def _invert_pickled(task: bytes) -> list[Outcome]:
-    """Run a task that was pickled by `Dask.run`, so that the scheduler need not be able to import it."""
+    """Run a task that was pickled by `run_on_dask`, so that the scheduler need not be able to import it."""
     with TRACING:
         return invert(pickle.loads(task))
 
@@ -178,12 +158,12 @@ TRACING = threading.Lock()
 """Functions can be traced in one thread at a time only, and a Dask worker may have several."""
 
 
-def choose_workers(processes: int, scheduler: Any, tasks: int) -> Workers:
+def choose_workers(processes: int, scheduler: Any, tasks: int) -> Run:
     """A Dask cluster if a scheduler is given, else at most `processes` processes."""
     if scheduler is not None:
-        return Dask(scheduler)
+        return partial(run_on_dask, scheduler)
     count = min(processes, max(tasks, 1))
-    return InProcess() if count == 1 else Processes(count)
+    return run_here if count == 1 else partial(run_in_processes, count)
 
 
 def cores() -> int:

@@ -42,7 +42,7 @@ def test_going_on_is_the_same_as_never_having_stopped(case, tmp_path):
         first = graph.start(schedule, **options)
         for y, t in zip(stream[:at], times[:at], strict=True):
             first.step(y, t)
-        second = pc.resume(first.save(tmp_path / "run"), graph, schedule)
+        second = pc.resume(first.save(tmp_path / "run"), pc.Model(graph, schedule))
         assert (second.tick, second.time) == (first.tick, first.time)
         np.testing.assert_array_equal(second.free_energy, first.free_energy)
         for y, t in zip(stream[at:], times[at:], strict=True):
@@ -59,7 +59,7 @@ def test_going_on_is_the_same_as_never_having_stopped(case, tmp_path):
 def test_without_the_recording(tmp_path):
     graph, schedule, stream, _ = of_paper()
     session = graph.start(schedule, record=pc.Record(("mean",), nodes=("x",), every=2)).run(iter(stream[:7]))
-    again = pc.resume(session.save(tmp_path / "run", recording=False), graph, schedule)
+    again = pc.resume(session.save(tmp_path / "run", recording=False), pc.Model(graph, schedule))
     assert again.record.every == 2
     again.run(iter(stream[7:]))
     whole = graph.run(iter(stream), schedule=schedule, record=("mean",))
@@ -80,7 +80,7 @@ def test_a_graph_whose_functions_have_names_is_in_the_file(tmp_path):
 def test_single_precision(tmp_path):
     graph, schedule, stream, _ = of_paper()
     session = graph.start(schedule, dtype=torch.float32).run(iter(stream[:7]))
-    again = pc.resume(session.save(tmp_path / "run"), graph, schedule)
+    again = pc.resume(session.save(tmp_path / "run"), pc.Model(graph, schedule))
     assert again.mean("x").dtype == torch.float32
     same(session.run(iter(stream[7:])).result(), again.run(iter(stream[7:])).result())
 
@@ -116,7 +116,7 @@ def test_interrupted_within_a_tick(kind, verb, where, monkeypatch, tmp_path):
             session.step(y)
         except KeyboardInterrupt:
             if session.tick:
-                session = pc.resume(session.save(tmp_path / "run"), graph, schedule)
+                session = pc.resume(session.save(tmp_path / "run"), pc.Model(graph, schedule))
             session.step(y)
     same(whole.result(), session.result())
     assert len(session.result().times) == TICKS
@@ -133,7 +133,7 @@ def test_an_observation_that_is_refused_leaves_no_trace(case, tmp_path):
         if k == 5:
             with pytest.raises(pc.errors.DivergenceError):
                 session.step(np.full(3, 1e300))
-            session = pc.resume(session.save(tmp_path / "run"), graph, schedule)
+            session = pc.resume(session.save(tmp_path / "run"), pc.Model(graph, schedule))
             with pytest.raises(pc.errors.ObservationError, match="times must rise"):
                 session.step(y, t=0.01)
         session.step(y)
@@ -169,7 +169,7 @@ def killable(kind):
 
 def victim(path, out, ready, kind):
     graph, schedule = killable(kind)
-    session = pc.resume(path, graph, schedule) if path.exists() else graph.start(schedule)
+    session = pc.resume(path, pc.Model(graph, schedule)) if path.exists() else graph.start(schedule)
     ready.set()
     for y in STREAM[session.tick :]:
         session.step(y).save(path)
@@ -221,7 +221,7 @@ def test_a_file_that_is_cut_anywhere(saved):
     for size in [0, 1, 7, 8, 9, 100, len(content) // 2, len(content) - 1]:
         path.write_bytes(content[:size])
         with pytest.raises(CheckpointError, match="damaged"):
-            pc.resume(path, graph, schedule)
+            pc.resume(path, pc.Model(graph, schedule))
 
 
 def test_a_file_with_a_changed_byte(saved):
@@ -233,7 +233,7 @@ def test_a_file_with_a_changed_byte(saved):
         changed[place] ^= 1 << chance.randrange(8)
         path.write_bytes(bytes(changed))
         with pytest.raises(CheckpointError):
-            pc.resume(path, graph, schedule)
+            pc.resume(path, pc.Model(graph, schedule))
 
 
 def header_of(path):
@@ -247,36 +247,36 @@ def test_files_of_others(saved, tmp_path):
     foreign = tmp_path / "foreign"
     save_file({"a": torch.zeros(3)}, foreign)
     with pytest.raises(CheckpointError, match="not written by pcnet"):
-        pc.resume(foreign, graph, schedule)
+        pc.resume(foreign, pc.Model(graph, schedule))
     foreign.write_text("hello, this is a text of some length, longer than a header")
     with pytest.raises(CheckpointError, match="not a checkpoint"):
-        pc.resume(foreign, graph, schedule)
+        pc.resume(foreign, pc.Model(graph, schedule))
     with pytest.raises(CheckpointError, match="no file"):
-        pc.resume(tmp_path / "nothing", graph, schedule)
+        pc.resume(tmp_path / "nothing", pc.Model(graph, schedule))
     with pytest.raises(CheckpointError, match="no file"):
-        pc.resume(tmp_path, graph, schedule)
+        pc.resume(tmp_path, pc.Model(graph, schedule))
     newer = json.loads(header_of(path)["pcnet"]) | {"format": 99, "pcnet_version": "9.9"}
     save_file(load_file(path), foreign, {"pcnet": json.dumps(newer), "digest": ""})
     with pytest.raises(CheckpointError, match=r"format 99, of pcnet 9.9; this pcnet reads up to 1"):
-        pc.resume(foreign, graph, schedule)
+        pc.resume(foreign, pc.Model(graph, schedule))
 
 
 def test_another_graph(saved):
     graph, schedule, path = saved
     other, _ = odem(every=3, kappa=0.3)
     with pytest.raises(CheckpointError, match="another graph or schedule"):
-        pc.resume(path, other, schedule)
+        pc.resume(path, pc.Model(other, schedule))
     with pytest.raises(CheckpointError, match="another graph or schedule"):
-        pc.resume(path, graph, pc.odem(every=4))
-    session = pc.resume(path, other, schedule, strict=False)
+        pc.resume(path, pc.Model(graph, pc.odem(every=4)))
+    session = pc.resume(path, pc.Model(other, schedule), strict=False)
     assert session.tick == TICKS
     with pytest.raises(CheckpointError, match="other nodes"):
-        pc.resume(path, nonlinear()[0], pc.odem(), strict=False)
+        pc.resume(path, pc.Model(nonlinear()[0], pc.odem()), strict=False)
 
 
 def test_where_nothing_can_be_written(saved, tmp_path):
     graph, schedule, path = saved
-    session = pc.resume(path, graph, schedule)
+    session = pc.resume(path, pc.Model(graph, schedule))
     with pytest.raises(CheckpointError, match="no folder"):
         session.save(tmp_path / "nowhere" / "run")
     assert sorted(p.name for p in Path(tmp_path).iterdir()) == ["run"]

@@ -218,7 +218,7 @@ class KalmanModel(NodeContract):
     schedule = adaptive_filtering(3)
 
     def build(self, scale):
-        x = KalmanStateNode("x", dim=2, flow=BENT_FLOW, initial_mean=torch.from_numpy(FIRST) * scale[..., None, None])
+        x = KalmanStateNode("x", dim=2, flow=BENT_FLOW, initial_mean=torch.from_numpy(FIRST) * scale[..., None])
         y = SensoryNode("y", dim=3, orders=1, dt=DT)
         graph = pc.Graph()
         graph.predicts(x, y, via=BENT_MAPPING)
@@ -303,7 +303,7 @@ def test_a_saved_run_goes_on_to_the_same_digits(tmp_path):
     whole = contract.build(contract.scales).start(contract.schedule, record=()).run(data)
     half = contract.build(contract.scales).start(contract.schedule, record=()).run(data[:11])
     path = half.save(tmp_path / "half.pcnet")
-    again = pc.resume(path, contract.build(contract.scales), contract.schedule).run(data[11:])
+    again = pc.resume(path, pc.Model(contract.build(contract.scales), contract.schedule)).run(data[11:])
     for name in ("x", "theta", "noise_x", "noise_y"):
         assert torch.equal(whole.mean(name), again.mean(name))
         assert torch.equal(whole.sd(name), again.sd(name))

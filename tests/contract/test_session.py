@@ -468,7 +468,7 @@ def test_several_states_may_predict_one_sensory_node():
 
 # --- time ---
 def test_nodes_know_how_long_the_previous_observation_is_ago():
-    session = odem(dt=[0.25, 0.5])[0].start(pc.states_only(), record=())
+    session = odem(dt=[0.25, 0.5]).graph.start(pc.states_only(), record=())
     session.step(np.ones(3)).step(np.ones(3))
     for name in session.graph.nodes:
         assert session.context(name).dt.tolist() == [0.25, 0.5]

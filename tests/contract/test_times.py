@@ -69,7 +69,7 @@ def test_times_at_the_sampling_interval_change_nothing():
 
 
 def test_all_nodes_hear_of_the_time_that_has_passed():
-    session = odem(dt=[0.25, 0.5])[0].start(pc.states_only(), record=())
+    session = odem(dt=[0.25, 0.5]).graph.start(pc.states_only(), record=())
     session.step(np.ones(3), t=3.0)
     assert session.context("x").dt.tolist() == [0.25, 0.5]
     session.step(np.ones(3), t=4.0)
@@ -93,7 +93,7 @@ def test_a_step_without_a_time_comes_an_interval_later():
 @pytest.mark.parametrize(
     ("t", "words"),
     [
-        (1.0, "observation 1 is at t = 1, the same as that of the previous one"),
+        (1.0, "observation 1 is at t = 1, the same as the previous one"),
         (0.5, "observation 1 is at t = 0.5, before the previous one at t = 1"),
         (math.nan, "finite number"),
         (math.inf, "finite number"),

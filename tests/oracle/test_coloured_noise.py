@@ -37,7 +37,7 @@ def noise(name: str, log, kernel, **options) -> PrecisionNode:
 
 
 def graph_of(own: list[PrecisionNode], theirs: PrecisionNode) -> pc.Graph:
-    x = KalmanStateNode("x", dim=2, flow=Linear(FLOW), initial_mean=FIRST[None], initial_sd=0.9)
+    x = KalmanStateNode("x", dim=2, flow=Linear(FLOW), initial_mean=FIRST, initial_sd=0.9)
     y = SensoryNode("y", dim=3, orders=1, dt=DT)
     graph = pc.Graph()
     graph.predicts(x, y, via=Linear(GAIN))
@@ -114,7 +114,7 @@ def test_what_is_to_come_is_forecast_with_the_noise_that_lasts():
 def test_a_forecast_counts_what_is_not_known_of_parameters():
     """A state that is known moves by dt θ in each step, and is seen as θ' times itself: all of it is normal in θ."""
     x = KalmanStateNode(
-        "x", dim=1, flow=pc.TracedFunction(lambda x, theta: 0 * x + theta), initial_mean=[[2.0]], initial_sd=1e-9
+        "x", dim=1, flow=pc.TracedFunction(lambda x, theta: 0 * x + theta), initial_mean=[2.0], initial_sd=1e-9
     )
     y = SensoryNode("y", dim=1, orders=1, dt=DT)
     graph = pc.Graph()
@@ -134,7 +134,7 @@ def test_a_forecast_counts_what_is_not_known_of_parameters():
         np.testing.assert_allclose(coming.sd("y")[:, 0], seen, rtol=1e-6)
 
 
-@pytest.mark.parametrize("smoothness", [0.3, Matern(0.3, 0.5)])
+@pytest.mark.parametrize("correlation_time", [0.3, Matern(0.3, 0.5)])
 def test_noise_that_lasts_is_no_obstacle_to_finding_the_first_state(smoothness):
     model = pc.graphs.adaptive_filter(lambda x, _: -x, 2, DT, correlation_time=smoothness)
     session = model.graph.start(model.schedule).step([3.0, -1.0])
@@ -152,7 +152,7 @@ def test_a_run_that_is_reset_after_a_long_pause_goes_on():
 
 
 def test_levels_of_noise_that_are_given_stay_as_they_are():
-    x = KalmanStateNode("x", dim=2, flow=Linear(FLOW), initial_mean=FIRST[None], learn_noise=False)
+    x = KalmanStateNode("x", dim=2, flow=Linear(FLOW), initial_mean=FIRST, learn_noise=False)
     y = SensoryNode("y", dim=3, orders=1, dt=DT)
     graph = pc.Graph()
     graph.predicts(x, y, via=Linear(GAIN))
@@ -225,7 +225,7 @@ def test_a_width_that_is_three_times_wrong_is_found(wrong):
         correlation_time=width * wrong,
         correlation_time_sd=1.0,
     )
-    result = model.graph.run(world.observations, model.schedule, record=["smoothness", "log_smoothness_sd"])
+    result = model.graph.run(world.observations, model.schedule, record=["correlation_time", "log_correlation_time_sd"])
     apart = np.log(result.traces["noise_y.smoothness"].values[:, -1, 0] / width)
     assert np.abs(apart).max() < math.log(1.2)
     assert (np.abs(apart) < 3 * result.traces["noise_y.log_smoothness_sd"].values[:, -1, 0]).all()
@@ -263,7 +263,7 @@ def test_a_filter_follows_a_width_that_was_learned():
 
 def test_a_width_is_not_learned_in_passes():
     model = pc.graphs.adaptive_filter(lambda x, _: -x, 3, DT, correlation_time=WIDTH, correlation_time_sd=1.0)
-    with pytest.raises(GraphError, match="learns a width"):
+    with pytest.raises(GraphError, match="learns a lengthscale"):
         model.graph.fit(OBSERVATIONS)
 
 
@@ -356,8 +356,9 @@ def test_a_generalised_precision_node_learns_its_width():
             *(pc.act(verb, "noise_y", every=100) for verb in ("update", "update_covariance", "renew_prior")),
         ),
     )
-    result = graph.run(world.observations, schedule, record=["smoothness", "log_smoothness_sd", "mean"])
-    found, sd = (result.traces[f"noise_y.{name}"].values[..., -1, 0] for name in ("smoothness", "log_smoothness_sd"))
+    result = graph.run(world.observations, schedule, record=["correlation_time", "log_correlation_time_sd", "mean"])
+    names = ("correlation_time", "log_correlation_time_sd")
+    found, sd = (result.traces[f"noise_y.{name}"].values[..., -1, 0] for name in names)
     assert found.shape == (2, 20)
     assert np.abs(np.log(found / width)).max() < math.log(1.2)
     assert result.traces["noise_y.mean"].values.shape[-1] == 1
@@ -365,7 +366,7 @@ def test_a_generalised_precision_node_learns_its_width():
 
 
 def test_widths_that_cannot_be_learned_are_refused_by_name():
-    with pytest.raises(SettingError, match=r"noise.*has no width that could be learned"):
+    with pytest.raises(SettingError, match=r"noise.*has no lengthscale to learn"):
         noise("noise", 0.0, White(), correlation_time_sd=1.0)
     with pytest.raises(SettingError, match="a width is not learned together with"):
         noise("noise", 0.0, SquaredExponential(1.0), correlation_time_sd=1.0, channels="full")

@@ -27,10 +27,9 @@ def default_dtype():
 def test_the_limit_of_a_covariance_reset_is_computed_in_the_dtype_of_the_run():
     n, z = 3, estimators.ONE_PERCENT_QUANTILE
     eye = torch.eye(n, dtype=torch.float64)[None]
-    zero = torch.zeros(1, dtype=torch.float64)
     gradient = torch.tensor([[5.0, 7.0, 11.0]], dtype=torch.float64)
-    accumulated = estimators.GradientAccumulator(
-        gradient, zero, zero, zero, known=4 * eye, prior=eye, recent_gradient=gradient, recent_curvature=2 * eye
+    accumulated = estimators.GradientAccumulator.zeros(gradient)._replace(
+        precision=4 * eye, prior_precision=eye, recent_gradient=gradient, recent_curvature=2 * eye
     )
     found = estimators.reset_covariance(accumulated, gradient, z)
     surprise = (25 + 49 + 121) / (2 + 2 * 2 / 4 + 4 * torch.finfo(torch.float64).eps ** 0.5)

@@ -10,6 +10,7 @@ import pcnet as pc
 from pcnet.errors import DivergenceError, GraphError, ObservationError, ResultError, ScheduleError, SettingError
 from pcnet.graphs import Level, adaptive_filter, hierarchy, odem
 from pcnet.model.schedule import LevelNodes
+from pcnet.model.specification import to_spec
 from pcnet.nodes import GeneralisedStateNode, KalmanStateNode, ParameterNode, PrecisionNode, SensoryNode
 from pcnet.numerics.estimators import Newton, NoiseScoring
 from pcnet.numerics.kernels import White
@@ -382,10 +383,10 @@ def test_it_says_what_it_found(tmp_path):
 
 
 def test_it_is_written_to_files_and_read_again(tmp_path):
-    pc.save_model(tmp_path / "model.yaml", odem("glv", 2).graph, pc.batch(["theta"]))
+    pc.save_model(tmp_path / "model.yaml", pc.Model(odem("glv", 2).graph, pc.batch(["theta"])))
     again = pc.load_model(tmp_path / "model.yaml").schedule
     assert str(again) == str(pc.batch(["theta"]))
-    called = odem("glv", 2).graph.to_spec() | {"schedule": {"batch": {"nodes": ["theta"]}}}
+    called = to_spec(odem("glv", 2)) | {"schedule": {"batch": {"nodes": ["theta"]}}}
     assert str(pc.load_model(called).schedule) == str(pc.batch(["theta"]))
 
 

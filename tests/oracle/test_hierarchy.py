@@ -12,7 +12,7 @@ from pcnet.errors import GraphError, SettingError
 from pcnet.functions.closed_form import Linear
 from pcnet.graphs import Level, hierarchy
 from pcnet.io import strict_yaml
-from pcnet.io.model_files import json_schema as schema
+from pcnet.io.model_files import json_schema
 from pcnet.model.schedule import LevelNodes, adaptive_filtering
 from pcnet.nodes import CategoricalNode, KalmanStateNode, ParameterNode, PrecisionNode, SensoryNode
 from pcnet.numerics.dwell_time import DwellTime
@@ -181,7 +181,7 @@ def test_parameters_below_a_filter_learn_from_curvatures():
     graph.predicts(above, a)
     for node in (x, y, above):
         graph.weighs(PrecisionNode(f"noise of {node.name}", prior_precision=1.0, sd=1.0, kernel=White()), node)
-    with pytest.raises(GraphError, match=r"use the estimator Newton\(\)"):
+    with pytest.raises(GraphError, match=r"use estimator=pcnet.estimators.Newton\(\)"):
         graph.run(OBSERVATIONS)
 
 
@@ -224,7 +224,7 @@ def shifted(x, theta):
 
 def seen_directly(which: CategoricalNode) -> tuple[pc.Graph, pc.Schedule]:
     """y = θ + noise of sd 0.9: a state is there, but it is 0."""
-    x = KalmanStateNode("x", dim=1, flow=Linear([[0.0]]), initial_mean=[[0.0]], initial_sd=1e-6, learn_noise=False)
+    x = KalmanStateNode("x", dim=1, flow=Linear([[0.0]]), initial_mean=[0.0], initial_sd=1e-6, learn_noise=False)
     y, a = SensoryNode("y", dim=1, orders=1, dt=DT), ParameterNode("a", mean=[0.0], sd=1e-6, estimator=Newton())
     graph = pc.Graph()
     graph.predicts(x, y, via=shifted)
@@ -295,8 +295,8 @@ def test_categories_are_written_and_read(how, tmp_path):
     data = np.random.default_rng(6).normal(size=(12, 1))
     before = graph.run(data, schedule, record=["stage"]).get("which", "stage")
     for ending in ("yaml", "json"):
-        path = pc.save_model(tmp_path / f"model.{ending}", graph, schedule)
-        jsonschema.validate(strict_yaml.read(path), schema())
+        path = pc.save_model(tmp_path / f"model.{ending}", pc.Model(graph, schedule))
+        jsonschema.validate(strict_yaml.read(path), json_schema())
         again = pc.load_model(path)
         np.testing.assert_array_equal(
             again.graph.run(data, again.schedule, record=["stage"]).get("which", "stage"), before
@@ -326,7 +326,7 @@ def test_freedom_blurs_the_categories():
         (lambda: CategoricalNode("c", values=[[0.1], [0.2]], transition=0.9), r"end in \(2, 2\)"),
         (
             lambda: CategoricalNode("c", values=[[0.1], [0.2]], transition=[[0.9, 0.1], [0.1, 0.8]]),
-            "'c': each row of transition, which says what comes next, must sum to 1, not to 0.9",
+            "'c': each row of transition must sum to 1, not to 0.9",
         ),
         (
             lambda: CategoricalNode("c", values=[[0.1], [0.2]], transition=[[1.5, -0.5], [0.0, 1.0]]),
@@ -369,7 +369,7 @@ def test_a_convolution_is_inverted_causally():
         "x",
         dim=3,
         flow=Linear(flow),
-        initial_mean=np.zeros((1, 3)),
+        initial_mean=np.zeros(3),
         initial_sd=[0.01, 0.01, 0.1],
         learn_noise=False,
         substeps=substeps,

@@ -30,7 +30,7 @@ STILL = adaptive_filtering(levels=(LevelNodes(precisions=(), parameters=()),))
 
 def linear_graph(learn_noise: bool = False, **options) -> pc.Graph:
     x = KalmanStateNode(
-        "x", dim=2, flow=Linear(FLOW), initial_mean=FIRST[None], initial_sd=0.9, learn_noise=learn_noise, **options
+        "x", dim=2, flow=Linear(FLOW), initial_mean=FIRST, initial_sd=0.9, learn_noise=learn_noise, **options
     )
     y = SensoryNode("y", dim=3, orders=1, dt=DT)
     graph = pc.Graph()

@@ -22,7 +22,7 @@ VALUES, STAY = [[-0.2], [0.0], [0.15]], 0.85
 
 
 def switching(every: int, freedom: float = 1e-6) -> tuple[pc.Graph, pc.Schedule]:
-    x = KalmanStateNode("x", dim=1, flow=CRUISE, initial_mean=[[0.0]], initial_sd=0.5, learn_noise=False)
+    x = KalmanStateNode("x", dim=1, flow=CRUISE, initial_mean=[0.0], initial_sd=0.5, learn_noise=False)
     y = SensoryNode("y", dim=1, orders=1, dt=DT)
     a = ParameterNode("a", mean=[0.0], sd=freedom, estimator=Newton())
     graph = pc.Graph()

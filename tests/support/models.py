@@ -85,11 +85,11 @@ class Model:
         nodes = self.graph.nodes
 
         def parameters(child, of) -> Tensor:
-            links = [k for k in self.graph.links if k.kind == "parametrises" and k.child is child and k.of is of]
+            links = [k for k in self.graph.links if k.key == "parametrises" and k.child is child and k.of is of]
             return torch.cat([means[k.parent.name] for k in links]) if links else torch.zeros(0, dtype=torch.float64)
 
         def weigh(name: str, error: Tensor) -> Tensor:
-            (link,) = [k for k in self.graph.links if k.kind == "weighs" and k.child.name == name]
+            (link,) = [k for k in self.graph.links if k.key == "weighs" and k.child.name == name]
             return gaussian_energy(error, means[link.parent.name], self.widths[link.parent.name])
 
         def argument(node, function) -> Tensor:
@@ -97,13 +97,13 @@ class Model:
             x = means[node.name]
             parts = [x]
             for k in self.graph.links:
-                if k.kind == "drives" and k.child is node and function.takes_causes:
+                if k.key == "drives" and k.child is node and function.takes_causes:
                     v = means[k.parent.name]
                     parts.append(torch.cat([v, v.new_zeros(len(x) - len(v), v.shape[1])]))
             return torch.cat(parts, 1)
 
         for link in self.graph.links:
-            if link.kind == "predicts":
+            if link.key == "predicts":
                 rows = link.child.error_shape.rows
                 mapping = self.mappings[link.parent.name, link.child.name]
                 if mapping:

@@ -31,8 +31,7 @@ Y[9] = np.nan
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    graph, schedule = odem(orders=2, every=4)
-    pc.save_model("graph.yaml", graph, schedule)
+    pc.save_model("graph.yaml", odem(orders=2, every=4))
     pd.DataFrame(Y, columns=["a", "b", "c"]).to_csv("data.csv", index=False)
     return tmp_path
 
@@ -42,8 +41,7 @@ def pcnet(*arguments, **options):
 
 
 def reference(**options):
-    graph, schedule = odem(orders=2, every=4)
-    return graph.run(Y, schedule=schedule, **options)
+    return odem(orders=2, every=4).run(Y, **options)
 
 
 def good(*arguments, **options):
@@ -120,11 +118,11 @@ def test_lines_with_times_and_sensors_that_come_and_go(folder):
         graph.predicts(x, SensoryNode(name, dim=1, orders=1, dt=0.1))
         graph.weighs(PrecisionNode(f"n {name}", prior_precision=10.0, sd=0.1, correlation_time=0.2), graph[name])
     graph.weighs(PrecisionNode("nx", prior_precision=10.0, sd=0.1, correlation_time=0.2), x)
-    pc.save_model("two.json", graph, pc.states_only())
+    pc.save_model("two.json", pc.Model(graph, pc.states_only()))
     stream = [({"fast": 1.0, "slow": 2.0}, 0.0), ({"fast": 1.5}, 0.13), ({"slow": 2.5}, 0.2), ({}, 0.5)]
     text = "\n".join(json.dumps(y | {"t": t}) for y, t in stream)
     done = good("run", "two.json", "--observations", "-", input=text)
-    session = graph.start(pc.states_only())
+    session = pc.Model(graph, pc.states_only()).start()
     for line, (y, t) in zip(done.stdout.splitlines(), stream, strict=True):
         session.step({name: [value] for name, value in y.items()}, t=t)
         assert json.loads(line)["beliefs"]["x"]["mean"] == session.mean("x").tolist()
@@ -147,7 +145,7 @@ def test_forecast(folder):
 
 
 def test_schema_and_draw(folder):
-    assert json.loads(good("schema").stdout)["title"] == "A graph of pcnet"
+    assert json.loads(good("schema").stdout)["title"] == "A model of pcnet"
     for name, start in (("g.png", b"\x89PNG"), ("g.svg", b"<?xml"), ("g.pdf", b"%PDF"), ("g.dot", b"digraph")):
         good("draw", "graph.yaml", "--output", name)
         assert (folder / name).read_bytes().startswith(start)
@@ -174,9 +172,9 @@ def test_functions_of_ones_own(folder):
         (["run", "nothing.yaml", "--observations", "data.csv"], "'nothing.yaml' cannot be read"),
         (["run", "data.csv", "--observations", "data.csv"], "'data.csv'"),
         (["run", "graph.yaml", "--observations", "nothing.csv"], "no file 'nothing.csv'"),
-        (["run", "graph.yaml", "--observations", "graph.yaml"], "ends in .csv"),
+        (["run", "graph.yaml", "--observations", "graph.yaml"], "must end in .csv"),
         (["run", "graph.yaml", "--observations", "empty.csv"], "'empty.csv'"),
-        (["run", "graph.yaml", "--observations", "words.csv"], "something else than numbers"),
+        (["run", "graph.yaml", "--observations", "words.csv"], "something other than numbers"),
         (["run", "graph.yaml", "--observations", "wide.csv"], "2 columns of observations; 'y' takes 3"),
         (["run", "graph.yaml", "--observations", "broken.npy"], "'broken.npy' cannot be read"),
         (["run", "graph.yaml", "--observations", "broken.parquet"], "'broken.parquet' cannot be read"),
@@ -191,7 +189,7 @@ def test_functions_of_ones_own(folder):
         (["forecast", "nothing", "--horizon", "1"], "no file 'nothing'"),
         (["forecast", "graph.yaml", "--horizon", "1"], "give --observations"),
         (["forecast", "graph.yaml", "--observations", "data.csv", "--horizon", "-1"], "horizon must be"),
-        (["draw", "graph.yaml", "--output", "g.jpg"], "a diagram ends in"),
+        (["draw", "graph.yaml", "--output", "g.jpg"], "a drawing must end in"),
         (["draw", "graph.yaml", "--output", "no/g.png"], "no folder 'no'"),
     ],
 )
@@ -242,7 +240,7 @@ def test_divergence_has_an_exit_code_of_its_own(folder):
 
 
 def test_a_reader_that_leaves(folder):
-    command = [sys.executable, "-m", "pcnet.command_line", "run", "graph.yaml", "--observations", "-"]
+    command = [sys.executable, "-m", "pcnet.io.command_line", "run", "graph.yaml", "--observations", "-"]
     script = "import sys; from pcnet.io.command_line import app; sys.argv = sys.argv[1:]; app()"
     command[1:3] = ["-c", script, "pcnet"]
     process = subprocess.Popen(
@@ -321,8 +319,7 @@ def test_a_run_that_diverges_is_kept_up_to_there_and_goes_on_as_it_is_told(folde
     assert np.isfinite(kept.mean("x")).all()
     assert pcnet(*arguments, "--resume", "run.ckpt").exit_code == 3  # as so far
     good(*arguments, "--resume", "run.ckpt", "--on-divergence", "hold", "--output", "r.nc")
-    graph, schedule = odem(orders=2, every=4)
-    held = graph.run(wild, schedule, on_divergence="hold")
+    held = odem(orders=2, every=4).run(wild, on_divergence="hold")
     same(held, pc.Result.load("r.nc"))
 
 
@@ -331,15 +328,14 @@ def test_batches_and_single_series_from_files(folder):
     np.save("both.npy", both)
     arguments = ("run", "graph.yaml", "--observations", "both.npy", "--checkpoint", "run.ckpt", "--output", "r.nc")
     good(*arguments, "--checkpoint-every", 7)
-    graph, schedule = odem(orders=2, every=4)
-    same(graph.run(both, schedule), pc.Result.load("r.nc"))
+    same(odem(orders=2, every=4).run(both), pc.Result.load("r.nc"))
     good("run", "graph.yaml", "--observations", "both.npy", "--resume", "run.ckpt")
     x = GeneralisedStateNode("x", dim=1, orders=1, flow=pc.systems.linear([[-0.1]]))
     graph = pc.Graph()
     graph.predicts(x, SensoryNode("y", dim=1, orders=1, dt=0.1))
     for name in ("x", "y"):
         graph.weighs(PrecisionNode(f"n{name}", prior_precision=1.0, sd=0.1, correlation_time=0.1), graph[name])
-    pc.save_model("one.yaml", graph, pc.states_only())
+    pc.save_model("one.yaml", pc.Model(graph, pc.states_only()))
     np.save("one.npy", Y[:, 0])
     np.savez("one.npz", y=Y[:, 0])
     one, other = (good("run", "one.yaml", "--observations", name).stdout for name in ("one.npy", "one.npz"))

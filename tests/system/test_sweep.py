@@ -457,7 +457,7 @@ def test_batches_keep_to_the_budget(processes, share, monkeypatch):
     """All batches at work together take no more than the budget, and no batch is smaller for no reason."""
     grid = {"kappa": np.linspace(0.5, 1.0, 20).tolist()}
     seen = SEEN[:2]
-    monkeypatch.setattr(sweeps, "choose_workers", lambda *_: workers.InProcess())  # what is meant is how they are cut
+    monkeypatch.setattr(sweeps, "choose_workers", lambda *_: workers.run_here)  # what is meant is how they are cut
     one = dry_run(build(), parse_data(seen, {}, build()))
     found = sizes(sweep(grid, seen, memory=one * share, processes=processes))
     fits = max(1, share // processes)
@@ -524,7 +524,7 @@ def test_memory_stays_within_about_the_budget():
         ({"grid": {"x.y": [1]}}, StudyError, r"cannot be called 'x\.y'"),
         ({"grid": {"kapa": [1.0]}}, TypeError, "kapa"),
         ({"grid": {"kappa": [-1.0]}}, SettingError, "kappa"),
-        ({"build": lambda **_: None}, StudyError, "build must return a graph.*it returned None"),
+        ({"build": lambda **_: None}, StudyError, "build must return a model.*it returned None"),
         ({"build": lambda **_: (build()[0], "odem")}, StudyError, "a graph and a schedule"),
         ({"build": lambda **_: build(kappa=[1.0, 0.5])}, StudyError, r"batch dimensions \(2,\).*single numbers"),
         ({"build": build()}, StudyError, "build must be a function of settings, not Model"),

@@ -84,8 +84,8 @@ def test_one_stage_is_a_category_without_memory():
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: DwellTime(mean=0.5, sd=0.0), "one step at least"),
-        (lambda: DwellTime(mean=2.5, sd=0.1), "an sd of 0.5 to 1.94"),
+        (lambda: DwellTime(mean=0.5, sd=0.0), "must be at least 1 step, not 0.5"),
+        (lambda: DwellTime(mean=2.5, sd=0.1), "the sd must be from 0.5 to 1.94"),
         (lambda: DwellTime(mean=4.0, sd=5.0), r"without memory, CategoricalNode\(stay=0.75\)"),
         (lambda: DwellTime(mean=[3.0, 4.0], sd=[1.0, 1.0, 1.0]), "do not fit together"),
         (lambda: DwellTime(mean=3.0, sd=-1.0), "'sd': must not be negative"),
@@ -93,7 +93,7 @@ def test_one_stage_is_a_category_without_memory():
         (lambda: DwellTime(mean=3.0), "'sd' is required"),
         (
             lambda: CategoricalNode("c", values=[[0.1], [0.2]], dwell=DwellTime(mean=[3.0, 4.0, 5.0], sd=1.0)),
-            "CategoricalNode 'c': Dwelling: mean and sd must be one number or end in 2",
+            "CategoricalNode 'c': DwellTime: mean and sd must be one number or end in 2",
         ),
     ],
 )

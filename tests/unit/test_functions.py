@@ -501,9 +501,9 @@ def test_as_function():
 def test_flows_that_make_no_sense_are_refused():
     with pytest.raises(SettingError, match="species must be 2 or more"):
         LotkaVolterra(1)
-    with pytest.raises(SettingError, match="either a matrix, or dim"):
+    with pytest.raises(SettingError, match="either matrix, or dim"):
         Linear()
-    with pytest.raises(SettingError, match="either a matrix, or dim"):
+    with pytest.raises(SettingError, match="either matrix, or dim"):
         Linear(SQUARE, dim=2)
 
 

@@ -68,7 +68,7 @@ def test_channels_have_the_names_under_which_runs_record_them():
 )
 def test_no_two_nodes_stand_in_the_same_place_and_parents_are_never_below(heads, guests):
     """Random forests of nodes, each beside some other one or on a level of its own."""
-    from pcnet.results.graph_summary import LinkView, NodeView
+    from pcnet.results.graph_summary import LinkSummary, NodeSummary
 
     names = [f"h{i}" for i in range(len(heads))]
     levels = dict(zip(names, sorted(heads), strict=True))
@@ -77,8 +77,8 @@ def test_no_two_nodes_stand_in_the_same_place_and_parents_are_never_below(heads,
         other = names[host % len(names)]
         names.append(f"g{i}")
         levels[f"g{i}"] = levels[other]
-        links.append(LinkView(kind, f"g{i}", other, None))
-    structure = GraphSummary(tuple(NodeView(n, "state", "state", levels[n], "", "") for n in names), tuple(links))
+        links.append(LinkSummary(kind, f"g{i}", other, None))
+    structure = GraphSummary(tuple(NodeSummary(n, "state", "state", levels[n], "", "") for n in names), tuple(links))
     places = structure.layout
     assert set(places) == set(names)
     for a, b in itertools.combinations(names, 2):

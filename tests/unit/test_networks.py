@@ -133,8 +133,8 @@ class WithBuffer(nn.Module):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)), r"1 \(BatchNorm1d\) keeps buffers"),
-        (WithBuffer, "WithBuffer.*keeps buffers"),
+        (lambda: nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)), r"1 \(BatchNorm1d\) has buffers"),
+        (WithBuffer, "WithBuffer.*has buffers"),
         (lambda: nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)), "at random; call module.eval"),
         (nn.Tanh, "Tanh has no weights to learn"),
         (lambda: nn.Linear(2, 2).requires_grad_(False), "no weights to learn"),
@@ -156,7 +156,7 @@ def test_vectors_of_a_wrong_length_are_refused():
     network = Network(perceptron())
     with pytest.raises(GraphError, match="takes 33 parameters, not 32"):
         network(torch.ones(2), torch.ones(32))
-    with pytest.raises(SettingError, match=r"weights of shape \(33,\), not \(2, 33\)"):
+    with pytest.raises(SettingError, match=r"weights of a module have shape \(33,\), not \(2, 33\)"):
         network.module_with(torch.ones(2, 33))
 
 

@@ -21,7 +21,7 @@ def counted(monkeypatch, schedule, ticks=12, **options):
 
             def spy(self, local, verb=verb, act=getattr(kind, verb)):
                 done[self.name, verb] += 1
-                act(self, local)
+                return act(self, local)
 
             monkeypatch.setattr(kind, verb, spy)
     model = build(samples=ticks, **options)

@@ -18,7 +18,7 @@ from pcnet.errors import PcnetError, SettingError, SpecificationError
 from pcnet.functions import registry
 from pcnet.graphs import odem
 from pcnet.graphs.adaptive_filter import noise_estimator
-from pcnet.io.model_files import json_schema as schema
+from pcnet.io.model_files import json_schema
 from pcnet.io.strict_yaml import Loader, parse
 from pcnet.model.node import Node
 from pcnet.model.schedule import LevelNodes, adaptive_filtering
@@ -201,7 +201,8 @@ def test_a_file_written_by_hand(tmp_path):
     graph.weighs(PrecisionNode("noise_y", prior_precision=100, sd=0.1, correlation_time=0.2), y)
     observations = np.random.default_rng(0).normal(size=(9, 2))
     same(graph.run(observations, pc.odem(every=4)), pc.load_model(path).run(observations))
-    same(graph.run(observations, pc.odem(every=4)), pc.Model.load(path).run(observations))
+    path.write_text(path.read_text().replace("schedule: {odem: {every: 4}}", ""))
+    same(pc.Model(graph).run(observations), pc.Model.load(path).run(observations))
 
 
 BASE = {
@@ -233,8 +234,8 @@ def changed(*path, to=None, drop=False):
         ([], "must be a mapping"),
         (changed("nodse", to={}), "unknown key 'nodse'; did you mean 'nodes'"),
         (changed("links", drop=True), "'links' is missing"),
-        (changed("pcnet", to=2), "version 2; this pcnet reads up to 1"),
-        (changed("pcnet", to="new"), "must be the version of the format"),
+        (changed("pcnet", to=2), "format version 2; this pcnet reads up to 1"),
+        (changed("pcnet", to="new"), "format version 'new'; this pcnet reads up to 1"),
         (changed("nodes", to=[]), "nodes must be a mapping"),
         (changed("nodes", "x", "ordres", to=2), r"node 'x': unknown key 'ordres'; did you mean 'orders'\?"),
         (
@@ -254,7 +255,7 @@ def changed(*path, to=None, drop=False):
             r"there is no function factory 'linera'; did you mean 'linear'\?",
         ),
         (changed("nodes", "x", "flow", to={"linear": {"matrx": []}}), r"unknown key 'matrx'; did you mean 'matrix'\?"),
-        (changed("nodes", "x", "flow", to={"linear": {"matrix": "A"}}), "rectangular"),
+        (changed("nodes", "x", "flow", to={"linear": {"matrix": "A"}}), "flow: linear: must be a number or an array"),
         (changed("nodes", "x", "flow", to={"quadratic": {"coefficients": [1.0]}}), "node 'x', flow: quadratic"),
         (changed("nodes", "x", "dim", to=0), "setting 'dim'"),
         (changed("nodes", "x", "name", to="z"), "unknown key 'name'"),
@@ -331,7 +332,7 @@ def test_unregistered_functions_cannot_be_saved():
     graph = pc.Graph()
     graph.predicts(x, SensoryNode("y", dim=1, orders=1))
     with pytest.raises(SpecificationError, match=r"'x', flow: the function <lambda> has no name.*pcnet.register"):
-        to_spec(graph)
+        to_spec(pc.Model(graph))
     with pytest.raises(SettingError, match="the function 'lorenz' already exists"):
         pc.register("lorenz", pendulum)
     with pytest.raises(SettingError, match="not a function"):
@@ -408,7 +409,7 @@ ADDED = {"ExplicitEuler", "SquaredExponential"}
 def test_schedules_by_name(given, made):
     spec = changed("schedule", to=given)
     assert str(pc.load_model(spec).schedule) == str(made)
-    jsonschema.Draft202012Validator(schema()).validate(spec)
+    jsonschema.Draft202012Validator(json_schema()).validate(spec)
 
 
 @pytest.mark.parametrize(
@@ -428,7 +429,7 @@ def test_invalid_levels_are_rejected(options, words):
 
 
 def test_the_schema_contains_all_kinds():
-    found = schema()
+    found = json_schema()
     assert json.loads(json.dumps(found)) == found
     assert {"GeneralisedStateNode", "SensoryNode", "LocalLinearisation", "Newton", "Matern", "SpecNudge"} <= set(
         found["$defs"]
@@ -443,7 +444,7 @@ def test_the_schema_contains_all_kinds():
 
 
 def test_specifications_satisfy_the_schema():
-    check = jsonschema.Draft202012Validator(schema())
+    check = jsonschema.Draft202012Validator(json_schema())
     for case in CASES.values():
         check.validate(to_spec(case()[0]))
     assert not check.is_valid(changed("nodes", "x", "ordres", to=2))

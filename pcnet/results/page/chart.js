@@ -117,20 +117,17 @@ class Chart {
     pen.font = "10.5px system-ui, sans-serif";
     pen.textAlign = "right";
     pen.textBaseline = "middle";
-    for (const value of [high, low]) {
-      pen.fillText(format(Number(value.toPrecision(3))), GUTTER - 5, clamp(y(value), 6, height - 6));
+    const rule = (value, dash) => {
+      pen.setLineDash(dash);
       pen.beginPath();
       pen.moveTo(GUTTER, Math.round(y(value)) + 0.5);
       pen.lineTo(width, Math.round(y(value)) + 0.5);
       pen.stroke();
-    }
-    if (low < 0 && high > 0) {
-      pen.setLineDash([2, 3]);
-      pen.beginPath();
-      pen.moveTo(GUTTER, Math.round(y(0)) + 0.5);
-      pen.lineTo(width, Math.round(y(0)) + 0.5);
-      pen.stroke();
-      pen.setLineDash([]);
+    };
+    if (low < 0 && high > 0) rule(0, [2, 3]);
+    for (const value of [high, low]) {
+      pen.fillText(format(Number(value.toPrecision(3))), GUTTER - 5, clamp(y(value), 6, height - 6));
+      rule(value, []);
     }
   }
 
