@@ -1,4 +1,4 @@
-"""Models of equal form in one batch give what each gives alone; fingerprints tell models apart, in any process."""
+"""Models of the same form run in one batch exactly as alone; digests identify models, also across processes."""
 
 import json
 import subprocess
@@ -139,8 +139,8 @@ CHANNELS = dict.fromkeys(("mean_x", "sd_x", "expected_y", "sd_y", "sd_theta"), b
     initial=st.booleans(),
     data=st.data(),
 )
-def test_a_batch_is_a_loop(varied, channels, initial, data):
-    """Any of the numbers vary, each a scalar or one for each channel; the others are as they are."""
+def test_a_batch_equals_a_loop_over_its_models(varied, channels, initial, data):
+    """Any settings vary, each a scalar or one value per channel; the rest are constant."""
     kinds = NUMBERS | {name: CHANNELS[name] for name in channels}
     if initial:
         kinds["initial"] = st.lists(st.lists(st.floats(-1, 1), min_size=2, max_size=2), min_size=2, max_size=2)
@@ -160,11 +160,11 @@ def test_a_batch_is_a_loop(varied, channels, initial, data):
         {"backwards": False},
     ],
 )
-def test_a_batch_is_a_loop_under_every_option(options):
+def test_a_batch_equals_a_loop_under_every_option(options):
     agree([model(kappa=k, theta=[k, -0.2], every=n, **options) for k, n in ((0.5, 2), (0.3, 3), (0.7, 5))])
 
 
-def test_movers_are_settings_too():
+def test_integrators_and_estimators_are_batched():
     agree([model(mover=ExplicitEuler(step_size=t, kappa=0.1)) for t in (0.01, 0.02)])
     agree([model(mover=LocalLinearisation(log_step_size=nu)) for nu in (-4.0, -3.0)])
     kinds = [
@@ -175,21 +175,21 @@ def test_movers_are_settings_too():
     assert len({batch_key(each) for each in kinds}) == 3
 
 
-def test_a_batch_as_long_as_there_are_channels():
-    """With as many models as channels, parameters and orders, an axis taken for another would still fit."""
+def test_axes_are_not_confused_when_their_sizes_agree():
+    """As many models as channels, parameters and orders: a wrong axis would not raise."""
     agree([model(sd_theta=s, sd_x=s, expected_y=e, mean_x=(1.0, e)) for s, e in ((0.5, 2.0), (0.7, 1.0))])
 
 
-def test_models_that_are_all_the_same():
+def test_identical_models_in_a_batch():
     batch = agree([model(), model()])
     assert batch.free_action[0] == batch.free_action[1]
 
 
-def test_one_model_is_a_batch_of_one():
+def test_a_batch_of_one_model():
     agree([model(kappa=0.3)])
 
 
-def test_models_of_the_paper():
+def test_batches_of_the_paper_s_models():
     """Three orders; under the authors' conventions with exact curvatures and shared precisions."""
     seen = torch.linspace(0.5, 2.0, 30, dtype=torch.float64).reshape(10, 3)
     for conventions in ("paper", "authors"):
@@ -197,7 +197,7 @@ def test_models_of_the_paper():
         agree([odem(conventions=conventions, **each) for each in options], seen)
 
 
-def test_functions_that_are_shared_and_functions_that_are_not():
+def test_only_models_with_the_same_functions_share_a_batch():
     assert batch_key(model(flow=decay)) == batch_key(model(flow=decay))
     assert batch_key(model(flow=decay)) != batch_key(model(flow=growth))
     assert batch_key(model(flow=lambda x, p: -x)) != batch_key(model(flow=lambda x, p: -2 * x))
@@ -217,8 +217,8 @@ def linear(matrix):
     return Model(graph, pc.states_only())
 
 
-def test_numbers_within_a_flow_are_part_of_the_form():
-    """A batch has one flow, so that models whose flows have other numbers cannot share one."""
+def test_constants_of_a_flow_are_part_of_the_form():
+    """A batch has one flow, so models with different constants in it cannot share one."""
     a, b = [[-1.0, 0.5], [0.0, -1.0]], [[-1.0, 0.6], [0.0, -1.0]]
     assert batch_key(linear(a)) == batch_key(linear(a))
     assert batch_key(linear(a)) != batch_key(linear(b))
@@ -242,14 +242,14 @@ FORMS = [
 
 
 @pytest.mark.parametrize("options", FORMS)
-def test_what_is_no_number_makes_another_form(options):
+def test_non_numeric_settings_are_part_of_the_form(options):
     assert batch_key(model(**options)) == batch_key(model(**options))
     assert batch_key(model(**options)) != batch_key(model())
     assert digest(model(**options)) != digest(model())
 
 
 @pytest.mark.parametrize("name", sorted(NUMBERS))
-def test_a_number_makes_another_digest_but_no_other_form(name):
+def test_numeric_settings_change_the_digest_but_not_the_form(name):
     usual = model.__kwdefaults__[name]
     other = (
         (0.4, -0.2000000001) if name == "theta" else usual + 1 if name in ("every", "period") else usual * (1 + 1e-15)
@@ -259,7 +259,7 @@ def test_a_number_makes_another_digest_but_no_other_form(name):
     assert batch_key(model(**{name: other})) == batch_key(model())
 
 
-def test_an_initial_mean_counts():
+def test_an_initial_mean_changes_the_digest():
     assert digest(model(initial=[[0.0, 0.0], [0.0, 1.0]])) != digest(model(initial=[[0.0, 0.0], [0.0, 2.0]]))
 
 
@@ -282,8 +282,8 @@ def shifted(by):
     return lambda x, p: x - by
 
 
-def test_what_a_function_does_counts_not_only_its_name():
-    """A study that is gone on with after its flow was edited would mix results of two models."""
+def test_editing_a_function_changes_the_digest():
+    """Otherwise a study resumed after its flow was edited would mix results of two models."""
     slow, quick = (eval(f"lambda x, p: -{rate} * x") for rate in (1, 2))  # as if the file had been edited
     assert digest(model(flow=slow)) != digest(model(flow=quick))
     assert digest(model(flow=slow)) == digest(model(flow=eval("lambda x, p: -1 * x")))

@@ -1,4 +1,4 @@
-"""A run that was saved goes on to the same digits, whatever its nodes are and however it ended."""
+"""A saved run resumes bit for bit, for every kind of model, however it ended."""
 
 import json
 import multiprocessing
@@ -31,7 +31,7 @@ from support.compare import same
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_going_on_is_the_same_as_never_having_stopped(case, tmp_path):
+def test_a_resumed_run_equals_an_uninterrupted_one_to_the_bit(case, tmp_path):
     graph, schedule, stream, times, *policy = CASES[case]()
     options = {"on_divergence": policy[0]} if policy else {}
     times = times or [None] * TICKS
@@ -56,7 +56,7 @@ def test_going_on_is_the_same_as_never_having_stopped(case, tmp_path):
             assert torch.equal(count, other), name
 
 
-def test_without_the_recording(tmp_path):
+def test_saving_without_the_recording(tmp_path):
     graph, schedule, stream, _ = of_paper()
     session = graph.start(schedule, record=pc.Record(("mean",), nodes=("x",), every=2)).run(iter(stream[:7]))
     again = pc.resume(session.save(tmp_path / "run", recording=False), pc.Model(graph, schedule))
@@ -66,7 +66,7 @@ def test_without_the_recording(tmp_path):
     np.testing.assert_array_equal(again.result().mean("x"), whole.mean("x")[7::2])
 
 
-def test_a_graph_whose_functions_have_names_is_in_the_file(tmp_path):
+def test_a_model_of_registered_functions_is_stored_in_the_checkpoint(tmp_path):
     graph, schedule, stream, _ = of_paper(conventions="authors")
     session = graph.start(schedule).run(iter(stream[:7]))
     again = pc.resume(session.save(tmp_path / "run"))
@@ -97,8 +97,8 @@ VERBS = [
 
 @pytest.mark.parametrize(("kind", "verb"), VERBS)
 @pytest.mark.parametrize("where", [(0, 0), (5, 0), (5, 1), (8, 2)], ids=str)
-def test_interrupted_within_a_tick(kind, verb, where, monkeypatch, tmp_path):
-    """By Ctrl-C in the middle of anything: then it can be done once more, here or from a file."""
+def test_an_interrupt_within_a_tick_leaves_the_state_before_it(kind, verb, where, monkeypatch, tmp_path):
+    """Ctrl-C in any action: the observation can be repeated, here or after resuming from a file."""
     graph, schedule, stream, _ = of_paper()
     whole = graph.start(schedule).run(iter(stream))
     session = graph.start(schedule)
@@ -124,8 +124,8 @@ def test_interrupted_within_a_tick(kind, verb, where, monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("case", ["paper", "adaptive filter", "adaptive filter, model error"])
-def test_an_observation_that_is_refused_leaves_no_trace(case, tmp_path):
-    """One that diverges, or comes too early: the run goes on, or is saved, as if it had not been there."""
+def test_a_rejected_observation_leaves_the_state_unchanged(case, tmp_path):
+    """After a divergence or a time in the past, the run continues or is saved as if it had not come."""
     graph, schedule, stream, _ = CASES[case]()
     whole = graph.start(schedule).run(iter(stream))
     session = graph.start(schedule)
@@ -141,7 +141,7 @@ def test_an_observation_that_is_refused_leaves_no_trace(case, tmp_path):
     np.testing.assert_array_equal(whole.free_action, session.free_action)
 
 
-def test_a_first_observation_that_is_refused():
+def test_a_rejected_first_observation_leaves_the_session_unstarted():
     graph, _, stream, _ = stack()
     session = graph.start(pc.generalised_filtering())
     with pytest.raises(pc.errors.ObservationError, match="has no value yet"):
@@ -180,8 +180,8 @@ STREAM = 1 + 0.1 * np.random.default_rng(0).normal(size=(160, 3))
 
 
 @pytest.mark.parametrize("kind", ["paper", "adaptive filter"])
-def test_killed_at_any_moment(kind, tmp_path):
-    """kill -9 at random moments, time and again, until it comes through."""
+def test_a_run_killed_at_random_moments_resumes(kind, tmp_path):
+    """kill -9 at random moments, again and again, until it comes through."""
     chance = random.Random(0)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["pcnet", "torch"])
@@ -215,7 +215,7 @@ def saved(tmp_path):
     return graph, schedule, path
 
 
-def test_a_file_that_is_cut_anywhere(saved):
+def test_a_truncated_file_is_rejected(saved):
     graph, schedule, path = saved
     content = path.read_bytes()
     for size in [0, 1, 7, 8, 9, 100, len(content) // 2, len(content) - 1]:
@@ -224,7 +224,7 @@ def test_a_file_that_is_cut_anywhere(saved):
             pc.resume(path, pc.Model(graph, schedule))
 
 
-def test_a_file_with_a_changed_byte(saved):
+def test_a_corrupted_file_is_rejected(saved):
     graph, schedule, path = saved
     content = path.read_bytes()
     chance = random.Random(1)
@@ -242,7 +242,7 @@ def header_of(path):
     return json.loads(content[8 : 8 + size])["__metadata__"]
 
 
-def test_files_of_others(saved, tmp_path):
+def test_foreign_files_are_rejected(saved, tmp_path):
     graph, schedule, path = saved
     foreign = tmp_path / "foreign"
     save_file({"a": torch.zeros(3)}, foreign)
@@ -261,7 +261,7 @@ def test_files_of_others(saved, tmp_path):
         pc.resume(foreign, pc.Model(graph, schedule))
 
 
-def test_another_graph(saved):
+def test_a_checkpoint_of_another_model_is_rejected(saved):
     graph, schedule, path = saved
     other, _ = odem(every=3, kappa=0.3)
     with pytest.raises(CheckpointError, match="another graph or schedule"):
@@ -274,7 +274,7 @@ def test_another_graph(saved):
         pc.resume(path, pc.Model(nonlinear()[0], pc.odem()), strict=False)
 
 
-def test_where_nothing_can_be_written(saved, tmp_path):
+def test_an_unwritable_path_is_an_error(saved, tmp_path):
     graph, schedule, path = saved
     session = pc.resume(path, pc.Model(graph, schedule))
     with pytest.raises(CheckpointError, match="no folder"):

@@ -1,4 +1,4 @@
-"""Numerical trouble is named, counted, and dealt with as the user says; nothing absurd yields a silent NaN."""
+"""Divergence is reported, counted and handled by the chosen policy; no run returns NaN without saying so."""
 
 import math
 
@@ -36,7 +36,7 @@ def at_tick(session, tick, y):
     return session
 
 
-def test_hold_is_as_if_the_observation_had_been_missing():
+def test_hold_treats_the_observation_as_missing():
     y = walk()
     wild, holey = y.copy(), y.copy()
     wild[[7, 20, 21]] = 1e300
@@ -64,7 +64,7 @@ def test_hold_is_as_if_the_observation_had_been_missing():
     assert (result.diverged.at == -1).all()
 
 
-def test_reset_is_as_if_a_run_began_there():
+def test_reset_starts_a_new_run():
     y = walk()
     y[9] = 1e300
     session = small().start(pc.odem(every=4), on_divergence="reset").run(y)
@@ -78,7 +78,7 @@ def test_reset_is_as_if_a_run_began_there():
 
 
 @pytest.mark.parametrize("policy", ["hold", "reset"])
-def test_neighbours_in_a_batch_are_not_touched(policy):
+def test_other_batch_elements_are_unchanged(policy):
     y = np.stack([walk(seed=1), walk(seed=2)])
     wild = y.copy()
     wild[1, 5] = 1e300
@@ -91,7 +91,7 @@ def test_neighbours_in_a_batch_are_not_touched(policy):
 
 @pytest.mark.parametrize("policy", ["hold", "reset"])
 @pytest.mark.parametrize("when", [[0], [0, 1, 2]])
-def test_trouble_at_the_very_beginning(policy, when):
+def test_divergence_at_the_first_observation(policy, when):
     y = walk()
     y[when] = 1e300
     result = small().run(y, schedule=pc.odem(every=4), on_divergence=policy)
@@ -111,7 +111,7 @@ class Singular(StateIntegrator):
         return torch.linalg.solve(matrix[None], 0 * evidence.mean[:, :2]) + evidence.mean * 0.01
 
 
-def test_a_matrix_that_cannot_be_inverted_is_named():
+def test_a_singular_matrix_names_the_node():
     def graph():
         x = GeneralisedStateNode(
             "x", dim=1, orders=2, flow=lambda x, p: -x, integrator=Singular(), initial_mean=[[1.97], [0.0]]
@@ -131,14 +131,14 @@ def test_a_matrix_that_cannot_be_inverted_is_named():
     assert (stopped.diverged.at, stopped.diverged.node) == (2, "x")
 
 
-def test_a_policy_is_kept_in_a_file(tmp_path):
+def test_the_policy_is_part_of_a_checkpoint(tmp_path):
     y = walk()
     y[3] = 1e300
     result = small().run(y, schedule=pc.odem(every=4), on_divergence="hold")
     assert pc.Result.load(result.save(tmp_path / "held.nc")).fallbacks["hold"] == 1
 
 
-def test_what_is_refused():
+def test_unknown_policies_are_rejected():
     with pytest.raises(SettingError, match="'hold' or 'reset', not 'ignore'"):
         odem().start(on_divergence="ignore")
     with pytest.raises(SettingError, match="the node name 'hold' is also a policy"):

@@ -1,4 +1,4 @@
-"""Whatever is put in, there is an answer in numbers or an error in words; never a NaN that nobody is told of."""
+"""Any input gives finite numbers or a clear error, never a silent NaN."""
 
 import contextlib
 import math
@@ -62,7 +62,7 @@ def sound(session):
     st.sampled_from(["backward", "fit", "none"]),
     st.sampled_from(["each", "full"]),
 )
-def test_any_stream(stream, policy, derivatives, channels):
+def test_any_stream_of_observations(stream, policy, derivatives, channels):
     take_in(graph(derivatives=derivatives, channels=channels).start(pc.odem(every=2), on_divergence=policy), stream)
 
 
@@ -79,7 +79,7 @@ def test_any_stream(stream, policy, derivatives, channels):
         ]
     ),
 )
-def test_any_stream_through_a_filter(stream, policy, options):
+def test_any_stream_through_an_adaptive_filter(stream, policy, options):
     made, schedule = filtered(**options)
     take_in(made.start(schedule, on_divergence=policy), stream)
 
@@ -106,8 +106,8 @@ def take_in(session, stream):
 
 @settings(deadline=None, max_examples=100)
 @given(st.lists(st.lists(st.floats(allow_infinity=False), min_size=2, max_size=2), min_size=1, max_size=6))
-def test_held_streams_never_end(rows):
-    """With "hold", any stream of real numbers and gaps is taken in to its end, in whole arrays or one by one."""
+def test_with_hold_any_stream_runs_to_its_end(rows):
+    """Any stream of real numbers and gaps, as an array or step by step."""
     made = graph()
     result = made.run(np.array(rows), schedule=pc.odem(every=2), on_divergence="hold")
     assert result.observations == len(rows)
@@ -150,7 +150,7 @@ BEGUN = graph().start(pc.odem(every=2)).step([1.0, 2.0]).step([1.1, 1.9])
 
 
 @pytest.mark.parametrize("size", [1e100, 1e200, 1e300])
-def test_absurd_but_finite_numbers_are_named(size):
+def test_huge_but_finite_observations_are_reported(size):
     with pytest.raises(pc.errors.DivergenceError, match=r"Node '\w+' .*observation 1"):
         graph().run(np.array([[1.0, 1.0], [size, size]]), schedule=pc.states_only())
     with pytest.raises(pc.errors.DivergenceError):

@@ -1,4 +1,4 @@
-"""A node is moved by its own belief and the messages on its own edges, by nothing else."""
+"""The update of a node depends on its own state and the messages on its own links, and on nothing else."""
 
 import torch
 
@@ -35,26 +35,26 @@ def moved(part):
     return tree_map(moved, part) if isinstance(part, tuple) else part * 1.7 + 0.3
 
 
-def test_a_state_is_not_moved_by_another_branch():
+def test_another_branch_does_not_affect_a_state():
     session = started()
     other_branch = [name for name in session.graph.nodes if name.endswith("1") and name != "theta01"]
     assert "x1" in other_branch
     assert after(session, "x0", "update", other_branch)
 
 
-def test_parameters_of_a_flow_do_not_hear_of_the_senses_within_a_tick():
+def test_sensory_states_do_not_affect_parameters_of_a_flow_within_a_tick():
     session = started()
     assert after(session, "theta00", "accumulate", ["y0", "noise_y0", "x1"])
 
 
-def test_a_precision_hears_of_its_own_error_only():
+def test_a_precision_depends_on_its_own_error_only():
     session = started()
     assert after(session, "noise_x0", "accumulate", ["y0", "noise_y0", "x1", "noise_x1"])
     assert after(session, "noise_y0", "accumulate", ["noise_x0", "x1", "y1"])
 
 
-def test_neighbours_do_matter():
-    """The same disturbance of a neighbour is felt: the tests above can fail."""
+def test_neighbours_do_affect_a_node():
+    """The same disturbance of a neighbour has an effect, so the tests above can fail."""
     session = started()
     for name, verb, neighbour in (
         ("x0", "update", "y0"),

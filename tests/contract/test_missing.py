@@ -1,4 +1,4 @@
-"""What is missing is no evidence, neither more nor less, and what comes after a gap is what can be known then."""
+"""Missing observations carry no evidence, and derivatives across gaps are correct."""
 
 import functools
 import math
@@ -59,7 +59,7 @@ def scattered(dim=4, orders=2, seed=0):
     st.sampled_from([SensoryNode, StudentTSensoryNode]),
     st.sampled_from(["gauss-newton", "exact"]),
 )
-def test_a_missing_channel_is_as_if_it_were_not_in_the_graph(seen, sensor, curvature):
+def test_a_missing_channel_equals_a_model_without_it(seen, sensor, curvature):
     rows = sorted(seen)
     ys = scattered()
     holey = torch.full_like(ys, math.nan)
@@ -78,8 +78,8 @@ def test_a_missing_channel_is_as_if_it_were_not_in_the_graph(seen, sensor, curva
     torch.testing.assert_close(with_gaps.free_energy, without.free_energy, rtol=1e-10, atol=1e-10)
 
 
-def test_coupled_channels_that_are_missing_at_the_end_are_as_if_they_were_not_in_the_graph():
-    """Channel i is given those before it, so that the couplings of the first ones do not depend on the others."""
+def test_missing_last_channels_of_a_full_precision_equal_a_model_without_them():
+    """Channel i is conditioned on those before it, so couplings of the first channels do not depend on the rest."""
     ys = scattered()
     holey = ys.clone()
     holey[:, 2:] = math.nan
@@ -95,7 +95,7 @@ def test_coupled_channels_that_are_missing_at_the_end_are_as_if_they_were_not_in
     torch.testing.assert_close(with_gaps.free_energy, without.free_energy, rtol=1e-9, atol=1e-9)
 
 
-def test_the_first_orders_alone():
+def test_only_the_first_orders_are_observed():
     kernel = SquaredExponential(0.3)
     covariance = temporal_covariance(kernel, 4)
     found, log_det = leading_precisions(temporal_precision(kernel, 4)[None])
@@ -108,8 +108,8 @@ def test_the_first_orders_alone():
 
 
 @pytest.mark.parametrize("coupled", [False, True])
-def test_a_precision_of_what_is_seen_is_that_of_the_marginal(coupled):
-    """Against the covariance, formed densely and cut to what is seen, and derivatives by central differences."""
+def test_the_precision_of_observed_entries_is_that_of_the_marginal(coupled):
+    """Against the dense covariance restricted to observed entries, and derivatives by central differences."""
     rows, dim = 3, 4
     generator = torch.Generator().manual_seed(3)
     temporal = temporal_precision(SquaredExponential(0.6), rows)
@@ -171,7 +171,7 @@ def test_a_precision_of_what_is_seen_is_that_of_the_marginal(coupled):
     torch.testing.assert_close(said, information, rtol=1e-5, atol=1e-5)
 
 
-def test_batch_elements_have_gaps_of_their_own():
+def test_each_batch_element_has_its_own_gaps():
     y = torch.randn(3, 12, 4, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
     y[0, 3:7, 1] = math.nan
     y[0, 0] = math.nan  # its states find their beginning an observation later
@@ -186,7 +186,7 @@ def test_batch_elements_have_gaps_of_their_own():
 
 
 @pytest.mark.parametrize("nothing", [None, {}, {"y": None}, np.full(4, math.nan)])
-def test_an_absent_observation(nothing):
+def test_a_missing_observation(nothing):
     y = scattered(orders=6)
     session = graph_of([0, 1, 2, 3]).start(pc.odem(every=2))
     reference = graph_of([0, 1, 2, 3]).start(pc.odem(every=2))
@@ -197,7 +197,7 @@ def test_an_absent_observation(nothing):
     torch.testing.assert_close(session.free_action, reference.free_action, rtol=0, atol=0)
 
 
-def test_states_are_oriented_by_the_first_observation_that_there_is():
+def test_states_are_initialised_by_the_first_observation_that_is_not_missing():
     x = GeneralisedStateNode("x", dim=1, orders=1, flow=lambda x, theta: -0.0 * x)
     y = SensoryNode("y", dim=1, orders=1)
     graph = pc.Graph()
@@ -224,7 +224,7 @@ def sensed(values, times=None, **options):
 NAN = math.nan
 
 
-def test_differences_bridge_a_short_gap_and_begin_anew_after_a_long_one():
+def test_differences_span_short_gaps_and_restart_after_long_ones():
     y = [1.0, 2.0, NAN, 5.0, NAN, NAN, 4.0, 6.0, 7.0]
     expected = [[1, 0], [2, 2], [NAN, NAN], [5, 3], [NAN, NAN], [NAN, NAN], [4, NAN], [6, 4], [7, 2]]
     np.testing.assert_allclose(sensed(y), expected)
@@ -232,14 +232,14 @@ def test_differences_bridge_a_short_gap_and_begin_anew_after_a_long_one():
     np.testing.assert_allclose(sensed(y, max_gap=3.0), expected)
 
 
-def test_a_start_that_counts_only_what_is_seen():
+def test_derivative_init_seen_leaves_unknown_derivatives_missing():
     y = [1.0, 2.0, 5.0, 5.0, NAN, NAN, NAN, 3.0, 4.0]
     nothing = [NAN, NAN, NAN]
     expected = [[1, NAN, NAN], [2, 2, NAN], [5, 6, 8], [5, 0, -12], *[nothing] * 3, [3, NAN, NAN], [4, 2, NAN]]
     np.testing.assert_allclose(sensed(y, orders=3, derivative_init="seen"), expected)
 
 
-def test_a_channel_that_comes_later_begins_as_the_setting_says():
+def test_a_late_channel_follows_derivative_init():
     y = [NAN, NAN, NAN, 3.0, 4.0]
     nothing = [NAN, NAN]
     np.testing.assert_allclose(sensed(y), [*[nothing] * 3, [3, 0], [4, 2]])
@@ -249,8 +249,8 @@ def test_a_channel_that_comes_later_begins_as_the_setting_says():
 
 @settings(deadline=None, max_examples=20)
 @given(st.lists(st.floats(0.05, 0.9), min_size=6, max_size=12), st.sets(st.integers(0, 11), max_size=3))
-def test_differences_over_true_times(intervals, holes):
-    """Of a parabola with samples missing, against numpy over those that are there."""
+def test_differences_use_the_times_of_observations(intervals, holes):
+    """A parabola with missing samples, against numpy."""
     times = np.cumsum(intervals)
     y = 3 * times**2 - times
     there = np.array([k not in holes for k in range(len(times))])
@@ -263,7 +263,7 @@ def test_differences_over_true_times(intervals, holes):
 
 @settings(deadline=None, max_examples=20)
 @given(st.lists(st.floats(0.2, 0.9), min_size=6, max_size=12), st.sets(st.integers(0, 11), max_size=3))
-def test_a_fit_to_a_parabola_gives_its_derivatives(intervals, holes):
+def test_a_fit_recovers_the_derivatives_of_a_parabola(intervals, holes):
     times = np.cumsum(intervals)
     y = 3 * times**2 - times + 1
     there = np.array([k not in holes for k in range(len(times))])
@@ -279,7 +279,7 @@ def test_a_fit_to_a_parabola_gives_its_derivatives(intervals, holes):
     assert np.isnan(found[~there]).all()
 
 
-def test_a_fit_at_regular_times_with_a_gap_finds_its_way_back():
+def test_a_fit_recovers_after_a_gap():
     times = 0.5 * np.arange(30)
     y = 3 * times**2 - times + 1
     y[10:14] = NAN
@@ -305,14 +305,14 @@ def test_values_only():
     np.testing.assert_array_equal(found, [[1, NAN], [2, NAN], [NAN, NAN], [4, NAN]])
 
 
-def test_an_operator_for_samples_that_are_not_there():
+def test_the_taylor_operator_ignores_missing_samples():
     ages = torch.tensor([0.0, math.inf, 2.0, math.inf], dtype=torch.float64)
     operator = taylor_operator(ages, 3)
     samples = torch.tensor([5.0, 100.0, 1.0, 100.0], dtype=torch.float64)
     torch.testing.assert_close(operator @ samples, torch.tensor([5.0, 2.0, 0.0], dtype=torch.float64))
 
 
-def test_settings_of_derivatives_that_make_no_sense():
+def test_invalid_settings_of_derivatives_are_rejected():
     with pytest.raises(SettingError, match="window is for"):
         SensoryNode("y", dim=1, orders=2, dt=0.1, window=4)
     with pytest.raises(SettingError, match="must be 3 or more"):
@@ -324,7 +324,7 @@ def test_settings_of_derivatives_that_make_no_sense():
 
 
 # --- inputs ---
-def test_an_input_that_is_missing_holds_at_rest():
+def test_a_missing_input_holds_its_value_at_rest():
     def graph():
         x = GeneralisedStateNode("x", dim=1, orders=2, flow=lambda x, v, theta: v - x)
         v = pc.CauseNode("v", dim=1, orders=2)

@@ -1,4 +1,4 @@
-"""Every kind of node keeps the contract; so does one that the machinery has never heard of."""
+"""Every kind of node keeps the contract, also one that is defined outside pcnet."""
 
 import pytest
 import torch
@@ -136,8 +136,8 @@ class TestFullPrecisionNode(GeneralisedModel):
     name = "noise_y"
     channels = "full"
 
-    def test_it_learns_how_noise_is_correlated(self):
-        """Errors that nothing explains: the precision that fits best is the inverse of their second moment."""
+    def test_it_learns_the_correlation_of_noise(self):
+        """The maximum-likelihood precision is the inverse of the second moment of the errors."""
         generator = torch.Generator().manual_seed(3)
         root = torch.tensor([[1.0, 0.0, 0.0], [0.8, 0.5, 0.0], [-0.6, 0.3, 0.7]], dtype=torch.float64)
         errors = torch.randn(12, 3, generator=generator, dtype=torch.float64) @ root.T
@@ -168,13 +168,12 @@ class TestStudentT(GeneralisedModel):
     name = "y"
     sensor = StudentTSensoryNode
 
-    def test_its_neighbours_feel_the_heavy_tails(self):
-        """The gradients of all nodes around it are the slopes of an energy that now has Student-t errors."""
+    def test_gradients_of_its_neighbours_are_those_of_a_student_t_energy(self):
         for name in ("x", "noise_y", "gain"):
             self.name = name
             self.test_gradient_is_the_slope_of_the_free_energy()
 
-    def test_exact_curvature_is_the_slope_of_the_gradient(self):
+    def test_exact_curvature_is_the_derivative_of_the_gradient(self):
         session = self.session(scale=torch.tensor(1.0, dtype=torch.float64))
         for name in ("x", "noise_y", "gain"):
             node, local = session.graph[name], session.context(name)
@@ -190,7 +189,7 @@ class TestStudentT(GeneralisedModel):
                     local.propose(state)
                     torch.testing.assert_close(hessian[i], (sides[0] - sides[1]) / 2e-5, rtol=1e-4, atol=1e-4)
 
-    def test_it_is_heavy_tailed_in_each_channel_by_itself(self):
+    def test_coupled_channels_are_rejected(self):
         self.channels = "full"
         with pytest.raises(pc.errors.GraphError, match="'noise_y' couples them"):
             self.session()
@@ -297,7 +296,7 @@ class TestCategoricalNode(NodeContract):
         return {"y": torch.from_numpy(OBSERVATIONS)}
 
 
-def test_a_saved_run_goes_on_to_the_same_digits(tmp_path):
+def test_a_resumed_batch_of_kalman_states_is_equal_to_the_bit(tmp_path):
     contract = KalmanModel()
     data = contract.observations()["y"]
     whole = contract.build(contract.scales).start(contract.schedule, record=()).run(data)

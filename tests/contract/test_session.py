@@ -1,4 +1,4 @@
-"""Running: whole arrays, streams and single steps give the same numbers; what is recorded is what was asked for."""
+"""Arrays, streams and single steps give the same numbers; recordings hold what was asked for."""
 
 import gc
 
@@ -39,7 +39,7 @@ def test_arrays_streams_and_steps_agree(model):
     assert float(session.free_action) == float(whole.free_action)
 
 
-def test_a_graph_can_be_run_again_and_is_not_changed_by_it(model):
+def test_a_run_does_not_change_the_graph(model):
     same(model.graph.run(model.observations, schedule=SCHEDULE), model.graph.run(model.observations, schedule=SCHEDULE))
 
 
@@ -68,7 +68,7 @@ def test_settings_and_observations_broadcast_together():
     np.testing.assert_allclose(result.mean("x")[1, 1], alone.mean("x"), rtol=1e-10)
 
 
-def test_every_setting_of_the_paper_takes_a_batch():
+def test_every_setting_of_the_paper_may_be_batched():
     y = torch.linspace(0.5, 2.0, 30, dtype=torch.float64).reshape(10, 3)
     settings = {
         "dt": (0.01, 0.02),
@@ -99,7 +99,7 @@ def test_every_setting_of_the_paper_takes_a_batch():
                 np.testing.assert_allclose(together.traces[key].values[i], trace.values, rtol=1e-10, atol=1e-10)
 
 
-def test_record_chooses_what_and_how_often(model):
+def test_record_selects_quantities_and_ticks(model):
     result = model.graph.run(model.observations, schedule=SCHEDULE, record=pc.Record(("mean",), nodes=("x0",), every=3))
     assert set(result.traces) == {"x0.mean"}
     assert result.mean("x0").shape == (3, 2, 3)
@@ -147,8 +147,8 @@ def test_dtypes(dtype, model):
     np.testing.assert_allclose(result.mean("x0"), exact.mean("x0"), rtol=2e-3, atol=2e-3)
 
 
-def test_a_module_of_the_dtype_of_the_run():
-    """A float32 module runs in float32, and in float64 is refused with both dtypes named."""
+def test_a_module_must_have_the_dtype_of_the_run():
+    """A float32 module runs in float32; in float64 the error names both dtypes."""
     torch.manual_seed(0)
 
     class Decay(torch.nn.Module):
@@ -174,7 +174,7 @@ def test_a_module_of_the_dtype_of_the_run():
         graph().run(np.ones((5, 2)), schedule=pc.states_only())
 
 
-def test_no_randomness_is_touched(model):
+def test_global_random_state_is_untouched(model):
     state = torch.get_rng_state()
     model.graph.run(model.observations, schedule=SCHEDULE)
     assert torch.equal(state, torch.get_rng_state())
@@ -203,8 +203,8 @@ def test_threads_are_limited_during_a_run_only(model):
         torch.set_num_threads(usual)
 
 
-def test_start_from_the_first_observation():
-    """With an identity mapping the first state is the first observation, and moves as the flow says."""
+def test_initialisation_from_the_first_observation():
+    """With an identity mapping the first state is the first observation, and its motion is given by the flow."""
     graph, schedule = odem(model="glv", orders=3)
     session = graph.start(pc.Schedule(acts=(pc.act("observe", "sensory"),), on_start=schedule.on_start), record=())
     y = torch.tensor([2.0, 1.0, 1.5], dtype=torch.float64)
@@ -233,7 +233,7 @@ def test_start_from_the_first_observation():
         (iter([np.zeros(2)]), "dim = 3"),
     ],
 )
-def test_bad_observations_are_refused_by_name(observations, words):
+def test_invalid_observations_name_the_node(observations, words):
     graph, schedule = odem()
     with pytest.raises(ObservationError, match=words):
         graph.run(observations, schedule=schedule)
@@ -246,13 +246,13 @@ def test_several_sensors_need_names(model):
         model.graph.run({"y0": np.zeros((5, 2)), "y1": np.zeros((6, 1))}, schedule=SCHEDULE)
 
 
-def test_batches_that_do_not_fit():
+def test_incompatible_batch_shapes_are_rejected():
     graph, schedule = odem(kappa=torch.ones(4))
     with pytest.raises(ObservationError, match="do not fit"):
         graph.run(np.zeros((3, 5, 3)), schedule=schedule)
 
 
-def test_divergence_is_named():
+def test_divergence_names_the_node():
     x = GeneralisedStateNode("x", dim=1, orders=1, flow=lambda x, p: x**9, initial_mean=[[50.0]])
     y = SensoryNode("y", dim=1, orders=1)
     graph = pc.Graph()
@@ -263,7 +263,7 @@ def test_divergence_is_named():
         graph.run(1e9 * np.ones((200, 1)), schedule=pc.states_only())
 
 
-def test_a_log_precision_that_runs_away_is_named():
+def test_a_diverging_log_precision_names_the_node():
     graph, _ = odem(rate=1.0)
     schedule = pc.odem(every=1)
     with pytest.raises(DivergenceError, match=r"PrecisionNode 'lambda_[xy]' at observation 1: a log-precision reached"):
@@ -301,7 +301,7 @@ def test_a_diverging_element_stops_alone():
             assert np.isnan(trace.values[i, at:]).all()
 
 
-def test_an_element_that_is_no_longer_finite_stops_alone():
+def test_a_non_finite_element_stops_alone():
     x = GeneralisedStateNode(
         "x", dim=1, orders=1, flow=lambda x, p: x**9, initial_mean=torch.tensor([1e-3, 50.0])[:, None, None]
     )
@@ -319,7 +319,7 @@ def test_an_element_that_is_no_longer_finite_stops_alone():
     assert session.free_action[0].isfinite()
 
 
-def test_a_run_in_which_all_diverge_is_still_a_result(tmp_path):
+def test_a_run_in_which_all_elements_diverge_has_a_result(tmp_path):
     graph, schedule, seen = runaway(torch.tensor([1.0, 10.0]))
     result = graph.run(seen, schedule=schedule, on_divergence="stop")
     assert (result.diverged.at >= 0).all()
@@ -335,7 +335,7 @@ def test_unknown_divergence_policy():
 
 
 def test_indefinite_curvature_is_clamped_and_counted_or_raised():
-    """Exact curvature of a mapping bent away from the data is negative: −ξg'' outweighs g'²Π."""
+    """The exact curvature of a concave mapping is negative where −ξg'' outweighs g'²Π."""
 
     def graph(policy):
         x = GeneralisedStateNode(
@@ -356,7 +356,7 @@ def test_indefinite_curvature_is_clamped_and_counted_or_raised():
         graph("raise").run(np.full((3, 1), 5.0), schedule=stay)
 
 
-def test_a_data_frame_is_an_array():
+def test_a_data_frame_is_accepted():
     graph, schedule = odem()
     y = np.linspace(1.0, 2.0, 15).reshape(5, 3)
     same(graph.run(y, schedule=schedule), graph.run(pd.DataFrame(y, columns=list("abc")), schedule=schedule))
@@ -376,7 +376,7 @@ def test_bad_options(options, error, words):
         graph.run(np.ones((3, 3)), **({"schedule": schedule} | options))
 
 
-def test_nothing_to_read_before_the_first_observation():
+def test_reading_before_the_first_observation_is_an_error():
     graph, schedule = odem()
     session = graph.start(schedule)
     for look in (lambda: session.free_energy, lambda: session.free_action, lambda: session.mean("x"), session.result):
@@ -384,7 +384,7 @@ def test_nothing_to_read_before_the_first_observation():
             look()
 
 
-def test_a_batch_that_changes_in_mid_stream():
+def test_a_batch_shape_that_changes_is_rejected():
     graph, schedule = odem()
     session = graph.start(schedule)
     session.step(np.ones(3))
@@ -392,7 +392,7 @@ def test_a_batch_that_changes_in_mid_stream():
         session.step(np.ones((2, 3)))
 
 
-def test_grids_of_two_dimensions_with_smoothness():
+def test_batches_of_two_dimensions_with_correlation_times():
     graph, schedule = odem(kappa=[[1.0], [0.5]], smoothness=[0.005, 0.01, 0.02])
     y = np.linspace(1.0, 2.0, 15).reshape(5, 3)
     together = graph.run(y, schedule=schedule)
@@ -400,7 +400,7 @@ def test_grids_of_two_dimensions_with_smoothness():
     np.testing.assert_allclose(together.mean("x")[1, 2], graph.run(y, schedule=schedule).mean("x"), rtol=1e-10)
 
 
-def test_a_batch_of_kernels_and_of_a_users_own_mover():
+def test_batches_of_kernels_and_of_a_custom_integrator():
     @settings
     class Crawl(StateIntegrator):
         pace: Positive
@@ -425,8 +425,8 @@ def test_a_batch_of_kernels_and_of_a_users_own_mover():
         (torch.Tensor.sinh, 30.0, np.arcsinh(30.0)),
     ],
 )
-def test_first_states_through_a_bent_mapping(mapping, y, first):
-    """A plain Gauss–Newton step from 0 overshoots by far; what is found solves g(x) = y."""
+def test_initialisation_through_a_nonlinear_mapping(mapping, y, first):
+    """A Gauss–Newton step from 0 overshoots; the result solves g(x) = y."""
     bent = mapping if mapping is not torch.Tensor.sinh else lambda x, p: x.sinh()
     x = GeneralisedStateNode("x", dim=1, orders=1, flow=lambda x, p: -x)
     sensor = SensoryNode("y", dim=1, orders=1)
@@ -439,7 +439,7 @@ def test_first_states_through_a_bent_mapping(mapping, y, first):
     assert session.mean("x").item() == pytest.approx(first, rel=1e-6)
 
 
-def test_a_flow_that_branches_on_values_is_refused_with_the_remedy():
+def test_a_flow_that_branches_on_values_is_rejected_with_the_remedy():
     x = GeneralisedStateNode("x", dim=1, orders=2, flow=lambda x, p: x if x.sum() > 0 else -x)
     y = SensoryNode("y", dim=1, orders=1)
     graph = pc.Graph()
@@ -467,7 +467,7 @@ def test_several_states_may_predict_one_sensory_node():
 
 
 # --- time ---
-def test_nodes_know_how_long_the_previous_observation_is_ago():
+def test_nodes_see_the_time_since_the_previous_observation():
     session = odem(dt=[0.25, 0.5]).graph.start(pc.states_only(), record=())
     session.step(np.ones(3)).step(np.ones(3))
     for name in session.graph.nodes:

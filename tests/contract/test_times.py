@@ -1,4 +1,4 @@
-"""Observations at any times, from any kind of stream."""
+"""Irregular times, and observations from any kind of stream."""
 
 import asyncio
 import math
@@ -39,8 +39,8 @@ def swinging(integrator, dt):
         lambda time: ImplicitEuler(time, kappa=0.5),
     ],
 )
-def test_a_mover_takes_the_time_that_has_passed(integrator):
-    """Every third interval is the same as a graph made for intervals three times as long."""
+def test_an_integrator_uses_the_elapsed_time(integrator):
+    """Every third observation equals a model of three times the sampling interval."""
     y = np.random.default_rng(0).normal(size=(6, 2))
     short = swinging(integrator(0.1), 0.1).run(y, schedule=pc.states_only(), times=0.3 * np.arange(6))
     long = swinging(integrator(torch.tensor(0.1 * 3, dtype=torch.float64)), 0.3).run(y, schedule=pc.states_only())
@@ -57,7 +57,7 @@ def test_a_mover_takes_the_time_that_has_passed(integrator):
     np.testing.assert_allclose(session.result().mean("x")[later][-1], short.mean("x")[-1], rtol=1e-9)
 
 
-def test_times_at_the_sampling_interval_change_nothing():
+def test_regular_times_equal_no_times():
     model = build(samples=10)
     regular = model.graph.run(model.observations, schedule=pc.odem(every=3))
     timed = model.graph.run(model.observations, schedule=pc.odem(every=3), times=0.2 * np.arange(10))
@@ -68,7 +68,7 @@ def test_times_at_the_sampling_interval_change_nothing():
     np.testing.assert_allclose(late.times, regular.times + 100)
 
 
-def test_all_nodes_hear_of_the_time_that_has_passed():
+def test_all_nodes_see_the_elapsed_time():
     session = odem(dt=[0.25, 0.5]).graph.start(pc.states_only(), record=())
     session.step(np.ones(3), t=3.0)
     assert session.context("x").dt.tolist() == [0.25, 0.5]
@@ -81,7 +81,7 @@ def test_all_nodes_hear_of_the_time_that_has_passed():
     assert session.context("x").relative_dt is None
 
 
-def test_a_step_without_a_time_comes_an_interval_later():
+def test_a_step_without_a_time_is_one_interval_later():
     graph, schedule = odem(dt=0.25)
     session = graph.start(schedule)
     for t in (10.0, None, 11.0, None):
@@ -103,7 +103,7 @@ def test_a_step_without_a_time_comes_an_interval_later():
         ([1, 2], "must be a number"),
     ],
 )
-def test_times_that_are_refused(t, words):
+def test_invalid_times_are_rejected(t, words):
     graph, schedule = odem()
     session = graph.start(schedule).step(np.ones(3), t=1.0)
     with pytest.raises(ObservationError, match=words):
@@ -114,13 +114,13 @@ def test_times_that_are_refused(t, words):
 
 
 @pytest.mark.parametrize("times", [[0.0, 1.0], [0.0, 1.0, 2.0, 3.0]])
-def test_as_many_times_as_observations(times):
+def test_the_numbers_of_times_and_observations_must_agree(times):
     graph, schedule = odem()
     with pytest.raises(ObservationError, match="as many times as observations"):
         graph.run(np.ones((3, 3)), schedule=schedule, times=times)
 
 
-def test_a_sample_has_one_time():
+def test_a_sample_with_two_times_is_rejected():
     graph, schedule = odem()
     with pytest.raises(ObservationError, match="two times"):
         graph.start(schedule).step(pc.Sample(np.ones(3), 1.0), t=1.0)
@@ -150,7 +150,7 @@ def test_all_streams_give_the_same_numbers():
     same(whole, session.result())
 
 
-def test_streams_that_are_refused():
+def test_invalid_streams_are_rejected():
     graph, schedule = odem()
 
     async def nothing():
@@ -177,8 +177,8 @@ def two_clocks(fast=True, slow=True):
     return graph
 
 
-def test_sensors_with_rates_of_their_own():
-    """The tick is that of the fastest; the slow one's differences are over its own intervals."""
+def test_sensors_may_have_their_own_sampling_intervals():
+    """A tick is that of the fastest; differences of the slow one are over its own intervals."""
     session = two_clocks().start(pc.states_only(), record=("observation", "mean"))
     for k in range(16):
         session.step({"fast": [0.1 * k], **({"slow": [0.2 * k]} if k % 5 == 0 else {})})
@@ -190,7 +190,7 @@ def test_sensors_with_rates_of_their_own():
     np.testing.assert_allclose(result.observation("fast")[1:, 1, 0], 1)
 
 
-def test_a_sensor_that_never_speaks_is_as_if_it_were_not_there():
+def test_a_sensor_without_observations_equals_a_model_without_it():
     y = np.random.default_rng(0).normal(size=(12, 1))
     alone = two_clocks(slow=False).run(y, schedule=pc.odem(every=4))
     both = two_clocks().run({"fast": y}, schedule=pc.odem(every=4))
@@ -198,8 +198,7 @@ def test_a_sensor_that_never_speaks_is_as_if_it_were_not_there():
     np.testing.assert_allclose(both.free_action, alone.free_action, rtol=1e-10)
 
 
-def test_what_is_missing_may_be_said_in_several_ways():
-    """NaN, None in a list, and a masked array, whatever is behind its mask."""
+def test_missing_values_may_be_nan_none_or_masked():
     y = np.random.default_rng(2).standard_normal((12, 3))
     holey = y.copy()
     holey[4] = math.nan
@@ -212,8 +211,8 @@ def test_what_is_missing_may_be_said_in_several_ways():
 
 
 @pytest.mark.parametrize("kind", ["mapping", "sample"])
-def test_a_list_of_observations_is_as_good_as_an_iterator(kind):
-    """Of mappings or of samples, which are no array."""
+def test_a_list_of_observations_equals_an_iterator(kind):
+    """Lists of mappings or of samples, which are not arrays."""
     y = np.random.default_rng(2).standard_normal((12, 3))
     model = odem("glv")
     each = [{"y": row} if kind == "mapping" else pc.Sample(row, 0.01 * t) for t, row in enumerate(y)]

@@ -70,7 +70,7 @@ def test_context(pair, name):
     assert distance(result.covariance(name), trace[f"cov_{name}"][1:]) < 1e-7
 
 
-def test_sensations(pair):
+def test_generalised_observations(pair):
     result, trace = pair
     assert distance(result.observation("y"), trace["generalised_observations"]) < 1e-12
     assert distance(result.prediction("y"), trace["predictions"]) < 1e-7
@@ -93,8 +93,8 @@ def test_totals(pair):
     np.testing.assert_allclose(shares, result.free_energy, rtol=1e-12)
 
 
-def test_settings_of_all_traces_in_one_batch():
-    """Element i of a batched run equals the trace that was run alone, with its own clock."""
+def test_a_batch_of_all_settings_equals_the_traces_one_by_one():
+    """Each element has its own clock."""
     traces = [np.load(DATA / f"glv_k3_{kind}.npz") for kind in ("plain", "smoothed")]
     every = [json.loads(str(trace["settings"])) for trace in traces]
     graph, schedule = odem(

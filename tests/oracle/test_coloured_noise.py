@@ -1,4 +1,6 @@
-"""Noises that last, and widths that are learned, against Kalman filters of all their numbers and numerical slopes."""
+"""Coloured noise and learned correlation times, against Kalman filters of the augmented state and numerical
+derivatives.
+"""
 
 import math
 
@@ -11,6 +13,7 @@ from pcnet.errors import GraphError, SettingError
 from pcnet.functions.closed_form import Linear
 from pcnet.nodes import GeneralisedStateNode, KalmanStateNode, ParameterNode, PrecisionNode, SensoryNode
 from pcnet.nodes.precision import precision_score
+from pcnet.numerics.coloured_noise import SPACING, GaussianPulses
 from pcnet.numerics.estimators import Newton, NoiseScoring
 from pcnet.numerics.generalised import temporal_precision
 from pcnet.numerics.kernels import Autocorrelation, Matern, SquaredExponential, White
@@ -80,7 +83,7 @@ def lasting_kalman(logs) -> Kalman:
     return Kalman(f, q, np.hstack([GAIN, np.zeros((3, 2)), np.eye(3)]), np.zeros((3, 3)), mean, first)
 
 
-def test_noises_that_last_are_filtered_with_the_state():
+def test_ornstein_uhlenbeck_noise_is_filtered_as_an_augmented_state():
     session, oracle = lasting_graph(LOGS).start(STILL, record=()), lasting_kalman(LOGS)
     for y in DATA:
         session.step(y)
@@ -92,8 +95,8 @@ def test_noises_that_last_are_filtered_with_the_state():
     assert float(session.total_accuracy) == pytest.approx(oracle.log_evidence, rel=1e-9)
 
 
-def test_what_is_to_come_is_forecast_with_the_noise_that_lasts():
-    """As by the textbook's filter, if it sees nothing more."""
+def test_forecasts_include_ornstein_uhlenbeck_noise():
+    """Equal to the Kalman filter without further observations."""
     session, oracle = lasting_graph(LOGS).start(STILL, record=()), lasting_kalman(LOGS)
     for y in DATA:
         session.step(y)
@@ -111,8 +114,8 @@ def test_what_is_to_come_is_forecast_with_the_noise_that_lasts():
     assert torch.equal(session.mean("x"), before)
 
 
-def test_a_forecast_counts_what_is_not_known_of_parameters():
-    """A state that is known moves by dt θ in each step, and is seen as θ' times itself: all of it is normal in θ."""
+def test_forecasts_include_the_uncertainty_of_parameters():
+    """A known state moves by dt θ in each step and is observed times θ': jointly normal in θ."""
     x = KalmanStateNode(
         "x", dim=1, flow=pc.TracedFunction(lambda x, theta: 0 * x + theta), initial_mean=[2.0], initial_sd=1e-9
     )
@@ -135,13 +138,13 @@ def test_a_forecast_counts_what_is_not_known_of_parameters():
 
 
 @pytest.mark.parametrize("correlation_time", [0.3, Matern(0.3, 0.5)])
-def test_noise_that_lasts_is_no_obstacle_to_finding_the_first_state(smoothness):
+def test_initialisation_with_coloured_noise(smoothness):
     model = pc.graphs.adaptive_filter(lambda x, _: -x, 2, DT, correlation_time=smoothness)
     session = model.graph.start(model.schedule).step([3.0, -1.0])
     np.testing.assert_allclose(session.mean("x")[0].numpy(), [3.0, -1.0], rtol=0.2)
 
 
-def test_a_run_that_is_reset_after_a_long_pause_goes_on():
+def test_a_reset_after_a_long_pause():
     model = pc.graphs.adaptive_filter(lambda x, _: -x, 1, 0.01, correlation_time=0.1, every=16)
     session = model.graph.start(model.schedule, on_divergence="reset")
     for i in range(20):
@@ -151,7 +154,7 @@ def test_a_run_that_is_reset_after_a_long_pause_goes_on():
     assert float(session.mean("x")) == pytest.approx(1.0, abs=0.1)
 
 
-def test_levels_of_noise_that_are_given_stay_as_they_are():
+def test_given_noise_levels_stay_constant():
     x = KalmanStateNode("x", dim=2, flow=Linear(FLOW), initial_mean=FIRST, learn_noise=False)
     y = SensoryNode("y", dim=3, orders=1, dt=DT)
     graph = pc.Graph()
@@ -170,13 +173,13 @@ def test_levels_of_noise_that_are_given_stay_as_they_are():
         ({"correlation_time_sd": 1.0}, "adaptive_filter: correlation_time_sd needs"),
     ],
 )
-def test_first_mistakes_with_noises_are_named(options, message):
+def test_invalid_noise_settings_are_rejected(options, message):
     with pytest.raises(SettingError, match=message):
         pc.graphs.adaptive_filter(lambda x, _: -x, 1, 0.01, **options)
 
 
 @pytest.mark.parametrize("node", LOGS)
-def test_each_noise_hears_its_own_slope_of_the_log_evidence(node):
+def test_each_noise_gets_its_own_gradient_of_the_log_evidence(node):
     session = lasting_graph(LOGS).start(GATHER, record=()).run(DATA)
 
     def evidence(log) -> float:
@@ -191,7 +194,7 @@ def test_each_noise_hears_its_own_slope_of_the_log_evidence(node):
     )
 
 
-def test_only_states_that_carry_their_belief_may_have_several_noises():
+def test_only_kalman_states_may_have_several_noises():
     graph = lasting_graph(LOGS)
     with pytest.raises(GraphError, match="'y' already has the precision 'noise_y'"):
         graph.weighs(noise("more", 0.0, White()), graph["y"])
@@ -202,8 +205,8 @@ def test_only_states_that_carry_their_belief_may_have_several_noises():
 
 # --- widths of noises that are filtered ------------------------------------------------------------------------------
 @pytest.mark.parametrize("wrong", [1 / 3, 3])
-def test_a_width_that_is_three_times_wrong_is_found(wrong):
-    """Observations of a slow oscillator with smooth noise: within 20 %, and the truth within three sd, in 20 seeds."""
+def test_a_correlation_time_wrong_by_a_factor_of_three_is_recovered(wrong):
+    """A slow oscillator with smooth observation noise, 20 seeds: within 20 %, and the truth within three sds."""
     width, dt, flow = 0.1, 0.01, Linear([[-0.1, 1.0], [-1.0, -0.1]])
     world = pc.simulate.simulate(
         flow,
@@ -231,8 +234,8 @@ def test_a_width_that_is_three_times_wrong_is_found(wrong):
     assert (np.abs(apart) < 3 * result.traces["noise_y.log_smoothness_sd"].values[:, -1, 0]).all()
 
 
-def test_what_observations_say_of_a_width_is_what_their_motion_is_like():
-    """Against log √5|ÿ/y⃛| by the differences of numpy; after a gap nothing is said until there are four again."""
+def test_observations_estimate_the_correlation_time_by_their_derivatives():
+    """Against log √5|ÿ/y⃛| by differences in numpy; after a gap there is no estimate until four observations."""
     y = np.random.default_rng(0).standard_normal((12, 3)).cumsum(0)
     y[5, 1] = np.nan
     first, second = math.log(WIDTH), 0.3
@@ -249,8 +252,8 @@ def test_what_observations_say_of_a_width_is_what_their_motion_is_like():
     assert gathered.curvature[0, -1, -1].item() == pytest.approx(weight * np.isfinite(z).sum(), rel=1e-9)
 
 
-def test_a_filter_follows_a_width_that_was_learned():
-    """Once it has settled, it runs with bells of the width that its precision node believes in."""
+def test_a_kalman_state_uses_the_learned_correlation_time():
+    """After retuning, its pulses have the lengthscale of the precision node."""
     session = graph_of(
         [noise("noise_x", 0.0, White())],
         PrecisionNode("noise_y", mean=0.0, sd=1.0, correlation_time=WIDTH, correlation_time_sd=1.0, estimator=Newton()),
@@ -261,15 +264,15 @@ def test_a_filter_follows_a_width_that_was_learned():
     assert session.context("x").state.reference.lengthscale[0, 1].item() == pytest.approx(learned)
 
 
-def test_a_width_is_not_learned_in_passes():
+def test_a_correlation_time_cannot_be_fitted_in_passes():
     model = pc.graphs.adaptive_filter(lambda x, _: -x, 3, DT, correlation_time=WIDTH, correlation_time_sd=1.0)
     with pytest.raises(GraphError, match="learns a lengthscale"):
         model.graph.fit(OBSERVATIONS)
 
 
 @pytest.mark.parametrize("width", [0.004, 0.05])
-def test_each_noise_of_a_batch_is_as_it_is_alone(width):
-    """Whether its shocks are closer than observations, and those of its neighbours are not, or the other way round."""
+def test_batch_elements_with_different_correlation_times_equal_single_runs(width):
+    """With pulses closer than observations in some elements, and not in others."""
     data = np.random.default_rng(5).standard_normal((60, 1)).cumsum(0) / 10
 
     def run(smoothness):
@@ -291,7 +294,7 @@ def energy(parameters: torch.Tensor, moment: torch.Tensor, kernel) -> torch.Tens
 @pytest.mark.parametrize(
     "kernel", [SquaredExponential(0.4), Matern(0.4, 3.5), Autocorrelation(lambda h: 1 / (1 + h**2), 0.4)]
 )
-def test_an_error_says_of_a_width_what_the_energy_does(kernel):
+def test_the_gradient_in_the_correlation_time_is_that_of_the_energy(kernel):
     point = torch.tensor([0.3, -0.5, math.log(0.4)], dtype=torch.float64)
     error = torch.randn(1, 3, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     temporal = temporal_precision(kernel, 3)[None]
@@ -305,8 +308,8 @@ def test_an_error_says_of_a_width_what_the_energy_does(kernel):
     torch.testing.assert_close(said.precision[0], expected)
 
 
-def test_of_what_is_missing_a_width_hears_nothing():
-    """Slope and curvature of a channel with two of three orders, and of one with none, are those of the two orders."""
+def test_missing_orders_do_not_inform_the_correlation_time():
+    """A channel with two of three orders has the gradient and curvature of these two; one with none has zero."""
     kernel = SquaredExponential(0.4)
     error = torch.randn(1, 3, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     error[:, 2:, 0], error[:, :, 1] = 0.0, 0.0
@@ -322,8 +325,8 @@ def test_of_what_is_missing_a_width_hears_nothing():
     assert not heard.precision[0, 1].any()
 
 
-def test_a_generalised_precision_node_learns_its_width():
-    """Of a state that is known and stands still: within 20 % from a third and from three times as much, in 20 seeds."""
+def test_a_precision_node_learns_the_correlation_time_of_generalised_errors():
+    """Of a known constant state: within 20 % from a third and from three times the truth, in 20 seeds."""
     width, dt = 0.2, 0.01
     still = Linear([[0.0]])
     world = pc.simulate.simulate(
@@ -365,7 +368,7 @@ def test_a_generalised_precision_node_learns_its_width():
     assert ((sd > 0) & (sd < 0.1)).all()
 
 
-def test_widths_that_cannot_be_learned_are_refused_by_name():
+def test_correlation_times_that_cannot_be_learned_are_rejected():
     with pytest.raises(SettingError, match=r"noise.*has no lengthscale to learn"):
         noise("noise", 0.0, White(), correlation_time_sd=1.0)
     with pytest.raises(SettingError, match="a width is not learned together with"):
@@ -377,3 +380,16 @@ def test_widths_that_cannot_be_learned_are_refused_by_name():
     theirs = noise("noise_y", 0.0, Matern(1.0, 2.5), correlation_time_sd=1.0)
     with pytest.raises(GraphError, match="the width of the noise of 'y' is learned only"):
         graph_of([noise("noise_x", 0.0, White())], theirs).run(OBSERVATIONS, GATHER)
+
+
+def test_pulses_have_the_autocorrelation_of_the_kernel():
+    """Σ_j b_j(t) b_j(t + h) over a grid of pulses is close to exp(−h²/2w²) at every phase."""
+    width = 0.7
+    colour = GaussianPulses(torch.tensor([width], dtype=torch.float64), 99)
+    assert colour.spacing.item() == pytest.approx(SPACING * width / math.sqrt(2))
+    for phase in (-0.5, -0.2, 0.1, 0.4):
+        for lag in (0.0, 0.3, 0.9, 1.8):
+            now = colour.loadings(torch.tensor([phase], dtype=torch.float64))
+            then = colour.loadings(torch.tensor([phase + lag / colour.spacing.item()], dtype=torch.float64))
+            expected = math.exp(-(lag**2) / (2 * width**2))
+            assert (now * then).sum().item() == pytest.approx(expected, abs=0.003)

@@ -1,4 +1,4 @@
-"""Local gradients and curvatures, put together from messages, are those of the total energy."""
+"""Gradients and curvatures that nodes compute from messages are those of the total energy."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Passes over recorded data, against the maximum of an exact likelihood that knows nothing of messages."""
+"""Fits to recorded data, against the maximum of an exact likelihood without messages."""
 
 import math
 
@@ -104,7 +104,7 @@ def minimum(energy, free: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("kind", ["pushed", "spring"])
-def test_parameters_and_noise_levels_are_those_of_the_exact_maximum(kind):
+def test_parameters_and_noise_levels_are_the_exact_maximum(kind):
     energy = surprise(kind, record(1))
     found, _ = minimum(energy, [0, 1, 2, 3])
     fit = model(kind).fit(record(1), tolerance=1e-9)
@@ -115,8 +115,8 @@ def test_parameters_and_noise_levels_are_those_of_the_exact_maximum(kind):
     assert fit.free_actions[-1] == pytest.approx(energy(found).item(), abs=1e-9)
 
 
-def test_messages_alone_find_it_where_they_tell_the_slopes_exactly():
-    """Parameters that change means only, and noise levels; others come near, by less than a standard deviation."""
+def test_slopes_from_messages_find_the_maximum_where_they_are_exact():
+    """Parameters that change means only, and noise levels; others are off by less than a standard deviation."""
     found, _ = minimum(surprise("pushed", record(1)), [0, 1, 2, 3])
     fit = model("pushed").fit(record(1), tolerance=1e-10, slopes="messages")
     np.testing.assert_allclose(fit.mean("theta"), found[:2], atol=1e-5)
@@ -127,8 +127,8 @@ def test_messages_alone_find_it_where_they_tell_the_slopes_exactly():
     assert (abs(torch.as_tensor(fit.mean("theta")) - found[:2]) < sd[:2]).all()
 
 
-def test_the_posterior_is_that_of_a_linear_model_exactly():
-    """With levels given, the surprise is quadratic in what pushes, and Σ is its inverse curvature."""
+def test_the_posterior_of_a_linear_model_is_exact():
+    """With given noise levels −log p(y | θ) is quadratic in θ, and Σ is its inverse curvature."""
     energy = surprise("pushed", record(2))
     found, curvature = minimum(energy, [0, 1])
     fit = model("pushed").fit(record(2), pc.batch("parameter"), tolerance=1e-9)
@@ -145,8 +145,8 @@ def test_the_posterior_is_that_of_a_linear_model_exactly():
     assert fit.passes <= 4
 
 
-def test_the_last_pass_is_a_filter_with_what_was_found():
-    """The states are those of a Kalman filter at the maximum, and are less certain by what is not known of it."""
+def test_the_last_pass_is_a_filter_at_the_maximum():
+    """States are those of a Kalman filter at the maximum, with the parameters' uncertainty added."""
     data = record(2)
     fit = model("pushed").fit(data, pc.batch("parameter"), tolerance=1e-9, record=["mean", "sd"])
     told = model("pushed").with_nodes(
@@ -160,14 +160,14 @@ def test_the_last_pass_is_a_filter_with_what_was_found():
     np.testing.assert_allclose(fit.result.mean("theta"), np.tile(fit.mean("theta"), (SAMPLES, 1)))
 
 
-def test_what_is_missing_is_not_there():
+def test_missing_observations_in_a_fit():
     found, _ = minimum(surprise("spring", record(3, holes=True)), [0, 1, 2, 3])
     fit = model("spring").fit(record(3, holes=True), tolerance=1e-9)
     np.testing.assert_allclose(fit.mean("theta"), found[:2], atol=1e-5)
     np.testing.assert_allclose([*fit.mean("noise_x"), *fit.mean("noise_y")], found[2:], atol=1e-5)
 
 
-def test_a_batch_is_each_of_its_elements_alone():
+def test_a_batched_fit_equals_single_fits():
     data = np.stack([record(1), record(2), 5 * record(3)])
     together = model("spring").fit(data, tolerance=1e-8)
     assert together.converged.all()
@@ -181,8 +181,8 @@ def test_a_batch_is_each_of_its_elements_alone():
         np.testing.assert_allclose(together.result.mean("x")[i], alone.result.mean("x"), atol=1e-5)
 
 
-def test_steps_that_make_it_worse_are_taken_back():
-    """Log-precisions that begin far too high make Newton's steps far too long; the free action never rises by it."""
+def test_steps_that_raise_the_free_action_are_undone():
+    """Log-precisions that start far too high make Newton steps far too long; the free action never rises."""
     graph = model("spring")
     far = {
         name: PrecisionNode(name, mean=[level], sd=20.0, kernel=White(), channels="shared", estimator=Newton())
@@ -194,8 +194,8 @@ def test_steps_that_make_it_worse_are_taken_back():
     assert fit.free_actions[-1] < fit.free_actions[0] - 100
 
 
-def test_states_in_generalised_coordinates():
-    """The free action is higher wherever else one looks, by runs that learn nothing."""
+def test_a_fit_of_generalised_states_is_a_minimum():
+    """The free action is higher at nearby parameters, by runs that learn nothing."""
     world = pc.simulate.simulate(
         pc.systems.linear([[-0.5, 1.0], [-1.0, -0.2]]),
         initial=[1.0, 0.0],
@@ -243,8 +243,8 @@ def turning(x, theta):
 
 
 @pytest.mark.parametrize("samples", [500, pytest.param(2_000, marks=pytest.mark.slow)])
-def test_recorded_data_tell_more_in_passes_than_once(samples):
-    """Three species in six worlds, first guesses of the noise as they come: nearer to the truth than once online."""
+def test_a_fit_is_more_accurate_than_one_online_run(samples):
+    """Three species, six realisations, default noise guesses: closer to the truth than one online run."""
     world = pc.simulate.glv_process(samples, noise="white", clamp_observations=False, seed=list(range(11, 17)))
     graph, schedule = adaptive_filter(
         pc.systems.lotka_volterra, 3, 0.01, parameter_mean=[0.3, -0.2, 0.3], parameter_sd=0.25
@@ -263,7 +263,7 @@ def test_recorded_data_tell_more_in_passes_than_once(samples):
 
 
 # --- asking for the impossible ---------------------------------------------------------------------------------------
-def test_observations_are_read_more_than_once():
+def test_iterators_are_rejected_since_passes_repeat():
     graph = model("pushed")
     with pytest.raises(ObservationError, match=r"read only once.*list\(observations\)"):
         graph.fit(iter(record(1)))
@@ -300,7 +300,7 @@ def test_observations_are_read_more_than_once():
         ({"schedule": pc.batch("state")}, ScheduleError, "'x' is to update within a pass and to step after it"),
     ],
 )
-def test_what_makes_no_sense_is_refused_by_name(options, error, words):
+def test_invalid_options_are_rejected(options, error, words):
     with pytest.raises(error, match=words):
         model("pushed").fit(record(1), **options)
 
@@ -318,12 +318,12 @@ def changed(acts=None, on_end=None) -> pc.Schedule:
         (changed(acts=pc.batch("noise_y").acts), "'theta' steps after a pass but never accumulates"),
     ],
 )
-def test_schedules_of_ones_own_are_looked_at(schedule, words):
+def test_custom_schedules_for_fits_are_checked(schedule, words):
     with pytest.raises(ScheduleError, match=words):
         model("pushed").fit(record(1), schedule)
 
 
-def test_schedules_of_passes_are_not_for_streams():
+def test_schedules_for_fits_cannot_run_online():
     graph = model("pushed")
     for use in (lambda: graph.run(record(1), pc.batch()), lambda: graph.start(pc.batch())):
         with pytest.raises(ScheduleError, match=r"use graph.fit\(observations, schedule\)"):
@@ -333,7 +333,7 @@ def test_schedules_of_passes_are_not_for_streams():
     assert "on end: precision, parameter: update" in str(pc.batch())
 
 
-def test_movers_that_are_made_for_streams_are_refused_or_replaced():
+def test_online_estimators_are_rejected_or_replaced():
     graph, _ = odem("glv", 2)
     data = pc.simulate.glv_process(samples=30, noise="white", seed=1).observations
     with pytest.raises(
@@ -343,7 +343,7 @@ def test_movers_that_are_made_for_streams_are_refused_or_replaced():
     assert graph.fit(data, estimator=Newton(), max_iterations=3).free_actions.shape == (3,)
 
 
-def test_parameters_that_are_predicted_move_within_a_pass():
+def test_predicted_parameters_cannot_be_fitted_after_a_pass():
     spring_ = pc.TracedFunction(lambda x, k: torch.stack([x[..., 1], -k[..., 0] * x[..., 0]], -1))
     above = Level(lambda x, theta: -0.01 * x, 1, expected_precision=100.0, initial_mean=[1.0])
     stack, _ = hierarchy(Level(spring_, 2, parameter_mean=[1.0], parameter_sd=0.01, learn_noise=True), above, dt=0.05)
@@ -351,7 +351,7 @@ def test_parameters_that_are_predicted_move_within_a_pass():
         stack.fit(np.zeros((4, 2)))
 
 
-def test_a_first_pass_that_diverges_is_named_and_others_go_on():
+def test_divergence_in_the_first_pass_is_reported_and_other_elements_continue():
     def burst(x, theta):
         return theta[..., :1] * x**3
 
@@ -371,7 +371,7 @@ def test_a_first_pass_that_diverges_is_named_and_others_go_on():
     assert fit.result.diverged.at[1] == -1
 
 
-def test_it_says_what_it_found(tmp_path):
+def test_the_representation_of_a_fit(tmp_path):
     fit = model("pushed").fit(record(1), max_iterations=2)
     assert "in 2 passes, not settled" in repr(fit)
     assert "theta: " in repr(fit)
@@ -382,7 +382,7 @@ def test_it_says_what_it_found(tmp_path):
     assert pc.Result.load(fit.result.save(tmp_path / "last.nc")).free_action == fit.result.free_action
 
 
-def test_it_is_written_to_files_and_read_again(tmp_path):
+def test_the_result_of_a_fit_is_saved_and_loaded(tmp_path):
     pc.save_model(tmp_path / "model.yaml", pc.Model(odem("glv", 2).graph, pc.batch(["theta"])))
     again = pc.load_model(tmp_path / "model.yaml").schedule
     assert str(again) == str(pc.batch(["theta"]))

@@ -1,4 +1,4 @@
-"""Forecasts, against closed forms of linear systems and against draws of nonlinear ones."""
+"""Forecasts, against closed forms of linear systems and samples of nonlinear ones."""
 
 import math
 
@@ -59,7 +59,7 @@ def test_a_linear_system_in_closed_form(width):
     np.testing.assert_allclose(found.sd("y")[-1], np.sqrt(seen @ expected @ seen.T + 1 / 25)[0], rtol=2e-4)
 
 
-def test_an_unstable_direction_of_rough_noise():
+def test_an_unstable_system_with_matern_noise():
     """Matérn noise of ν = 3/2 through ẋ = x/2, against an independent double integral."""
     kernel = pc.kernels.Matern(0.3, smoothness=1.5)
     graph = linear(kernel=kernel)
@@ -83,7 +83,7 @@ def test_an_unstable_direction_of_rough_noise():
         np.testing.assert_allclose(found[i], math.sqrt(expected), rtol=5e-4)
 
 
-def test_what_is_not_known_of_parameters_widens_the_forecast():
+def test_uncertainty_of_parameters_widens_the_forecast():
     """ẋ = θ with θ ~ N(m, s²): after a time t the variance has grown by t²s²."""
     x = GeneralisedStateNode("x", dim=1, orders=1, flow=lambda x, theta: theta + 0.0 * x, initial_mean=[[0.0]])
     y = SensoryNode("y", dim=1, orders=1, dt=0.1)
@@ -104,7 +104,7 @@ def test_what_is_not_known_of_parameters_widens_the_forecast():
     np.testing.assert_allclose(high - low, 2 * 1.6448536269514722 * wide.sd("x"))
 
 
-def test_draws_have_the_moments_of_the_forecast():
+def test_samples_have_the_moments_of_the_forecast():
     session = linear(0.2).start(pc.states_only()).step([0.3])
     expected = session.forecast(1.5, 0.1)
     draws = session.sample(1.5, 4000, every=0.1, seed=3)
@@ -119,7 +119,7 @@ def test_draws_have_the_moments_of_the_forecast():
     assert (session.sample(1.5, 2, every=0.1, seed=4).values["y"] != draws.values["y"][:2]).all()
 
 
-def test_a_forecast_leaves_the_run_as_it_is():
+def test_a_forecast_does_not_change_the_session():
     graph, schedule = odem()
     y = 1 + 0.1 * np.random.default_rng(0).normal(size=(10, 3))
     session, reference = graph.start(schedule), graph.start(schedule)
@@ -133,7 +133,7 @@ def test_a_forecast_leaves_the_run_as_it_is():
     assert torch.equal(session.free_action, reference.free_action)
 
 
-def test_batches_are_forecast_one_by_one():
+def test_a_batched_forecast_equals_single_ones():
     graph, schedule = odem(kappa=[1.0, 0.5], smoothness=[0.005, 0.01])
     y = 1 + 0.1 * np.random.default_rng(0).normal(size=(5, 3))
     together = graph.start(schedule).run(y)
@@ -151,8 +151,8 @@ def test_batches_are_forecast_one_by_one():
     assert len(table) == 2 * 2 * 10 * 3
 
 
-def test_causes_follow_what_is_expected_of_them():
-    """ẋ = v − x with v from an input of 3: x(t) = 3 + (x₀ − 3)e^{−t}, and v's own variance comes through."""
+def test_causes_follow_their_predictions():
+    """ẋ = v − x with v from an input of 3: x(t) = 3 + (x₀ − 3)e^{−t}, and the variance of v is propagated."""
     x = GeneralisedStateNode("x", dim=1, orders=2, flow=lambda x, v, theta: v - x, initial_mean=[[1.0], [0.0]])
     v = pc.CauseNode("v", dim=1, orders=1)
     graph = pc.Graph()
@@ -172,7 +172,7 @@ def test_causes_follow_what_is_expected_of_them():
     np.testing.assert_allclose(found.sd("x")[-1, 0], math.sqrt(math.exp(-2) * base**2 + noise), rtol=1e-4)
 
 
-def test_errors_one_step_ahead():
+def test_innovations():
     session = linear().start(pc.states_only()).step([0.3])
     mean, _ = believed(session)
     found = session.innovation({"y": [5.0]}, t=0.25)["y"]
@@ -184,8 +184,8 @@ def test_errors_one_step_ahead():
     assert np.isnan(missing.sd).all()
 
 
-def test_errors_one_step_ahead_are_as_large_as_they_say():
-    """On data that the model itself has drawn, from a belief that is its own."""
+def test_innovations_are_calibrated():
+    """On data sampled from the model itself."""
     graph = linear(0.1)
     scores = []
     session = graph.start(pc.states_only()).step([0.3])
@@ -198,13 +198,13 @@ def test_errors_one_step_ahead_are_as_large_as_they_say():
 
 
 @pytest.mark.parametrize("horizon", [0, -1, math.nan, math.inf, "soon", True, 1e-9, 1e300])
-def test_horizons_that_make_no_sense(horizon):
+def test_invalid_horizons_are_rejected(horizon):
     session = linear().start(pc.states_only()).step([0.3])
     with pytest.raises(SettingError, match="horizon"):
         session.forecast(horizon)
 
 
-def test_what_else_is_refused():
+def test_forecasts_that_are_not_possible_are_rejected():
     graph = linear()
     session = graph.start(pc.states_only())
     with pytest.raises(ObservationError, match="before the first observation"):
@@ -220,7 +220,7 @@ def test_what_else_is_refused():
         session.innovation([1.0], t=0.0)
 
 
-def test_a_flow_that_runs_away_is_named():
+def test_a_diverging_forecast_names_the_flow():
     x = GeneralisedStateNode("x", dim=1, orders=1, flow=lambda x, theta: x**3, initial_mean=[[3.0]])
     graph = pc.Graph()
     graph.predicts(x, SensoryNode("y", dim=1, orders=1, dt=0.1))
@@ -231,10 +231,10 @@ def test_a_flow_that_runs_away_is_named():
         session.forecast(10.0)
 
 
-def test_parameters_go_on_with_the_state_that_predicts_them():
-    """ẋ = θ, θ = x₂ + e, ẋ₂ = c: θ(t) = θ₀ + ct, so that x(t) = x₀ + θ₀t + ct²/2 and its variance P + t²Σ_θ.
+def test_predicted_parameters_move_with_the_state_above():
+    """ẋ = θ, θ = x₂ + e, ẋ₂ = c: θ(t) = θ₀ + ct, so x(t) = x₀ + θ₀t + ct²/2 with variance P + t²Σ_θ.
 
-    How sure x₂ is does not matter: θ is believed in by itself, and only the motion of x₂ counts.
+    The uncertainty of x₂ does not count: θ has its own belief, and only the motion of x₂ enters.
     """
     x = GeneralisedStateNode("x", dim=1, orders=1, flow=lambda x, theta: theta + 0.0 * x, initial_mean=[[0.0]])
     above = GeneralisedStateNode("above", dim=1, orders=1, flow=lambda x, theta: 0.7 + 0.0 * x, initial_mean=[[5.0]])
@@ -254,8 +254,8 @@ def test_parameters_go_on_with_the_state_that_predicts_them():
     np.testing.assert_allclose(draws.std(), found.sd("x")[-1, 0], rtol=0.06)
 
 
-def test_white_noise_of_a_tier_stays_until_its_own_clock_ticks():
-    """Of a state that only drifts, on a clock N times as slow: its variance grows by N dt/π a time unit."""
+def test_white_noise_of_a_slow_level_is_held_between_its_ticks():
+    """A drifting state on a clock N times slower: its variance grows by N dt/π per time unit."""
     every, dt, precision = 4, 0.05, 50.0
     above = Level(lambda x, theta: 0.0 * x, 1, expected_precision=precision, initial_mean=[1.0], initial_sd=0.1)
     below = Level(lambda x, k: -k * x, 1, parameter_mean=[1.0], parameter_sd=0.01, initial_mean=[1.0])
@@ -266,7 +266,7 @@ def test_white_noise_of_a_tier_stays_until_its_own_clock_ticks():
     np.testing.assert_allclose(found, math.sqrt(base**2 + 4.0 * every * dt / precision), rtol=1e-8)
 
 
-def test_batches_with_intervals_of_their_own():
+def test_batches_with_different_sampling_intervals():
     graph, schedule = odem(dt=[0.01, 0.02])
     y = 1 + 0.1 * np.random.default_rng(0).normal(size=(5, 3))
     session = graph.start(schedule).run(y)
@@ -282,8 +282,8 @@ def test_batches_with_intervals_of_their_own():
             np.testing.assert_allclose(both.sd(name)[i], alone.sd(name), rtol=1e-4)
 
 
-def test_draws_of_what_is_known_for_sure_in_part():
-    """A covariance with a zero in it has no Cholesky factor, and what comes after it is still to be drawn."""
+def test_samples_of_a_singular_covariance():
+    """It has no Cholesky factor; the rest must still be sampled."""
     graph, schedule = adaptive_filter(
         lambda x, theta: 0.0 * x, 2, 0.1, initial_mean=[1.0, 2.0], initial_sd=[1e-170, 0.5], expected_precision_x=1e200
     )
@@ -292,8 +292,8 @@ def test_draws_of_what_is_known_for_sure_in_part():
     np.testing.assert_allclose(draws.std(0), [0.0, 0.5], atol=0.03)
 
 
-def test_a_forecast_after_a_pause_is_not_of_the_pause():
-    """Noise that is taken for white is as strong as it is at the sampling interval, however long the last wait was."""
+def test_a_forecast_does_not_depend_on_the_last_gap():
+    """Noise treated as white has its strength at the sampling interval, however long the last gap was."""
     graph, _ = adaptive_filter(
         lambda x, theta: 0.0 * x, 1, 0.1, correlation_time_y=Matern(0.3, 1.5), initial_mean=[0.0]
     )

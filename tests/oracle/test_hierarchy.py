@@ -1,4 +1,4 @@
-"""Stacks of carried beliefs: what is above predicts the parameters below, against filters of everything at once."""
+"""Stacks of Kalman levels and categories, against Kalman filters of the joint state and sums over all paths."""
 
 import itertools
 import math
@@ -51,8 +51,8 @@ def filter_of_both(transition: np.ndarray, noise: np.ndarray, first: np.ndarray,
         yield oracle.mean.copy(), oracle.covariance.copy()
 
 
-def test_a_random_walk_above_is_the_filter_of_both():
-    """Every message of a window, up and down, and the digits of one filter that knows everything."""
+def test_a_random_walk_above_equals_the_joint_kalman_filter():
+    """Exact, for every message of a window up and down."""
     walk = Level(Linear([[0.0]]), 1, expected_precision=1 / 0.09, initial_mean=[0.0], initial_sd=2.0)
     result = velocity_stack(walk).graph.run(OBSERVATIONS, velocity_stack(walk).schedule, record=["mean", "sd"])
     step = 0.09 * (5 * DT) ** 2
@@ -65,9 +65,11 @@ def test_a_random_walk_above_is_the_filter_of_both():
         np.testing.assert_allclose(result.sd("x1")[t, 0] ** 2, covariance[:1, 0], rtol=1e-6)
 
 
-def test_an_oscillator_above_is_nearly_the_filter_of_everything():
-    """Exactly so in the first window. Then what a position owes to the part of the oscillator that does not show in the
-    velocity is not passed on, which costs some certainty.
+def test_an_oscillator_above_is_close_to_the_joint_kalman_filter():
+    """Exact in the first window.
+
+    Then the correlation of the position with the hidden part of the oscillator is not passed on, which costs some
+    certainty.
     """
     turn = np.array([[0.0, 1.3], [-1.3, 0.0]])
     above = Level(
@@ -94,8 +96,8 @@ def test_an_oscillator_above_is_nearly_the_filter_of_everything():
         assert (believed < 1.8 * sd).all()
 
 
-def test_three_tiers_run_on_three_clocks():
-    """The velocity's own drift is predicted from above it: clocks of 1, 4 and 16 observations."""
+def test_three_levels_have_three_clocks():
+    """Clocks of 1, 4 and 16 observations."""
     middle = Level(CRUISE, 1, parameter_mean=[0.0], parameter_sd=0.1, expected_precision=100.0, initial_mean=[0.0])
     top = Level(Linear([[-0.1]]), 1, expected_precision=100.0, initial_mean=[0.0])
     model = velocity_stack(middle, top, every=4)
@@ -120,8 +122,8 @@ def test_three_tiers_run_on_three_clocks():
     assert len(moved["x3"]) == 2
 
 
-def test_categories_may_be_on_top():
-    """The same as composed by hand, and over two tiers as over one."""
+def test_categories_on_top_of_a_hierarchy():
+    """Equal to the same graph built by hand, and over two levels as over one."""
     data, above = OBSERVATIONS, CategoricalNode("which", values=VALUES, stay=STAY)
     by_hand = switching(5)
     expected = by_hand[0].run(data, by_hand[1], record=["probability"]).get("which", "probability")
@@ -137,8 +139,8 @@ def test_categories_may_be_on_top():
     assert (np.flatnonzero(np.diff(found[:, 0])) + 2).tolist() == [9, 18, 27, 36]  # on a clock of nine observations
 
 
-def test_before_anything_is_seen_tiers_are_as_sure_as_they_were_told():
-    """No observation at first: the first state's variance grows by that of its noise, and those above it stay."""
+def test_variances_before_the_first_observation():
+    """The variance of the lowest state grows by its noise; those above keep their priors."""
     middle = Level(
         CRUISE, 1, parameter_mean=[0.0], parameter_sd=0.1, expected_precision=100.0, initial_mean=[0.0], initial_sd=0.7
     )
@@ -154,13 +156,13 @@ def test_before_anything_is_seen_tiers_are_as_sure_as_they_were_told():
     assert np.isfinite(result.mean("x3")).all()
 
 
-def test_a_stack_with_categories_is_drawn():
+def test_a_hierarchy_with_categories_is_drawn():
     graph, schedule = switching(5)
     figure = graph.run(OBSERVATIONS, schedule).plot()
     assert "which" in {ax.get_ylabel() for sub in figure.subfigs for ax in sub.axes}
 
 
-def test_a_stack_without_parameters_below_is_refused():
+def test_a_hierarchy_without_parameters_below_is_rejected():
     with pytest.raises(SettingError, match="'which' has no parameters to predict; make it the last level"):
         velocity_stack(CategoricalNode("which", values=VALUES, stay=STAY), Level(CRUISE, 1))
     with pytest.raises(SettingError, match="level 1 has no parameters for level 2 to predict"):
@@ -171,7 +173,7 @@ def test_a_stack_without_parameters_below_is_refused():
         Level(CRUISE, 1, parameter_mean=[0.0])
 
 
-def test_parameters_below_a_filter_learn_from_curvatures():
+def test_parameters_below_a_kalman_state_need_newton():
     x, y = KalmanStateNode("x", dim=1, flow=CRUISE), SensoryNode("y", dim=1, orders=1, dt=0.1)
     a = ParameterNode("a", mean=[0.0], sd=1.0, estimator=RobbinsMonro())
     above = KalmanStateNode("above", dim=1, flow=Linear([[0.0]]))
@@ -197,8 +199,8 @@ def evidence(value: float, data: np.ndarray) -> float:
     return oracle.log_evidence
 
 
-def test_categories_are_weighed_by_bayes_and_then_pass_on():
-    """After one window, the evidence of each value; then it may have become another."""
+def test_categories_are_updated_by_bayes_and_then_by_transitions():
+    """After one window: the evidence of each value, then the transition."""
     graph, schedule = switching(every=40)
     result = graph.run(OBSERVATIONS, schedule, record=["probability", "mean", "sd"])
     log = np.array([evidence(value, OBSERVATIONS) for (value,) in VALUES])
@@ -247,7 +249,7 @@ def by_enumeration(data: np.ndarray, first: np.ndarray, transition: np.ndarray, 
 
 
 @pytest.mark.parametrize("first", [None, [0.9, 0.1], [0.4, 0.3, 0.2, 0.1]])
-def test_stages_of_categories_are_those_of_all_paths_together(first):
+def test_stages_equal_a_sum_over_all_paths(first):
     """Six windows, 4,096 paths."""
     data = np.random.default_rng(4).normal(size=12) + np.repeat([1.0, 1.0, -0.5, -0.5, -0.5, 1.0], 2)
     node = CategoricalNode("which", values=TINY, transition=STAGES, first=first)
@@ -261,7 +263,7 @@ def test_stages_of_categories_are_those_of_all_paths_together(first):
     np.testing.assert_allclose(result.mean("which")[-1, 0], by_value @ np.array(TINY), rtol=1e-4)
 
 
-def test_categories_that_dwell_are_those_of_all_paths_together():
+def test_dwelling_categories_equal_a_sum_over_all_paths():
     data = np.random.default_rng(5).normal(size=10) + np.repeat([1.0, 1.0, 1.0, -0.5, -0.5], 2)
     graph, schedule = seen_directly(CategoricalNode("which", values=TINY, dwell=DwellTime(mean=3.0, sd=0.0)))
     result = graph.run(data[:, None], schedule, record=["probability"])
@@ -271,7 +273,7 @@ def test_categories_that_dwell_are_those_of_all_paths_together():
     np.testing.assert_allclose(result.get("which", "probability")[-1], expected.reshape(2, 3).sum(1), rtol=1e-4)
 
 
-def test_staying_is_a_transition_of_its_own():
+def test_stay_is_a_transition_matrix():
     eye = np.eye(3)
     ways = {"stay": STAY, "transition": STAY * eye + (1 - STAY) / 2 * (1 - eye)}
     graph, schedule = switching(5)
@@ -290,7 +292,7 @@ def test_staying_is_a_transition_of_its_own():
         {"dwell": DwellTime(mean=[4.0, 6.0], sd=1.5, order="cycle")},
     ],
 )
-def test_categories_are_written_and_read(how, tmp_path):
+def test_categories_are_saved_and_loaded(how, tmp_path):
     graph, schedule = seen_directly(CategoricalNode("which", values=TINY, **how))
     data = np.random.default_rng(6).normal(size=(12, 1))
     before = graph.run(data, schedule, record=["stage"]).get("which", "stage")
@@ -303,8 +305,8 @@ def test_categories_are_written_and_read(how, tmp_path):
         )
 
 
-def test_freedom_blurs_the_categories():
-    """With values free by as much as they are apart, the same data say less."""
+def test_wide_parameter_priors_blur_the_categories():
+    """With priors as wide as the distance of the values, the same data are less informative."""
     sharp, blurred = (
         switching(40, freedom)[0].run(OBSERVATIONS, switching(40, freedom)[1], record=["probability"])
         for freedom in (1e-6, 1.0)
@@ -348,17 +350,17 @@ def test_freedom_blurs_the_categories():
         ),
     ],
 )
-def test_categories_that_make_no_sense_are_refused(make, words):
+def test_invalid_categories_are_rejected(make, words):
     with pytest.raises((GraphError, SettingError), match=words):
         make()
 
 
 # --- a cause, causally -----------------------------------------------------------------------------------------------
 def test_a_convolution_is_inverted_causally():
-    """SPM's data without its look-ahead: each estimate from what was seen by then.
+    """SPM's convolution data without its look-ahead: each estimate uses past observations only.
 
-    The cause is part of the state, a process of variance 0.3 that lasts for about three bins; figures beside SPM's,
-    which looks ahead: states 0.1448, cause 0.1613.
+    The cause is part of the state, with variance 0.3 and a correlation time of about three bins. SPM, which looks
+    ahead, reaches 0.1448 for states and 0.1613 for the cause.
     """
     d = np.load(DATA / "spm_convolution.npz")
     lasts, variance, substeps, width = 3.0, 0.3, 16, 0.5 * math.sqrt(2)

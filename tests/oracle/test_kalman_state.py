@@ -1,4 +1,4 @@
-"""States that carry their beliefs, against the Kalman filter, brute-force Gaussians and numerical derivatives."""
+"""Kalman states, against the Kalman filter, brute-force Gaussians and numerical derivatives."""
 
 import dataclasses
 import math
@@ -14,7 +14,7 @@ from pcnet.graphs import adaptive_filter
 from pcnet.model.schedule import LevelNodes, adaptive_filtering
 from pcnet.nodes import GeneralisedStateNode, KalmanStateNode, ParameterNode, PrecisionNode, SensoryNode
 from pcnet.numerics.estimators import Newton
-from pcnet.numerics.kernels import SquaredExponential, White
+from pcnet.numerics.kernels import White
 from support.kalman import (
     BENT_FLOW,
     BENT_MAPPING,
@@ -35,8 +35,8 @@ from support.kalman import (
 
 
 @pytest.mark.parametrize("learn_noise", [False, True])
-def test_it_is_the_kalman_filter(learn_noise):
-    """Mean, covariance and evidence to machine precision, whether or not sensitivities are carried."""
+def test_a_linear_model_equals_the_kalman_filter(learn_noise):
+    """Mean, covariance and evidence to machine precision, with and without sensitivities."""
     oracle, result = (
         kalman(),
         linear_graph(learn_noise).run(OBSERVATIONS, STILL, record=["mean", "covariance", "energy"]),
@@ -54,7 +54,7 @@ def test_it_is_the_kalman_filter(learn_noise):
     assert result.accuracy.sum() == pytest.approx(oracle.log_evidence, rel=1e-11)
 
 
-def test_what_is_missing_is_not_there():
+def test_missing_observations_equal_the_kalman_filter():
     holes = OBSERVATIONS.copy()
     holes[3, 1] = holes[8] = holes[9, :2] = np.nan
     oracle, result = kalman(), linear_graph().run(holes, STILL, record=["mean", "sd", "energy"])
@@ -77,8 +77,8 @@ def test_what_is_missing_is_not_there():
     ],
     ids=str,
 )
-def test_a_channel_or_sensor_that_is_missing_is_as_if_it_were_not_in_the_graph(options):
-    """All that is learned is the same: of states, parameters and levels of noise."""
+def test_a_missing_channel_or_sensor_equals_a_model_without_it(options):
+    """States, parameters and noise levels are the same."""
     flow = pc.TracedFunction(lambda x, k: torch.stack([x[..., 1], -k[..., 0] * x[..., 0]], -1))
     rows = [0, 2]
     options = {"noise_per_channel": True} | options
@@ -114,8 +114,7 @@ def test_a_channel_or_sensor_that_is_missing_is_as_if_it_were_not_in_the_graph(o
     torch.testing.assert_close(silent.mean("noise_z"), torch.zeros(1, dtype=torch.float64))
 
 
-def test_before_anything_is_seen_it_is_as_unsure_as_at_first():
-    """A gap at the very beginning is one like others: the Kalman filter's."""
+def test_a_gap_at_the_start_equals_the_kalman_filter():
     session, reference = linear_graph().start(STILL), kalman()
     for k in range(8):
         y = OBSERVATIONS[k] if k > 3 else np.full(3, np.nan)
@@ -130,8 +129,8 @@ def test_before_anything_is_seen_it_is_as_unsure_as_at_first():
     np.testing.assert_allclose(session.read("x", "covariance"), expected, rtol=1e-12)
 
 
-def test_clocks_run_on_in_single_precision():
-    """After a pause of 10⁵ time units, where a sampling interval is less than two neighbouring numbers are apart."""
+def test_time_is_kept_in_double_precision():
+    """After a pause of 10⁵ time units, where a sampling interval is below the spacing of floats."""
     y = np.random.default_rng(1).standard_normal(300)
     graph, schedule = adaptive_filter(lambda x, theta: -0.1 * x, 1, 0.003, every=8)
     single, double = (graph.start(schedule, dtype=dtype) for dtype in (torch.float32, torch.float64))
@@ -143,8 +142,8 @@ def test_clocks_run_on_in_single_precision():
     np.testing.assert_allclose(single.sd("x"), double.sd("x"), rtol=1e-3)
 
 
-def test_it_is_the_joint_gaussian_of_everything():
-    """No recursion at all: x(0), all noises and all observations as one normal distribution, conditioned once."""
+def test_a_linear_model_equals_the_joint_gaussian():
+    """Without recursion: x(0), all noises and all observations as one Gaussian, conditioned once."""
     steps = 6
     f, q = np.eye(2) + DT * FLOW, STATE_VARIANCE * DT**2
     # x_t = F^(t+1) x_0 + Σ F^(t−s) z_s
@@ -167,8 +166,8 @@ def test_it_is_the_joint_gaussian_of_everything():
     np.testing.assert_allclose(result.covariance("x")[-1], left[-2:, -2:], rtol=1e-9)
 
 
-def test_many_small_steps_are_the_exact_discrete_filter():
-    """With more and more substeps: the error against the exact transition falls with their number."""
+def test_substeps_converge_to_the_exact_discretisation():
+    """The error against the exact transition falls with the number of substeps."""
     from scipy.linalg import expm
 
     exact = expm(FLOW * DT)
@@ -190,7 +189,7 @@ def test_many_small_steps_are_the_exact_discrete_filter():
     assert fine < coarse / 3
 
 
-def test_times_between_observations_may_differ():
+def test_irregular_times_equal_the_kalman_filter():
     times = np.cumsum([0.1, 0.1, 0.3, 0.05, 0.2])
     oracle = kalman()
     session = linear_graph().start(STILL, record=())
@@ -202,8 +201,8 @@ def test_times_between_observations_may_differ():
         np.testing.assert_allclose(session.mean("x")[0], oracle.mean, rtol=1e-10)
 
 
-def test_two_sensors_are_as_one():
-    """One node after the other is taken in, and it makes no difference."""
+def test_two_sensors_equal_one_with_all_channels():
+    """Sequential updates equal the joint one."""
     x = KalmanStateNode("x", dim=2, flow=Linear(FLOW), initial_mean=FIRST, initial_sd=0.9, learn_noise=False)
     a, b = SensoryNode("a", dim=1, orders=1, dt=DT), SensoryNode("b", dim=2, orders=1, dt=DT)
     graph = pc.Graph()
@@ -243,10 +242,10 @@ POINT = {
 
 
 @pytest.mark.parametrize("node", ["theta", "gain"])
-def test_what_parameters_hear_is_the_slope_of_the_log_evidence(node):
-    """Against differences of whole runs, of a bent flow and a bent mapping, with so little noise that only they count.
+def test_the_score_of_parameters_is_the_gradient_of_the_log_evidence(node):
+    """Against differences of whole runs, for a nonlinear flow and mapping at low noise.
 
-    What is left out is how Jacobians, and so the gain, change with parameters: here some per cent.
+    The dependence of Jacobians, and so of the gain, on parameters is neglected: some per cent here.
     """
     truth = pc.simulate.simulate(
         BENT_FLOW,
@@ -273,8 +272,8 @@ def test_what_parameters_hear_is_the_slope_of_the_log_evidence(node):
     np.testing.assert_allclose(found, expected, rtol=0.1)
 
 
-def test_what_a_smooth_noise_hears_is_the_slope_of_the_log_evidence():
-    """Its shocks are carried, and for a linear model nothing is left out."""
+def test_the_score_of_smooth_noise_is_the_gradient_of_the_log_evidence():
+    """Exact for a linear model with pulses in the state."""
 
     def graph(log) -> pc.Graph:
         x = KalmanStateNode("x", dim=2, flow=Linear(FLOW), initial_mean=FIRST, initial_sd=0.9)
@@ -297,8 +296,7 @@ def test_what_a_smooth_noise_hears_is_the_slope_of_the_log_evidence():
 
 
 @pytest.mark.parametrize("node", ["noise_x", "noise_y"])
-def test_for_a_linear_model_the_slope_is_exact(node):
-    """Then there is nothing to leave out: the gradient in log-precisions is that of the log-evidence."""
+def test_the_score_of_log_precisions_of_a_linear_model_is_exact(node):
     session = linear_graph(learn_noise=True).start(GATHER, record=()).run(OBSERVATIONS)
     found = -session.context(node).state.accumulated.gradient[0].numpy()
 
@@ -318,8 +316,8 @@ def test_for_a_linear_model_the_slope_is_exact(node):
 
 
 @pytest.mark.parametrize("unsure", [1e-9, 3.0])
-def test_what_may_be_wrong_with_parameters_is_not_taken_for_noise(unsure):
-    """One observation of x₀ + dt(θ + z) + w, with all four of them normal: its log-evidence in closed form."""
+def test_uncertainty_of_parameters_is_not_attributed_to_noise(unsure):
+    """One observation of x₀ + dt(θ + z) + w, all four normal: the log-evidence in closed form."""
     first, drift, sd, log_x, log_y, seen = 0.4, 0.5, 0.05, -1.0, 5.0, 0.9
     graph = pc.Graph()
     x = KalmanStateNode("x", dim=1, flow=lambda x, theta: theta + 0 * x, initial_mean=[first], initial_sd=sd)
@@ -340,8 +338,8 @@ def test_what_may_be_wrong_with_parameters_is_not_taken_for_noise(unsure):
     np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
-def test_parameters_of_a_linear_mapping_are_learned_as_by_least_squares():
-    """A state known for sure that stands still, y = θx + noise: the posterior of θ is that of regression."""
+def test_parameters_of_a_linear_mapping_equal_least_squares():
+    """A known constant state, y = θx + noise: the posterior of θ is that of linear regression."""
     x = KalmanStateNode(
         "x",
         dim=2,
@@ -366,8 +364,8 @@ def test_parameters_of_a_linear_mapping_are_learned_as_by_least_squares():
     np.testing.assert_allclose(result.covariance("theta")[-1], np.linalg.inv(precision), rtol=1e-6, atol=1e-9)
 
 
-def test_states_and_parameters_are_estimated_as_by_a_filter_of_both():
-    """x' = θ with θ unknown: linear in both, so that one Kalman filter of (x, θ) is exact; here in messages."""
+def test_states_and_parameters_equal_the_joint_kalman_filter():
+    """x' = θ with θ unknown is linear in both, so a Kalman filter of (x, θ) is exact."""
     x = KalmanStateNode(
         "x",
         dim=1,
@@ -401,7 +399,7 @@ def test_states_and_parameters_are_estimated_as_by_a_filter_of_both():
 
 
 def test_forgetting_is_a_random_walk_of_the_parameters():
-    """(1 − φ) of what is known stays: as if θ took a step whose variance is φ/(1 − φ) of its own."""
+    """Keeping 1 − φ of the information is a step of θ with variance φ/(1 − φ) times its own."""
     share = 0.2
     x = KalmanStateNode(
         "x",
@@ -437,8 +435,8 @@ def test_forgetting_is_a_random_walk_of_the_parameters():
 # --- flows that bend ------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("flow", [pc.systems.lorenz, pc.TracedFunction(pc.systems.lorenz.__call__, parameters=1)])
 @pytest.mark.parametrize("second_order", [True, False])
-def test_the_mean_of_a_gaussian_belief_moves_by_the_mean_of_a_quadratic_flow(flow, second_order):
-    """E f(x) of x ~ N(m, P), exactly by points at m ± √3 times the columns of a root of P; without the bend f(m)."""
+def test_second_order_predicts_the_mean_of_a_quadratic_flow(flow, second_order):
+    """E f(x) of x ~ N(m, P), exact by points at m ± √3 times columns of a root of P; f(m) if not second_order."""
     x = KalmanStateNode(
         "x", dim=3, flow=flow, initial_mean=[1.0, 2.0, 20.0], initial_sd=[1.0, 2.0, 3.0], second_order=second_order
     )
@@ -462,27 +460,12 @@ def test_the_mean_of_a_gaussian_belief_moves_by_the_mean_of_a_quadratic_flow(flo
 
 
 # --- smooth noise ----------------------------------------------------------------------------------------------------
-def test_shocks_make_a_noise_of_the_right_autocorrelation():
-    """Σ_j b_j(t) b_j(t + h) of bells on a grid is close to exp(−h²/2w²), whatever the phase."""
-    from pcnet.numerics.coloured_noise import SPACING, GaussianPulses
-
-    width = 0.7
-    colour = GaussianPulses(torch.tensor([width], dtype=torch.float64), 99)
-    assert colour.spacing.item() == pytest.approx(SPACING * width / math.sqrt(2))
-    for phase in (-0.5, -0.2, 0.1, 0.4):
-        for lag in (0.0, 0.3, 0.9, 1.8):
-            now = colour.loadings(torch.tensor([phase], dtype=torch.float64))
-            then = colour.loadings(torch.tensor([phase + lag / colour.spacing.item()], dtype=torch.float64))
-            expected = math.exp(-(lag**2) / (2 * width**2))
-            assert (now * then).sum().item() == pytest.approx(expected, abs=0.003)
 
 
-def test_smooth_noise_is_filtered_as_its_covariance_says():
-    """A state that stands still under smooth observation noise: the posterior is that of the whole Gaussian process.
+def test_smooth_observation_noise_equals_a_gaussian_process_posterior():
+    """A constant state under noise with covariance exp(−h²/2w²), over six lengthscales: variance 1/(1ᵀS⁻¹1 + prior).
 
-    Over six kernel widths of noise with exp(−h²/2w²), the mean of a constant is found with the variance
-    1/(1ᵀS⁻¹1 + prior); five shocks, and what is left to them, come near it. Taken for white noise of its own variance
-    it would be found with an eighth of that.
+    Five pulses and the white rest are close to it; white noise of the same variance would give an eighth.
     """
     width, steps, sd = 0.5, 60, 0.3
     x = KalmanStateNode("x", dim=1, flow=Linear([[0.0]]), initial_mean=[0.0], initial_sd=2.0, learn_noise=False)
@@ -502,8 +485,8 @@ def test_smooth_noise_is_filtered_as_its_covariance_says():
     assert sd / math.sqrt(steps) < 0.4 * precision**-0.5
 
 
-def test_without_shocks_smooth_noise_is_white_noise_of_its_strength():
-    """Its variance times ∫κ/dt: the Kalman filter that is told so."""
+def test_without_pulses_smooth_noise_is_equivalent_white_noise():
+    """The Kalman filter with the variance times ∫κ/dt."""
     width = 0.3
     result = {}
     for n_pulses in (0, 5):
@@ -534,25 +517,10 @@ def test_without_shocks_smooth_noise_is_white_noise_of_its_strength():
     assert not np.allclose(result[0].mean("x"), result[5].mean("x"))
 
 
-@pytest.mark.parametrize(
-    ("kernel", "expected"),
-    [
-        (SquaredExponential(0.7), 0.7 * math.sqrt(2 * math.pi)),
-        (pc.kernels.Matern(0.7, 0.5), 1.4),  # exp(−|h|/w)
-        (pc.kernels.Matern(0.7, 1.5), 4 * 0.7 / math.sqrt(3)),  # (1 + z)e^−z, z = √3|h|/w
-        (pc.kernels.Autocorrelation(lambda h: 1 / (1 + h**2) ** 2, 0.7), 0.7 * math.pi / 2),
-        (White(), 0.0),
-    ],
-)
-def test_how_long_noise_lasts(kernel, expected):
-    assert kernel.correlation_integral.item() == pytest.approx(expected, rel=1e-6, abs=1e-12)
-
-
 # --- the contract, batches, files ------------------------------------------------------------------------------------
 
 
-def test_forecasts_grow_less_sure_as_the_kalman_filter_does():
-    """A forecast is what the filter would believe if it saw nothing more."""
+def test_forecasts_equal_the_kalman_filter_without_observations():
     session = linear_graph().start(STILL, record=()).run(OBSERVATIONS)
     forecast = session.forecast(40 * DT)
     oracle = kalman()
@@ -564,7 +532,7 @@ def test_forecasts_grow_less_sure_as_the_kalman_filter_does():
         np.testing.assert_allclose(forecast.sd("x")[k], np.sqrt(np.diag(oracle.covariance)), rtol=1e-9)
 
 
-def test_the_error_flow_of_a_filter_is_what_corrected_it():
+def test_the_error_of_a_kalman_state_is_its_correction():
     result = linear_graph().run(OBSERVATIONS, STILL, record=pc.Record.flow())
     assert result.error_flow().surprise("x").shape == (25,)
     oracle = kalman()
@@ -575,7 +543,7 @@ def test_the_error_flow_of_a_filter_is_what_corrected_it():
 
 
 # --- what it refuses -------------------------------------------------------------------------------------------------
-def test_what_makes_no_sense_is_refused_in_words():
+def test_invalid_settings_and_links_are_rejected():
     x = KalmanStateNode("x", dim=2, flow=Linear(FLOW))
     graph = pc.Graph()
     with pytest.raises(GraphError, match="give 'y' one order, orders=1"):
@@ -601,15 +569,15 @@ def test_what_makes_no_sense_is_refused_in_words():
         graph.run(OBSERVATIONS[:, :2], STILL)
 
 
-def test_a_schedule_that_never_carries_it_on_is_refused():
-    """Without a time update the belief would stand still in time."""
+def test_a_schedule_without_predict_is_rejected():
+    """The belief would never be moved to the time of the observation."""
     with pytest.raises(
         ScheduleError, match=r"KalmanStateNode 'x' never takes the action 'predict'; .*pcnet.adaptive_filtering\(\)"
     ):
         linear_graph().run(OBSERVATIONS, pc.odem())
 
 
-def test_coupled_precisions_cannot_be_carried():
+def test_coupled_precisions_are_rejected():
     x, y = KalmanStateNode("x", dim=2, flow=Linear(FLOW)), SensoryNode("y", dim=2, orders=1, dt=0.1)
     graph = pc.Graph()
     graph.predicts(x, y)
@@ -619,8 +587,8 @@ def test_coupled_precisions_cannot_be_carried():
         graph.run(OBSERVATIONS[:, :2], STILL)
 
 
-def test_triple_finds_levels_of_noise_that_it_was_told_wrong():
-    """An oscillator of unknown stiffness with white noise, from precisions wrong by 50 either way, seven seeds."""
+def test_the_adaptive_filter_recovers_noise_levels_from_wrong_guesses():
+    """An oscillator of unknown stiffness with white noise, guesses wrong by 50 either way, seven seeds."""
     truth, dt, samples, seeds = 1.7, 0.05, 3000, list(range(7))
 
     def oscillator(x, theta):
@@ -661,8 +629,7 @@ def test_triple_finds_levels_of_noise_that_it_was_told_wrong():
 
 
 @pytest.mark.parametrize("policy", ["stop", "hold", "reset"])
-def test_one_that_diverges_at_its_first_observation_does_not_disturb_the_others(policy):
-    """A belief finds its size at the first observation, and may be lost there too."""
+def test_divergence_at_the_first_observation_does_not_affect_other_elements(policy):
 
     def graph(mean):
         return adaptive_filter(
@@ -677,7 +644,7 @@ def test_one_that_diverges_at_its_first_observation_does_not_disturb_the_others(
 
 
 @pytest.mark.parametrize("options", [{}, {"correlation_time": 0.3}, {"model_error_time": 2.0}], ids=str)
-def test_one_that_begins_anew_within_a_gap_is_as_one_that_begins_there(options):
+def test_a_reset_within_a_gap_equals_a_new_run(options):
     def graph():
         return adaptive_filter(
             lambda x, theta: -theta * x, 3, DT, parameter_mean=[0.4, 0.5, 0.6], parameter_sd=0.2, every=4, **options
@@ -698,7 +665,7 @@ def test_one_that_begins_anew_within_a_gap_is_as_one_that_begins_there(options):
 
 @pytest.mark.parametrize("size", [1e30, 1e100, 1e150, 1e154, 1e300])
 @pytest.mark.parametrize("policy", ["hold", "reset"])
-def test_no_observation_makes_it_unsound_in_silence(size, policy):
+def test_huge_observations_never_leave_non_finite_beliefs(size, policy):
     graph, schedule = adaptive_filter(
         pc.systems.lotka_volterra, 3, 0.01, parameter_mean=[0.3, -0.2, 0.3], parameter_sd=0.25, every=4
     )
@@ -711,8 +678,8 @@ def test_no_observation_makes_it_unsound_in_silence(size, policy):
 
 
 # --- beginning to learn ----------------------------------------------------------------------------------------------
-def test_noise_is_taken_for_stronger_than_guessed_by_those_who_learn_it():
-    """By two prior standard deviations for observations and half a one for states; as guessed where levels stay."""
+def test_learned_noise_levels_start_inflated():
+    """By two prior sds for observations and half an sd for states; given levels start as given."""
     options = {"expected_precision_x": 4.0, "expected_precision_y": 9.0, "sd_lambda": 1.5}
     graph, _ = adaptive_filter(lambda x, theta: -x, 2, DT, **options)
     given = graph.start(STILL, record=()).step([1.0, 0.5])

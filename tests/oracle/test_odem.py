@@ -11,15 +11,15 @@ from support.paths import DATA
 
 @pytest.mark.parametrize("model", ["glv", "lorenz"])
 @pytest.mark.parametrize("orders", [2, 3])
-def test_the_authors_first_states(model, orders):
+def test_the_first_states_of_the_authors(model, orders):
     graph, _ = odem(model, orders, conventions="authors")
     measured = np.load(DATA / f"{model}_k{orders}_plain.npz")["initial_mean"]
     np.testing.assert_allclose(graph["x"].initial_mean, measured, rtol=1e-7)
 
 
 @pytest.mark.parametrize("conventions", ["paper", "authors"])
-def test_the_right_model_beats_the_wrong_one(conventions):
-    """Scenario-same against scenario-different on the same data: less error, and a lower free action."""
+def test_the_right_model_has_less_error_and_lower_free_action(conventions):
+    """Scenario-same against scenario-different on the same data."""
     world = simulate.glv_process(samples=1500, noise="authors")
     found = {}
     for model in ("glv", "lorenz"):
@@ -33,8 +33,7 @@ def test_the_right_model_beats_the_wrong_one(conventions):
     assert found["glv"][0] < raw
 
 
-def test_conventions_are_ordinary_options():
-    """The graph of the authors' program differs from the paper's in settings only."""
+def test_the_conventions_of_the_authors_are_settings():
     ours, _ = odem(conventions="paper")
     theirs, _ = odem(conventions="authors")
     assert ours["lambda_x"].sd.item() == pytest.approx(0.1)
@@ -59,6 +58,6 @@ def test_conventions_are_ordinary_options():
         ({"beta_theta": 1.0}, "beta"),
     ],
 )
-def test_bad_settings(options, words):
+def test_invalid_settings_are_rejected(options, words):
     with pytest.raises(SettingError, match=words):
         odem(**options)

@@ -1,4 +1,4 @@
-"""Parameters learned by Newton steps, where the posterior has a closed form: gains of states that stand still."""
+"""Parameters and log-precisions learned by Newton steps, where the posterior has a closed form."""
 
 import math
 
@@ -57,8 +57,8 @@ def expect(seen: int) -> tuple[np.ndarray, np.ndarray]:
     ],
 )
 @pytest.mark.parametrize("every", [1, 5])
-def test_the_belief_is_the_exact_posterior(every, verbs, curvature):
-    """Whether or not the posterior becomes the prior of what comes next: that is a matter of bookkeeping."""
+def test_the_posterior_of_a_linear_gain_is_exact(every, verbs, curvature):
+    """With and without making the posterior the next prior."""
     result = graph_of(Newton(), curvature).run(OBSERVATIONS, schedule=learning(*verbs, every=every))
     for t in range(12):
         mean, sd = expect((t + 1) // every * every)
@@ -76,8 +76,8 @@ def test_every_batch_element_has_its_own_clock():
             np.testing.assert_allclose(result.sd("gain")[i, t], sd, rtol=1e-10)
 
 
-def test_every_batch_element_forgets_in_its_own_way():
-    """After long forgetting by a half at every observation, the last ones count 1, ½, ¼, …, and the prior always."""
+def test_every_batch_element_has_its_own_forgetting_factor():
+    """With a factor of a half, the last observations count 1, ½, ¼, …, and the prior always counts."""
     schedule = learning("update", "update_covariance", "renew_prior", every=1)
     result = graph_of(Newton(forgetting_factor=[0.0, 0.5])).run(OBSERVATIONS, schedule=schedule)
     np.testing.assert_allclose(result.mean("gain")[0, -1], expect(12)[0], rtol=1e-10)
@@ -87,8 +87,8 @@ def test_every_batch_element_forgets_in_its_own_way():
     )
 
 
-def test_the_complexity_is_the_information_gained():
-    """Without carrying: ½(θ − η)ᵀP(θ − η) + ½log|L|/|P|."""
+def test_the_complexity_is_the_kl_divergence_from_the_prior():
+    """Without renewing the prior: ½(θ − η)ᵀP(θ − η) + ½log|L|/|P|."""
     graph = graph_of(Newton())
     session = graph.start(learning("update", "update_covariance", every=1)).run(OBSERVATIONS)
     mean, sd = expect(12)
@@ -98,8 +98,8 @@ def test_the_complexity_is_the_information_gained():
     assert found.complexity.item() == pytest.approx(expected, rel=1e-10)
 
 
-def test_log_precisions_move_by_newton():
-    """Errors of a precision that is known e-fold too high: λ moves by Σ½(1 − e^λ ε²)/(1/sd² + T/2), in one step."""
+def test_a_newton_step_of_a_log_precision():
+    """λ moves by Σ½(1 − e^λ ε²)/(1/sd² + T/2)."""
     x = GeneralisedStateNode("x", dim=1, orders=1, flow=Linear([[0.0]]), initial_mean=[[0.0]])
     y = SensoryNode("y", dim=1, orders=1)
     noise = PrecisionNode("noise", mean=1.0, sd=0.5, correlation_time=1.0, estimator=Newton())

@@ -1,4 +1,4 @@
-"""Many channels: nothing is formed that is larger than it has to be, and nothing that is computed changes by it."""
+"""Many channels: memory is linear in their number, and results do not depend on how matrices are stored."""
 
 import numpy as np
 import pytest
@@ -71,7 +71,7 @@ def observations(channels: int, samples: int = 6) -> Tensor:
 
 @pytest.mark.parametrize("kind", MAPPINGS)
 def test_memory_is_linear_in_the_channels(kind):
-    """At most rows · states numbers for each channel at once, and a few more: never one for each pair of channels."""
+    """At most rows · states numbers per channel, and never one per pair of channels."""
     channels = 3000
     session = build(MAPPINGS[kind](weights(channels)), channels).start(
         pc.odem(every=2), record=("mean", "sd", "energy")
@@ -87,8 +87,8 @@ def test_memory_is_linear_in_the_channels(kind):
 @pytest.mark.parametrize("curvature", ["gauss-newton", "exact"])
 @pytest.mark.parametrize("precisions", ["each", "full"])
 @pytest.mark.parametrize("kind", MAPPINGS)
-def test_many_channels_are_as_few(kind, precisions, curvature, monkeypatch):
-    """The same run with every slope and every precision spelled out, as only small ones are."""
+def test_lazy_and_dense_matrices_give_the_same_run(kind, precisions, curvature, monkeypatch):
+    """The same run with every slope and precision formed densely."""
     mapping, seen = MAPPINGS[kind](weights(24)), observations(24)
     wanted = ("mean", "covariance", "energy", "prediction")
     large = build(mapping, 24, precisions, curvature).run(seen, schedule=pc.odem(every=2), record=wanted)

@@ -60,7 +60,7 @@ def test_smooth_noise(form, kernel, widths, n):
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-12 * np.abs(theirs).max())
 
 
-def test_smooth_noise_of_many_widths_at_once():
+def test_smooth_noise_of_many_lengthscales_at_once():
     widths = SMOOTHNESS["s"][1:]
     together = temporal_precision(SquaredExponential(lengthscale=math.sqrt(2) * widths), 5)
     for precision, s, r in zip(together, widths, SMOOTHNESS["R_n5"][1:], strict=True):
@@ -158,8 +158,8 @@ def test_local_linearisation(n):
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 5, 8, 20])
-def test_local_linearisation_for_ever(n):
-    """t = ∞ of a flow that comes to rest is any time by which it has; a rotation never does, and is left out."""
+def test_local_linearisation_for_infinite_time(n):
+    """t = ∞ of a stable flow equals any long enough time; rotations are left out."""
     j, f, t, dx = (STEPS[f"{key}_n{n}"] for key in ("J", "f", "t", "dx"))
     slowest = np.linalg.eigvals(j).real.max(-1)
     kept = np.isinf(t).all(-1) & (slowest < -1e-3)

@@ -150,8 +150,8 @@ def test_elimination_messages_are_the_dense_solve(branch, kappa):
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
 
 
-def test_one_level_is_as_without_causes():
-    """A cause that nothing depends on does not change anything, to the last digit."""
+def test_an_unused_cause_changes_nothing():
+    """To the last digit."""
     flow = torch.tensor([[-0.2, 1.0], [-1.0, -0.2]])
     seen = torch.randn(20, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 
@@ -197,8 +197,8 @@ def predicted_parameter(sd):
     return graph, a
 
 
-def test_a_static_prior_is_a_prediction_that_never_changes():
-    """A level above that stands still at the prior's mean: the same numbers, where posteriors are not carried over."""
+def test_a_constant_prediction_equals_a_static_prior():
+    """A level above that stays at the mean of the prior, without renewed priors."""
     seen = (1 - torch.exp(-1.5 * torch.arange(60) * 0.1))[:, None]
     acts = (
         pc.act("observe", "sensory"),
@@ -221,8 +221,8 @@ def test_a_static_prior_is_a_prediction_that_never_changes():
     assert not np.array_equal(first.mean("a")[0], first.mean("a")[-1])
 
 
-def test_the_level_above_hears_of_the_error():
-    """With a free level above, the parameter's error moves it: it goes where the data pull the parameter."""
+def test_the_error_of_a_parameter_moves_the_level_above():
+    """It goes where the data pull the parameter."""
     seen = (1 - torch.exp(-2.0 * torch.arange(300) * 0.1))[:, None]
     graph, a = predicted_parameter(0.2)
     top = GeneralisedStateNode(
@@ -243,7 +243,7 @@ def test_the_level_above_hears_of_the_error():
     assert np.isfinite(error)
 
 
-def test_newton_steps_do_not_go_with_a_prior_that_changes():
+def test_newton_is_rejected_for_predicted_parameters():
     x = GeneralisedStateNode("x", dim=1, orders=2, flow=lambda x, a: a * (1 - x))
     top = GeneralisedStateNode("top", dim=1, orders=1, flow=lambda x, _: 0 * x)
     y, a = SensoryNode("y", dim=1, orders=2, dt=0.1), ParameterNode("a", mean=[0.7], sd=0.3, estimator=Newton())
@@ -275,8 +275,8 @@ def driven_by_input(gain):
     return graph
 
 
-def test_a_cause_follows_its_input_as_closely_as_its_precision_says():
-    """The input says 1, the observations say that the cause was 2: the posterior is between them."""
+def test_a_cause_is_between_its_input_and_the_observations():
+    """The input is 1, the observations suggest 2."""
     t = torch.arange(400) * 0.1
     seen = {"u": torch.ones(400, 1), "y": (2 * (1 - torch.exp(-t)))[:, None]}
     ends = [driven_by_input(gain).run(seen, schedule=pc.states_only()).mean("v")[-1, 0, 0] for gain in (1e-3, 1e8)]
@@ -309,7 +309,7 @@ def errors(result, truth, starts=None):
     return found
 
 
-def test_convolution_is_inverted_as_well_as_by_spm():
+def test_convolution_is_inverted_as_accurately_as_by_spm():
     d = np.load(DATA / "spm_convolution.npz")
     step = ImplicitEuler(step_size=1.0)
     flow = pc.systems.linear(d["M1_pE_f"], causes=d["M1_pE_h"])
@@ -329,7 +329,7 @@ def test_convolution_is_inverted_as_well_as_by_spm():
     assert found["v"] <= 1.02 * spm[1]
 
 
-def test_a_hierarchy_of_three_levels_is_inverted_as_well_as_by_spm():
+def test_a_hierarchy_of_three_levels_is_inverted_as_accurately_as_by_spm():
     d = np.load(DATA / "spm_hierarchy3.npz")
     step = ImplicitEuler(step_size=1.0)
     flows = [pc.systems.linear(d[f"P{i}_f"], causes=d[f"P{i}_h"]) for i in (1, 2)]
@@ -351,7 +351,7 @@ def test_a_hierarchy_of_three_levels_is_inverted_as_well_as_by_spm():
         assert error <= 1.05 * spm, name
 
 
-def test_a_lorenz_attractor_is_found_from_a_wrong_start_as_well_as_by_spm():
+def test_a_lorenz_attractor_is_tracked_from_a_wrong_start_as_accurately_as_by_spm():
     d = np.load(DATA / "spm_lorenz.npz")
     sigma, beta, rho = d["M1_pE_vec"].ravel()
 
@@ -396,7 +396,7 @@ def noise(name):
     return PrecisionNode(name, prior_precision=1.0, sd=1.0, correlation_time=1.0)
 
 
-def test_what_makes_no_sense_is_refused():
+def test_invalid_links_are_rejected():
     x, plain, v, y, graph = parts()
     with pytest.raises(GraphError, match=r"SensoryNode 'y' cannot be the child in 'v' drives 'y'"):
         graph.drives(v, y)
@@ -418,7 +418,7 @@ def test_what_makes_no_sense_is_refused():
     graph.check()
 
 
-def test_a_cause_that_no_function_takes_is_refused():
+def test_an_unused_cause_is_rejected():
     _, plain, v, y, graph = parts()
     graph.predicts(plain, y)
     graph.drives(v, plain)
@@ -428,12 +428,12 @@ def test_a_cause_that_no_function_takes_is_refused():
         graph.check()
 
 
-def test_a_prior_of_another_size_is_refused():
+def test_a_prior_of_the_wrong_size_is_rejected():
     with pytest.raises(SettingError, match="prior has 3 values in its last dimension, and the cause 1 dimensions"):
         CauseNode("v", dim=1, orders=2, prior=[1.0, 2.0, 3.0])
 
 
-def test_a_cause_of_too_many_orders_is_refused():
+def test_a_cause_with_too_many_orders_is_rejected():
     x, _, _, y, graph = parts()
     v = CauseNode("v", dim=1, orders=4)
     graph.predicts(x, y)

@@ -1,4 +1,4 @@
-"""The calibration study: its measures and rivals against closed forms, its verdicts, and a tiny run of the whole."""
+"""The calibration study: measures and baselines against closed forms, targets, and a tiny run."""
 
 import json
 import math
@@ -29,7 +29,7 @@ def test_wilsons_interval_solves_its_quadratic(trials_, share):
     assert found.low - 1e-12 <= share <= found.high + 1e-12
 
 
-def test_no_trials_no_interval():
+def test_no_trials_give_no_interval():
     assert all(math.isnan(value) for value in measures.wilson(0.5, 0))
 
 
@@ -44,7 +44,7 @@ def test_coverage_of_gaussian_beliefs_is_that_of_the_normal_distribution():
         assert found.mean() == pytest.approx(expected, abs=4 * math.sqrt(0.25 / truth.size))
 
 
-def test_what_is_not_a_number_is_not_covered():
+def test_nan_is_not_covered():
     truth = np.zeros((1, 2))
     assert measures.coverage(np.array([[0.0, np.nan]]), np.ones((1, 2)), truth) == pytest.approx(0.5)
 
@@ -57,8 +57,8 @@ def test_errors_by_seed():
 
 
 # --- rivals ----------------------------------------------------------------------------------------------------------
-def test_the_extended_filter_of_a_linear_process_is_the_joint_gaussian():
-    """Filtered beliefs are the conditional of the joint Gaussian of all states given all observations so far."""
+def test_the_extended_filter_of_a_linear_process_equals_the_joint_gaussian():
+    """Filtered beliefs are the conditional of the joint Gaussian of all states given the observations so far."""
     rng = np.random.default_rng(1)
     steps, n, d = baselines.EVERY, 3, 2
     a = 0.9 * np.linalg.qr(rng.normal(size=(n, n)))[0]
@@ -136,14 +136,14 @@ def test_the_data_are_those_of_the_glv_process(name, options):
     assert torch.equal(found.observations, expected.observations)
 
 
-def test_the_flow_that_rivals_have_is_the_flow():
+def test_baselines_use_the_true_flow():
     model = design.CASES["white"].model
     x, theta = torch.randn(2, 5, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     assert model.plain_flow is not None
     assert torch.allclose(model.plain_flow(x, theta), model.flow(x, theta))
 
 
-def test_a_jump_changes_the_second_half_alone():
+def test_a_jump_changes_only_the_second_half():
     jumped = design.CASES["jump-white"].process.simulate(400, [1000])
     steady = design.CASES["white"].process.simulate(400, [1000])
     assert torch.equal(jumped.states[:, :201], steady.states[:, :201])
@@ -154,7 +154,7 @@ def test_a_jump_changes_the_second_half_alone():
     assert torch.allclose(x[301], step)
 
 
-def test_no_development_seed_is_held_out():
+def test_development_seeds_and_held_out_seeds_are_disjoint():
     assert design.DEVELOPMENT + 10_000 <= design.HELD_OUT
 
 
@@ -164,7 +164,7 @@ def _rows(**columns):
     return pd.DataFrame({"raw": [0.01] * count, "diverged": [False] * count, **columns})
 
 
-def test_a_summary_counts_what_is_near_enough_and_what_was_lost():
+def test_a_summary_counts_accurate_and_failed_seeds():
     found = summarise(
         _rows(
             mse=[1.0, 3.0, np.nan, 2.0],
@@ -179,7 +179,7 @@ def test_a_summary_counts_what_is_near_enough_and_what_was_lost():
     assert math.isnan(found.error)
 
 
-def test_verdicts_say_by_how_much():
+def test_verdicts_state_the_margin():
     good, bad = summarise(_rows(mse=[1.2])), summarise(_rows(mse=[1.5]))
     rival = summarise(_rows(mse=[1.0]))
     assert targets.ratio("white", "", good, rival, "mse", 1.3)[3:] == ("holds", "")
@@ -203,7 +203,7 @@ def test_every_method_and_prior_is_tried():
 @pytest.mark.parametrize(
     ("case", "method"), [("smooth5", "pcnet"), ("white", "paper"), ("smooth50", "ekf noise as states")]
 )
-def test_a_trial_has_a_row_a_seed(case, method):
+def test_a_trial_has_a_row_for_each_seed(case, method):
     prior = design.PRIORS[1] if method in ("pcnet", "paper") else None
     seeds = [1000, 1001, 1002]
     world = design.CASES[case].process.simulate(200, seeds)
@@ -249,7 +249,7 @@ def test_a_tiny_study_has_a_report(tmp_path, monkeypatch):
     assert len(said) == 5
 
 
-def test_a_cell_that_is_not_there_is_refused(tmp_path):
+def test_an_unknown_case_is_rejected(tmp_path):
     with pytest.raises(SettingError, match="there is no case 'red'; cases: white"):
         calibrate(tmp_path, cases=["red"])
     with pytest.raises(SettingError, match="samples 200 or more"):

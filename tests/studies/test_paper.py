@@ -1,4 +1,4 @@
-"""The study of the paper: what is selected, what is re-run, and that the whole of it gives the measured figures."""
+"""The study of the paper: selection, re-runs, resumption, and the measured figures."""
 
 import csv
 
@@ -32,7 +32,7 @@ def test_grids_have_the_sizes_of_the_paper():
     assert all(len(GRIDS[grid]["model"]) == 2 for grid in GRIDS)
 
 
-def test_settings_reach_the_graph():
+def test_settings_reach_the_model():
     graph, schedule = build(
         "glv", 3, 10.0, "paper", kappa=0.5, every=128, beta_lambda=0.1, beta_theta=0.2, sd_lambda_x=0.1, sd_lambda_y=0.5
     )
@@ -61,8 +61,8 @@ def test_winners_have_the_lowest_free_action(done):
         assert row["free_action"] == cell["free_action"].min()
 
 
-def test_what_was_run_again_is_what_was_summarised(done):
-    """The error from the full trace equals the one that was summed up while sweeping, and so the free action."""
+def test_re_runs_agree_with_the_sweep(done):
+    """Error and free action of the full trace equal those summed during the sweep."""
     truth = done.results.realisations[0].states.numpy()
     winners = done.results.winners
     for row in winners[winners["replicate"] == 0].to_dict("records"):
@@ -73,7 +73,7 @@ def test_what_was_run_again_is_what_was_summarised(done):
         assert result.mean("theta")[-1, 0] == pytest.approx(row["theta.mean[0]"], rel=1e-9)
 
 
-def test_slow_beliefs_of_all_replicates(done):
+def test_recorded_parameters_of_all_replicates(done):
     for cell, slow in done.results.slow.items():
         full = done.results.traces[cell]
         assert slow.batch_shape == (2,)
@@ -90,7 +90,7 @@ def test_report_and_figures_are_there(done, folder):
     assert "GLV, 3 orders" in conclude(done)
 
 
-def test_called_again_nothing_is_computed_twice(done, folder):
+def test_a_second_call_computes_nothing_again(done, folder):
     before = done.study.to_dataframe()[["free_action", "seconds"]]
     again = reproduce(folder, grid="small", data="white", seeds=2, observations=200, processes=1, progress=False)
     assert before.equals(again.study.to_dataframe()[["free_action", "seconds"]])
@@ -108,7 +108,7 @@ def test_command_line(folder, done):
     assert CliRunner().invoke(app, ["--data", "pink"]).exit_code == 2
 
 
-def test_bad_settings(tmp_path):
+def test_invalid_settings_are_rejected(tmp_path):
     with pytest.raises(SettingError, match="there is no grid 'huge'; choose paper, full, small"):
         reproduce(tmp_path, grid="huge")
     with pytest.raises(SettingError, match="seeds must be 1 or more"):
@@ -116,7 +116,7 @@ def test_bad_settings(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_whole_study_gives_the_measured_errors(tmp_path):
+def test_the_whole_study_reproduces_the_measured_errors(tmp_path):
     """3,024 inversions of the authors' 10,000 observations: the MSE of every cell within 2 % of the measured one."""
     done = reproduce(tmp_path, progress=True)
     assert len(done.results.table) == 2 * 1512

@@ -1,4 +1,4 @@
-"""Figures show the findings, claims are judged by them, and the report holds both, whatever it is fed."""
+"""Figures show the results, claims are checked against them, and the report holds both, whatever the input."""
 
 import base64
 import math
@@ -217,7 +217,7 @@ def test_errors_are_geometric_means(found):
     assert "geometric mean over 2 replicates" in drawing.caption
 
 
-def test_bars_reach_from_least_to_greatest(found):
+def test_error_bars_span_the_replicates(found):
     ax = figures.errors(found).figure.axes[0]
     (bar,) = ax.containers[0].lines[2]
     ends = np.array([segment[:, 1] for segment in bar.get_segments()])
@@ -259,7 +259,7 @@ def test_log_precisions_with_bands_and_replicates(found, node):
             assert low <= curve.min() <= curve.max() <= high
 
 
-def test_channels_are_averaged_and_it_is_said(single):
+def test_averages_over_channels_are_labelled(single):
     drawing = figures.log_precisions(single, "lambda_y")
     ax = drawing.figure.axes[0]
     assert "mean of 3 channels" in ax.get_ylabel()
@@ -283,7 +283,7 @@ def test_parameters_with_true_values(found):
 
 
 @pytest.mark.parametrize("orders", [2, 3])
-def test_states_and_sensations_row_by_row(found, orders):
+def test_states_and_observations_row_by_row(found, orders):
     world = found.realisations[0]
     states, sensations = (make(found, orders) for make in (figures.inferred_states, figures.predicted_sensations))
     places = [Cell(model, orders, ratio) for ratio in RATIOS for model in MODELS]
@@ -304,7 +304,7 @@ def test_colours_of_ratios_are_all_different_and_ordered_by_lightness():
     assert np.all(np.diff(lightness) > 0.02)
 
 
-def test_a_cell_without_winner_is_said_and_shown(single, drawings):
+def test_a_cell_without_a_winner_is_marked(single, drawings):
     missing = "Lorenz, 3 orders, C = 50"
     for drawing in drawings[1]:
         if drawing.name not in ("process", "states_2_orders", "sensations_2_orders"):
@@ -326,7 +326,7 @@ def test_all_result_figures_of_the_paper_are_drawn(drawings):
     assert [drawing.name for drawing in drawings[0]] == names
 
 
-def test_pictures_are_written_whole_or_not_at_all(single, drawn, tmp_path, monkeypatch):
+def test_pictures_are_written_atomically(single, drawn, tmp_path, monkeypatch):
     for picture in drawn:
         assert picture.path.name == f"{picture.name}.png"
         assert picture.path.read_bytes().startswith(b"\x89PNG")
@@ -451,7 +451,7 @@ def verdicts(findings):
     return {claim.title: claim.verdict for claim in claims.examine(findings)}
 
 
-def test_made_findings_are_what_they_claim():
+def test_synthetic_results_are_as_constructed():
     findings = made()
     assert findings.state_variance == pytest.approx(VARIANCE, rel=1e-9)
     assert findings.raw_mse == pytest.approx(RAW)
@@ -459,7 +459,7 @@ def test_made_findings_are_what_they_claim():
 
 
 @pytest.mark.parametrize("replicates", [1, 3])
-def test_all_claims_of_the_paper_hold_for_sound_findings(replicates):
+def test_all_claims_of_the_paper_hold_for_results_that_support_them(replicates):
     judged = [claim for claim in claims.examine(made(replicates=replicates)) if claim.source == "paper"]
     assert [claim.title for claim in judged if claim.verdict != "holds"] == []
     assert len({claim.title for claim in judged}) == len(judged)
@@ -528,7 +528,7 @@ SPOILED = {
 }
 
 
-def test_every_claim_of_the_paper_is_spoiled_once():
+def test_every_claim_of_the_paper_has_a_counterexample():
     assert {claim.title for claim in claims.examine(made()) if claim.source == "paper"} == set(SPOILED)
 
 
@@ -537,17 +537,17 @@ def test_claims_of_the_paper_can_fail(title):
     assert verdicts(made(**SPOILED[title]))[title] == "does not hold"
 
 
-def test_beliefs_that_never_move_have_settled():
+def test_constant_beliefs_count_as_converged():
     judged = verdicts(made(pace=flat(5.0), shift=flat(0.001)))
     assert judged["The precisions settle"] == judged["The parameters settle"] == "holds"
 
 
-def test_a_lag_that_stays_is_half_the_claim():
+def test_a_persistent_lag_is_half_the_claim():
     judged = verdicts(made(delay=flat(40)))
     assert judged["The third order removes the lag of the GLV model"] == "holds in part"
 
 
-def test_half_of_the_cases_is_holding_in_part():
+def test_a_claim_that_holds_in_half_of_the_cases_holds_in_part():
     """A third order helps in one scenario only."""
     mse = on(GLV, lambda cell, r: 0.1 * cell.orders, sound_mse)
     (claim,) = (c for c in claims.examine(made(mse=mse)) if c.title == "A third order of motion lowers the error")
@@ -598,7 +598,7 @@ OURS = {
 }
 
 
-def test_what_the_paper_does_not_ask_can_come_out_well():
+def test_additional_checks_can_pass():
     judged = [claim for claim in claims.examine(made(**GOOD)) if claim.source == "ours"]
     found = {claim.title: claim.verdict for claim in judged}
     assert set(found.values()) == {"holds"}
@@ -609,7 +609,7 @@ def test_what_the_paper_does_not_ask_can_come_out_well():
 
 
 @pytest.mark.parametrize("title", OURS)
-def test_what_the_paper_does_not_ask_can_come_out_badly(title):
+def test_additional_checks_can_fail(title):
     assert verdicts(made(**GOOD | OURS[title]))[title] == "does not hold"
 
 
@@ -621,13 +621,13 @@ def test_settings_chosen_by_free_action_can_be_bad():
     assert verdicts(findings._replace(table=table))[title] == "does not hold"
 
 
-def test_a_single_setting_is_no_choice():
+def test_a_single_setting_is_not_a_selection():
     findings = made()
     title = "Within a cell, the lowest free action finds good settings"
     assert verdicts(findings._replace(table=findings.winners))[title] == "not measured"
 
 
-def test_one_diverged_inversion_of_many_is_one_too_many():
+def test_a_single_diverged_inversion_is_reported():
     findings = made()
     table = findings.table.copy()
     table.loc[3, "diverged_at"] = 7.0
@@ -657,7 +657,7 @@ def test_beliefs_of_replicates_are_found_where_some_have_no_winner():
     assert evidence.slow(cell, 2, "theta", "mean")[0, 0] == 2.0
 
 
-def test_nothing_left_is_not_measured(found):
+def test_claims_without_data_are_not_measured(found):
     empty = found._replace(winners=found.winners.iloc[:0], traces={}, slow={})
     kinds = {claim.verdict for claim in claims.examine(empty) if claim.title != "Every inversion stays finite"}
     assert kinds <= {"not measured", "does not hold"}
@@ -689,7 +689,7 @@ def test_real_runs_are_judged(found, single):
         (math.nan, "–"),
     ],
 )
-def test_numbers_are_written_for_people(value, shown):
+def test_numbers_are_formatted_readably(value, shown):
     assert reporting.number(value) == shown
 
 
@@ -724,7 +724,7 @@ def written(single, drawn):
     return report.write(single, claims.examine(single), drawn, folder)
 
 
-def test_html_needs_nothing_else(written, drawn):
+def test_the_html_report_is_self_contained(written, drawn):
     text = written.html.read_text(encoding="utf-8")
     page = Page(text)
     assert not re.search(r"https?://|url\(|@import|<script|<link|<iframe", text)
@@ -794,7 +794,7 @@ def test_many_diverged_inversions_are_summarised(found):
 HOSTILE = "<script>alert(1)</script>|*x*_y_`z`[a](http://b)&amp;\n# c"
 
 
-def test_names_from_outside_are_only_words(single, drawn, tmp_path):
+def test_names_are_escaped(single, drawn, tmp_path):
     table = single.table.copy()
     table["diverged_node"] = table["diverged_node"].where(table["diverged_node"].isna(), HOSTILE)
     hostile = single._replace(table=table, data=HOSTILE, grid=HOSTILE, conventions=HOSTILE)
@@ -808,7 +808,7 @@ def test_names_from_outside_are_only_words(single, drawn, tmp_path):
     assert "<b onclick=x>1|2</b>" in page.text
 
 
-def test_speed_in_words(found):
+def test_the_speed_is_described(found):
     text = report._speed(found)
     assert "| Speed-up by batching | 100 times |" in text
     assert "| Peak memory | 3 MiB |" in text
@@ -819,7 +819,7 @@ def test_speed_in_words(found):
     assert "2 h 30 min" in bare
 
 
-def test_selected_settings_and_how_often_they_are_the_same(found):
+def test_selected_settings_and_their_agreement(found):
     winners = found.winners.copy()
     cell = winners.eval("model == 'glv' and orders == 2 and ratio == 1.0")
     winners.loc[cell, "kappa"] = [1.0, 0.25]
@@ -830,7 +830,7 @@ def test_selected_settings_and_how_often_they_are_the_same(found):
     assert len(lines) == 2 + len(CELLS)
 
 
-def test_a_report_is_replaced_whole_or_not_at_all(single, drawn, tmp_path, monkeypatch):
+def test_a_report_is_replaced_atomically(single, drawn, tmp_path, monkeypatch):
     judged = claims.examine(single)
     first = report.write(single, judged, drawn[:1], tmp_path)
     before = first.html.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The page of an error flow in a real browser, from a file and from a running stream."""
+"""The interactive page in a real browser, from a file and from a running session."""
 
 import shutil
 import time
@@ -168,7 +168,7 @@ def test_keys_move_play_and_choose(page):
     assert not shown.find("#help").is_displayed()
 
 
-def test_it_plays_to_the_end_and_faster_is_faster(page):
+def test_playback_reaches_the_end_and_follows_the_speed(page):
     shown = page(paper_run().error_flow())
     shown.key("+", "+")
     assert shown.find("#speed").get_attribute("value") == "3"
@@ -178,7 +178,7 @@ def test_it_plays_to_the_end_and_faster_is_faster(page):
     shown.until(lambda: shown.find("#play").get_attribute("aria-label") == "Play")
 
 
-def test_dragging_over_the_map_zooms_and_the_whole_run_comes_back(page):
+def test_dragging_over_the_map_zooms_and_can_be_undone(page):
     shown = page(paper_run().error_flow())
     area = shown.find("#map")
     width = area.size["width"]
@@ -215,7 +215,7 @@ def test_a_click_on_a_node_opens_its_traces_with_the_numbers_of_the_result(page)
     assert min(drawn) > 500  # none is blank
 
 
-def test_hovering_tells_the_numbers(page):
+def test_hovering_shows_the_numbers(page):
     result = paper_run()
     shown = page(result.error_flow())
     shown.to(75)
@@ -265,7 +265,7 @@ def test_levels_go_up_from_the_sensory_nodes_and_nothing_overlaps(page):
     assert float(shown.style("n0", "font-size").removesuffix("px")) * scale >= 9
 
 
-def test_names_are_text(page):
+def test_names_are_shown_as_text(page):
     result = wicked_graph().run(np.ones((3, 1)), record=pc.Record.flow())
     shown = page(result.error_flow())
     for name in EVIL:
@@ -290,7 +290,7 @@ def test_a_phone_shows_everything_without_scrolling_sideways(page):
     assert shown.find("#slider").rect["width"] > 300
 
 
-def test_dark_follows_the_system_and_can_be_turned_over(page):
+def test_the_dark_theme_follows_the_system_and_can_be_toggled(page):
     def paper_colour():
         return shown.run("return getComputedStyle(document.body).backgroundColor")
 
@@ -306,7 +306,7 @@ def test_dark_follows_the_system_and_can_be_turned_over(page):
     )
 
 
-def test_a_thinned_run_shows_the_extremes_of_each_stretch(page):
+def test_a_downsampled_run_shows_the_extremes_of_each_interval(page):
     result = repeated(paper_run(), 700)
     flow, shown = result.error_flow(), page(result.error_flow())
     stretch = shown.run("return flow.bin_size")

@@ -1,4 +1,4 @@
-"""The command `pcnet`, as it is typed."""
+"""The command `pcnet`."""
 
 import io
 import json
@@ -50,7 +50,7 @@ def good(*arguments, **options):
     return done
 
 
-def test_run_over_all_kinds_of_files(folder):
+def test_run_over_all_file_formats(folder):
     np.save("data.npy", Y)
     np.savez("data.npz", y=Y)
     pd.DataFrame(Y, columns=["y.0", "y.1", "y.2"]).to_parquet("data.parquet")
@@ -92,7 +92,7 @@ def test_interrupted_and_resumed(folder):
     assert pc.resume("run.ckpt").tick == 30
 
 
-def test_lines_in_and_beliefs_out(folder):
+def test_beliefs_are_streamed_for_lines_of_input(folder):
     lines = [
         ",".join("" if np.isnan(v) else repr(float(v)) for v in row) if k % 2 else json.dumps({"y": _nulls(row)})
         for k, row in enumerate(Y)
@@ -111,7 +111,7 @@ def _nulls(row):
     return [None if np.isnan(v) else float(v) for v in row]
 
 
-def test_lines_with_times_and_sensors_that_come_and_go(folder):
+def test_lines_with_times_and_missing_sensors(folder):
     x = GeneralisedStateNode("x", dim=1, orders=2, flow=pc.systems.linear([[-0.1]]))
     graph = pc.Graph()
     for name in ("fast", "slow"):
@@ -154,7 +154,7 @@ def test_schema_and_draw(folder):
     assert '"lambda_y" -> "y" [label="weighs"' in text
 
 
-def test_functions_of_ones_own(folder):
+def test_registered_functions_from_a_file(folder):
     (folder / "mine.py").write_text(
         "import pcnet as pc\n@pc.register('mine: decay')\ndef decay(x, theta):\n    return -x\n"
     )
@@ -193,7 +193,7 @@ def test_functions_of_ones_own(folder):
         (["draw", "graph.yaml", "--output", "no/g.png"], "no folder 'no'"),
     ],
 )
-def test_mistakes_are_said_in_a_line(folder, arguments, words):
+def test_user_errors_are_one_line(folder, arguments, words):
     (folder / "empty.csv").write_text("")
     (folder / "words.csv").write_text("a,b,c\n1,2,three\n")
     (folder / "wide.csv").write_text("a,b\n1,2\n")
@@ -219,7 +219,7 @@ def test_mistakes_are_said_in_a_line(folder, arguments, words):
         ("inf,1,1", "line 2: observation of 'y' at index"),
     ],
 )
-def test_lines_that_are_refused(folder, line, words):
+def test_invalid_lines_are_rejected(folder, line, words):
     done = pcnet("run", "graph.yaml", "--observations", "-", "--checkpoint", "run.ckpt", input=f"1,1,1\n{line}\n")
     assert done.exit_code == 2
     assert words in done.stderr
@@ -228,7 +228,7 @@ def test_lines_that_are_refused(folder, line, words):
     assert pcnet("run", "graph.yaml", "--observations", "-", input="").exit_code == 2
 
 
-def test_divergence_has_an_exit_code_of_its_own(folder):
+def test_divergence_has_its_own_exit_code(folder):
     wild = Y.copy()
     wild[5] = 1e300
     np.save("wild.npy", wild)
@@ -239,7 +239,7 @@ def test_divergence_has_an_exit_code_of_its_own(folder):
     assert "fallbacks of hold: 1" in done.stdout
 
 
-def test_a_reader_that_leaves(folder):
+def test_a_closed_output_pipe_ends_the_run_quietly(folder):
     command = [sys.executable, "-m", "pcnet.io.command_line", "run", "graph.yaml", "--observations", "-"]
     script = "import sys; from pcnet.io.command_line import app; sys.argv = sys.argv[1:]; app()"
     command[1:3] = ["-c", script, "pcnet"]
@@ -273,7 +273,7 @@ def started(folder, *arguments):
             process.kill()
 
 
-def test_a_stream_is_watched_while_it_runs(folder):
+def test_a_stream_is_shown_on_the_live_page(folder):
     with started(folder, "run", "graph.yaml", "--observations", "-", "--watch") as (process, address):
         assert "Waiting" in fetch(address, "")
         for count in (1, 2, 3):
@@ -288,7 +288,7 @@ def test_a_stream_is_watched_while_it_runs(folder):
             fetch(address, "")
 
 
-def test_a_file_can_be_looked_at_until_ctrl_c(folder):
+def test_the_live_page_of_a_file_stays_until_ctrl_c(folder):
     arguments = ("run", "graph.yaml", "--observations", "data.csv", "--output", "result.nc", "--watch")
     with started(folder, *arguments) as (process, address):
         assert "until Ctrl-C" in process.stderr.readline()
@@ -298,7 +298,7 @@ def test_a_file_can_be_looked_at_until_ctrl_c(folder):
         assert process.wait(timeout=20) == 0
 
 
-def test_a_port_that_is_taken_is_an_error_in_words(folder):
+def test_a_port_in_use_is_a_clear_error(folder):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -308,7 +308,7 @@ def test_a_port_that_is_taken_is_an_error_in_words(folder):
     assert f"port {port} cannot be used" in done.stderr
 
 
-def test_a_run_that_diverges_is_kept_up_to_there_and_goes_on_as_it_is_told(folder):
+def test_a_diverged_run_is_saved_and_resumes_with_another_policy(folder):
     wild = Y.copy()
     wild[20] = 1e300
     np.save("wild.npy", wild)
@@ -343,7 +343,7 @@ def test_batches_and_single_series_from_files(folder):
 
 
 @pytest.mark.parametrize("option", ["--output", "--checkpoint"])
-def test_a_folder_that_is_not_there_is_said_before_the_work(folder, option):
+def test_a_missing_folder_is_reported_before_the_run(folder, option):
     done = pcnet("run", "graph.yaml", "--observations", "-", option, "nowhere/file", input="1,2,3\n")
     assert done.exit_code == 2
     assert "no folder 'nowhere'" in done.stderr

@@ -1,4 +1,4 @@
-"""The documentation builds without a warning and without the net, and its code runs as printed."""
+"""The documentation builds without warnings and network access, and its code runs as printed."""
 
 import os
 import re
@@ -67,7 +67,7 @@ def site(tmp_path_factory):
     return folder
 
 
-def test_it_builds_without_a_warning_and_loads_nothing_from_the_net(site):
+def test_the_site_builds_without_warnings_and_loads_nothing_from_the_network(site):
     pages = [path for path in site.rglob("*.html") if path.name != "404.html"]
     assert len(pages) >= len(PAGES) + 10
     for path in pages:
@@ -79,7 +79,7 @@ def test_it_builds_without_a_warning_and_loads_nothing_from_the_net(site):
         assert not re.search(r"(url\(|@import)\s*['\"]?(\w+:)?//", path.read_text(encoding="utf-8")), path.name
 
 
-def test_the_reference_names_all_that_can_be_imported(site):
+def test_the_reference_covers_all_public_names(site):
     import pcnet
 
     told = "".join(path.read_text(encoding="utf-8") for path in (site / "reference").glob("*.html"))

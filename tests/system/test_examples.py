@@ -1,4 +1,4 @@
-"""The examples run as they are started, and make the pictures they speak of."""
+"""The examples run as documented and produce their pictures."""
 
 import re
 import runpy
@@ -53,7 +53,7 @@ def test_a_learned_pendulum_is_forecast_better_than_by_persistence(tmp_path, mon
     assert all(int(wins) >= 15 for row in rows for wins in row[1:])
 
 
-def test_outliers_drag_gaussian_errors_but_not_heavy_tails(tmp_path, monkeypatch, capsys):
+def test_student_t_errors_are_robust_to_outliers(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     runpy.run_path(str(EXAMPLES / "student_t.py"), run_name="__main__")
     gaussian, heavy = (float(line.split()[-1]) for line in capsys.readouterr().out.splitlines()[:2])
@@ -61,7 +61,7 @@ def test_outliers_drag_gaussian_errors_but_not_heavy_tails(tmp_path, monkeypatch
     assert heavy < 0.01  # the variance of an ordinary observation
 
 
-def test_years_are_forecast_better_than_as_last_year(tmp_path, monkeypatch, capsys):
+def test_populations_are_forecast_better_than_by_persistence(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["lynx_hare.py", "--years", "1"])
     runpy.run_path(str(EXAMPLES / "lynx_hare.py"), run_name="__main__")
@@ -77,7 +77,7 @@ def test_two_sensors_are_better_than_either_alone(tmp_path, monkeypatch, capsys)
     assert both < 0.95 * min(fast, slow)
 
 
-def test_a_position_is_tracked_through_noise_in_which_single_images_mislead(tmp_path, monkeypatch, capsys):
+def test_a_blob_is_tracked_better_than_by_single_images(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["blob.py", "--frames", "150"])
     runpy.run_path(str(EXAMPLES / "blob.py"), run_name="__main__")

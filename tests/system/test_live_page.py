@@ -1,4 +1,4 @@
-"""A page that follows a running stream, for this machine only."""
+"""The page that follows a running session, for this machine only."""
 
 import base64
 import http.client
@@ -32,7 +32,7 @@ def get(watched, path="/flow.json", host=None):
     return answer.status, answer.read().decode()
 
 
-def test_the_last_observations_are_those_of_a_recorded_run():
+def test_the_page_shows_the_last_observations_of_the_run():
     session = start(record=["mean"])
     with watch(session, window=15) as watched:
         assert json.loads(get(watched)[1]) is None
@@ -52,7 +52,7 @@ def test_the_last_observations_are_those_of_a_recorded_run():
     assert set(session.result().traces) == {"x.mean", "theta.mean", "lambda_x.mean", "lambda_y.mean"}
 
 
-def test_watching_changes_nothing():
+def test_watching_does_not_change_the_run():
     alone = start().run(DATA).result()
     session = start()
     with watch(session):
@@ -70,7 +70,7 @@ def test_memory_does_not_grow_with_the_stream():
         assert json.loads(get(watched)[1])["ticks"] == 20
 
 
-def test_wide_observations_are_kept_for_a_shorter_time(monkeypatch):
+def test_the_window_is_shorter_for_wide_observations(monkeypatch):
     monkeypatch.setattr("pcnet.results.live_page.MEMORY", 1000)
     session = start(record=())
     with watch(session) as watched:
@@ -79,7 +79,7 @@ def test_wide_observations_are_kept_for_a_shorter_time(monkeypatch):
         assert json.loads(get(watched)[1])["ticks"] == 100
 
 
-def test_only_this_machine_is_listened_to_and_answered():
+def test_only_requests_from_this_machine_are_served():
     session = start()
     with watch(session) as watched:
         session.step(DATA[0])
@@ -108,7 +108,7 @@ def test_a_page_can_be_read_while_the_stream_runs():
         assert json.loads(get(watched)[1])["observations"] == 201
 
 
-def test_it_ends_and_the_port_is_free_again():
+def test_stopping_frees_the_port():
     session = start()
     watched = watch(session)
     port = watched._server.server_address[1]
@@ -124,6 +124,6 @@ def test_it_ends_and_the_port_is_free_again():
 @pytest.mark.parametrize(
     ("options", "words"), [({"port": 70000}, "0 .any that is free. to 65535"), ({"window": 0}, "1 observation or more")]
 )
-def test_what_makes_no_sense_is_refused(options, words):
+def test_invalid_arguments_are_rejected(options, words):
     with pytest.raises(SettingError, match=words):
         watch(start(), **options)

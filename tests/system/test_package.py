@@ -1,4 +1,4 @@
-"""The wheel holds the package and nothing else, and runs where only the wheel is."""
+"""The wheel contains only the package, and runs where only the wheel is."""
 
 import subprocess
 import sys
@@ -51,7 +51,7 @@ def test_contents(built):
     assert {"mkdocs.yml", "docs/index.md", "docs/pictures/loop.png", "examples/notebooks/fusion.ipynb"} <= members
 
 
-def test_the_wheel_runs_by_itself(built, tmp_path):
+def test_the_wheel_runs_alone(built, tmp_path):
     wheel, _ = built
     target = tmp_path / "site"
     zipfile.ZipFile(wheel).extractall(target)
@@ -63,7 +63,7 @@ def test_the_wheel_runs_by_itself(built, tmp_path):
     assert done.stdout.strip() == "(4, 2, 3)"
 
 
-def test_links_at_the_top_lead_into_the_package():
+def test_top_level_links_point_into_the_package():
     for name in ("nodes", "graphs"):
         assert (ROOT / name).is_symlink()
         assert (ROOT / name).resolve() == ROOT / "pcnet" / name

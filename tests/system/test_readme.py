@@ -29,7 +29,7 @@ def test_the_quickstart_is_short():
 
 
 @pytest.mark.parametrize("target", re.findall(r"\]\(([^)#:]+)\)", README))
-def test_links_lead_somewhere(target):
+def test_links_exist(target):
     assert (ROOT / target).exists()
 
 

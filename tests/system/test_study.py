@@ -1,4 +1,4 @@
-"""Looking at a study, comparing and averaging its models, running the best again; numbers worked out by hand."""
+"""Studies: tables, selection, model comparison and averages, against numbers worked out by hand."""
 
 import json
 import math
@@ -57,7 +57,7 @@ FOUR = [({"a": 1, "b": "p"}, 10.0), ({"a": 1, "b": "q"}, 11.0), ({"a": 2, "b": "
 
 
 # --- looking -----------------------------------------------------------------------------------------------------
-def test_a_table_says_all_that_is_known():
+def test_the_table_holds_all_outcomes():
     belief = ([1.0, 2.0], [0.1, 0.2])
     study = made([({"a": 1}, 0, data(), 3.0, belief), ({"a": [1, [2]], "b": None}, 1, data(), None, None)])
     table = study.to_dataframe()
@@ -77,7 +77,7 @@ def test_a_table_says_all_that_is_known():
     assert "in memory" in repr(study)
 
 
-def test_where_chooses_by_value_by_list_and_by_settings_that_are_lists():
+def test_where_selects_by_value_by_list_and_by_list_valued_settings():
     study = made([({"a": a}, 0, data(), float(i), None) for i, a in enumerate([1, 2, 3, [1, 2], [2, 3]])])
 
     def found(value):
@@ -108,7 +108,7 @@ def test_best():
         study.best(score="z.mse")
 
 
-def test_best_leaves_out_what_diverged():
+def test_best_leaves_out_diverged_models():
     study = plain([({"a": 1}, None), ({"a": 2}, 3.0), ({"a": 3}, 2.0)])
     assert study.best()["a"].tolist() == [3]
     assert study.best(by="a")["a"].tolist() == [2, 3]
@@ -136,13 +136,13 @@ def test_replicates_add_up():
     assert table["probability"][1] == pytest.approx(1 / (1 + math.exp(-1)), rel=1e-12)
 
 
-def test_a_model_that_diverged_for_one_replicate_is_out():
+def test_a_model_that_diverged_for_one_replicate_is_excluded():
     rows = [({"a": 0}, 0, data(), 1.0, None), ({"a": 1}, 0, data(), 9.0, None)]
     rows += [({"a": 0}, 1, data(), None, None), ({"a": 1}, 1, data(), 9.0, None)]
     assert made(rows).probabilities().set_index("a")["probability"].to_dict() == {0: 0.0, 1: 1.0}
 
 
-def test_models_not_seen_on_all_replicates_are_not_compared():
+def test_models_without_all_replicates_are_not_compared():
     study = made([({"a": 0}, 0, data(), 1.0, None), ({"a": 0}, 1, data(), 1.0, None), ({"a": 1}, 0, data(), 1.0, None)])
     with pytest.raises(StudyError, match="not been inverted for all replicates"):
         study.probabilities()
@@ -164,7 +164,7 @@ def test_families_by_hand():
         study.compare("c")
 
 
-def test_settings_that_are_lists_can_be_compared():
+def test_list_valued_settings_can_be_compared():
     study = plain([({"a": [1.0, 2.0]}, 1.0), ({"a": [3.0, 4.0]}, 1.0 + math.log(3))])
     assert study.probabilities()["probability"].tolist() == pytest.approx([0.75, 0.25], rel=1e-12)
     assert study.compare("a")["probability"][(1.0, 2.0)] == pytest.approx(0.75, rel=1e-12)
@@ -172,7 +172,7 @@ def test_settings_that_are_lists_can_be_compared():
 
 
 def test_average_by_hand():
-    """Evidences 1 : 3, so that the mixture is ¼ N(0, 1) + ¾ N(4, 2²); what diverged takes no part."""
+    """Evidences 1 : 3, so the mixture is ¼ N(0, 1) + ¾ N(4, 2²); diverged models have no weight."""
     rows = [({"a": 1}, 0, data(), 5.0 + math.log(3), ([0.0], [1.0])), ({"a": 2}, 0, data(), 5.0, ([4.0], [2.0]))]
     study = made([*rows, ({"a": 3}, 0, data(), None, None)])
     found = study.average("theta")
@@ -186,7 +186,7 @@ def test_average_by_hand():
         study.average("z")
 
 
-def test_beliefs_of_other_dimensions_are_not_averaged():
+def test_beliefs_of_different_dimensions_are_not_averaged():
     rows = [({"a": 1}, 0, data(), 5.0, ([0.0], [1.0])), ({"a": 2}, 0, data(), 5.0, ([4.0, 1.0], [2.0, 1.0]))]
     with pytest.raises(StudyError, match="not the same dimensions"):
         made(rows).average("theta")
@@ -203,8 +203,8 @@ WAYS = [
 
 
 @pytest.mark.parametrize("ask", WAYS)
-def test_other_orders_of_motion_are_other_data(ask):
-    """Refused with the reason and the way out, which works."""
+def test_models_of_different_orders_are_not_compared(ask):
+    """Rejected with the reason and a remedy, which works."""
     belief = ([0.0], [1.0])
     rows = [({"a": 1, "k": k}, 0, data(orders=k - 1), float(k), belief) for k in (2, 3)]
     study = made(rows)
@@ -222,20 +222,20 @@ def test_other_orders_of_motion_are_other_data(ask):
     assert study.best(score="x.mse")["k"].tolist() == [2]  # errors to the truth compare across data
 
 
-def test_other_sampling_intervals_are_other_data():
+def test_models_of_different_sampling_intervals_are_not_compared():
     study = made([({"dt": dt}, 0, data(dt=dt), 1.0, None) for dt in (0.01, 0.02)])
     with pytest.raises(StudyError, match=r"'y' has dt 0\.01 and 0\.02.*where=\{'dt': 0\.01\}"):
         study.probabilities()
 
 
-def test_a_node_that_is_not_observed_everywhere():
+def test_models_with_different_sensory_nodes_are_not_compared():
     study = made([({"a": 1}, 0, data(), 1.0, None), ({"a": 2}, 0, json.dumps({"z": {"orders": 2}}), 1.0, None)])
     with pytest.raises(StudyError, match="'y' is observed in one and not in the other"):
         study.compare("a")
 
 
 @pytest.mark.parametrize("ask", [WAYS[0], WAYS[1], WAYS[4]])
-def test_other_replicates_are_other_data(ask):
+def test_different_replicates_are_not_compared(ask):
     study = made([({"a": 1}, r, data(), 1.0, ([0.0], [1.0])) for r in (0, 1)])
     with pytest.raises(StudyError, match=r"replicates.*where=\{'replicate': 0\}"):
         ask(study)
@@ -243,8 +243,8 @@ def test_other_replicates_are_other_data(ask):
 
 
 @pytest.mark.parametrize("ask", WAYS[2:])
-def test_what_is_still_open_is_not_weighed(ask):
-    """A model that may yet turn out to be the best must not count as impossible."""
+def test_unfinished_models_prevent_a_comparison(ask):
+    """A model that might still be the best must not count as impossible."""
     study = plain(FOUR)
     study._store.plan([[Planned(to_json({"a": 3, "b": "p"}), 0, "mark", data())]])
     with pytest.raises(StudyError, match=r"1 inversions are still open.*'done', 'diverged'"):
@@ -264,7 +264,7 @@ def refused(path, words):
     assert before is None or path.read_bytes() == before
 
 
-def test_files_that_are_no_study(tmp_path):
+def test_files_that_are_not_studies_are_rejected(tmp_path):
     text, other, folder, cut = (tmp_path / name for name in ("notes.txt", "other.db", "folder", "cut.db"))
     text.write_text("These are my notes, and they must not be touched.\n" * 200)
     refused(text, "is not a study, or it is damaged")
@@ -288,7 +288,7 @@ def test_files_that_are_no_study(tmp_path):
         Study.open(empty)
 
 
-def test_a_newer_format_is_refused(tmp_path):
+def test_a_newer_format_is_rejected(tmp_path):
     path = tmp_path / "new.db"
     plain(FOUR, path=path)._store.close()
     with sqlite3.connect(path) as connection:
@@ -297,7 +297,7 @@ def test_a_newer_format_is_refused(tmp_path):
     refused(path, f"has format {FORMAT + 1}; this pcnet reads up to {FORMAT}")
 
 
-def test_a_study_can_be_read_without_the_right_to_write(tmp_path):
+def test_a_read_only_study_can_be_read(tmp_path):
     path = tmp_path / "kept.db"
     plain(FOUR, path=path)._store.close()
     holder = sqlite3.connect(path, isolation_level=None)
@@ -349,7 +349,7 @@ def test_full_traces_of_the_winners(swept):
         np.testing.assert_allclose(found[number].free_action, row["free_action"], rtol=1e-12)
 
 
-def test_what_is_recorded_is_chosen(swept):
+def test_re_runs_record_what_is_asked_for(swept):
     (result,) = swept.rerun(
         swept.best(where={"replicate": 1, "orders": 3}), record=pc.Record(("mean",), every=4)
     ).values()
@@ -357,7 +357,7 @@ def test_what_is_recorded_is_chosen(swept):
     assert len(result.times) == 3
 
 
-def test_from_a_file_build_and_observations_are_needed_and_checked(swept):
+def test_re_runs_from_a_file_need_build_and_observations(swept):
     study = Study.open(swept.path)
     pd.testing.assert_frame_equal(study.to_dataframe(), swept.to_dataframe())
     best = study.best(by=["replicate", "orders"])
@@ -373,8 +373,8 @@ def test_from_a_file_build_and_observations_are_needed_and_checked(swept):
         study.rerun(best, build=lambda **settings: odem(**settings, every=5), observations=TWICE)
 
 
-def test_only_rows_of_this_study_are_run_again(swept):
-    """The index of other tables is no number of an inversion."""
+def test_only_rows_of_the_study_are_re_run(swept):
+    """The index of another table is not the number of an inversion."""
     for rows in (swept.probabilities(where={"orders": 2}), swept.to_dataframe().reset_index(), [1, 2]):
         with pytest.raises(StudyError, match="rows of to_dataframe"):
             swept.rerun(rows)

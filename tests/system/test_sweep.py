@@ -1,4 +1,4 @@
-"""Sweeps against loops of single runs; interrupted ones against the uninterrupted one, digit for digit."""
+"""Sweeps against loops of single runs, and interrupted sweeps against uninterrupted ones, bit for bit."""
 
 import contextlib
 import itertools
@@ -85,8 +85,8 @@ def against_a_loop(study, settings, observations, states=None, tolerance=1e-12):
             assert row["version"] == package_version()
 
 
-def test_a_sweep_is_a_loop_over_settings_and_replicates():
-    """Shapes and numbers vary, two data sets, one truth over time for each and one that is constant."""
+def test_a_sweep_equals_a_loop_over_settings_and_replicates():
+    """Shapes and numbers vary; two data sets with true states for each, and one constant truth."""
     states = np.stack([STATES, STATES + 0.1])
     study = sweep(truth={"x": states, "theta": THETA})
     assert study.counts == {"open": 0, "done": 16, "diverged": 0}
@@ -98,8 +98,7 @@ def test_one_truth_for_all_replicates():
     against_a_loop(study, [{"kappa": 0.5}], TWICE, np.stack([STATES, STATES]))
 
 
-def test_batches_in_other_processes_are_the_same_loop(monkeypatch):
-    """Two processes: batch for batch, the digits of one, which are those of a loop."""
+def test_two_processes_give_the_same_bits_as_one(monkeypatch):
     monkeypatch.setattr(sweeps, "MAX_BATCH", 4)
     same(sweep(truth={"x": STATES, "theta": THETA}, processes=2), sweep(truth={"x": STATES, "theta": THETA}))
 
@@ -111,7 +110,7 @@ def test_a_list_of_settings_in_any_order():
     against_a_loop(sweep(iter(settings + settings)), settings, TWICE)  # the same twice is once
 
 
-def test_settings_that_not_all_have():
+def test_settings_may_differ_in_their_keys():
     study = sweep([{"kappa": 0.5}, {"every": 7}, {}], SEEN)
     table = study.to_dataframe()
     for row, each in ((0, {"kappa": 0.5}), (1, {"every": 7}), (2, {})):
@@ -147,7 +146,7 @@ def test_observations_of_any_kind(seen):
     against_a_loop(sweep({"kappa": [0.5]}, seen), [{"kappa": 0.5}], [SEEN])
 
 
-def test_odem_is_the_schedule_unless_build_brings_one():
+def test_the_schedule_is_odem_unless_build_returns_one():
     study = sweep({"kappa": [0.5]}, SEEN, build=lambda kappa: build(kappa)[0])
     expected = build(0.5)[0].run(SEEN, schedule=pc.odem()).free_action
     np.testing.assert_allclose(study.to_dataframe()["free_action"], expected, rtol=1e-12)
@@ -186,7 +185,7 @@ def runaway(rate):
     return odem(rate=rate)[0], pc.odem(every=1)
 
 
-def test_what_diverges_is_a_result_and_leaves_its_neighbours_alone():
+def test_divergence_is_an_outcome_and_does_not_affect_others():
     rates = [1e-4, 1.0, 0.3, 100.0, 10.0]
     table = sweep({"rate": rates}, WAVES, build=runaway, truth={"x": WAVES, "theta": THETA}).to_dataframe()
     assert table["status"].tolist() == ["done", "diverged", "done", "diverged", "diverged"]
@@ -204,8 +203,8 @@ def test_what_diverges_is_a_result_and_leaves_its_neighbours_alone():
         assert row[["free_action", "accuracy", "complexity", "x.mse", "theta.mse", "x.mean[0,0]"]].isna().all()
 
 
-def test_neighbours_have_the_digits_they_have_without_the_one_that_diverges():
-    """The same batch, with one inversion in it replaced by one that diverges."""
+def test_others_have_the_same_bits_without_the_diverging_inversion():
+    """The same batch with one inversion replaced by one that diverges."""
     fine = sweep({"rate": [1e-4, 0.2, 0.3]}, WAVES, build=runaway).to_dataframe().set_index("rate")
     lost = sweep({"rate": [1e-4, 10.0, 0.3]}, WAVES, build=runaway).to_dataframe().set_index("rate")
     for rate in (1e-4, 0.3):
@@ -213,7 +212,7 @@ def test_neighbours_have_the_digits_they_have_without_the_one_that_diverges():
 
 
 def test_a_batch_in_which_everything_diverges(capsys):
-    """It ends early, the bar is full all the same, and there is nothing to choose the best of."""
+    """It ends early with a full progress bar, and there is no best model."""
     study = sweep({"rate": [1.0, 10.0]}, WAVES, build=runaway, truth={"x": WAVES, "theta": THETA}, progress=True)
     assert study.counts == {"open": 0, "done": 0, "diverged": 2}
     assert "100%" in capsys.readouterr().err
@@ -241,7 +240,7 @@ def same(one, other):
     )
 
 
-def test_what_is_finished_is_not_done_again(tmp_path):
+def test_finished_inversions_are_not_repeated(tmp_path):
     path = tmp_path / "study.db"
     first = sweep(file=path)
     before = content(path)
@@ -270,7 +269,7 @@ def test_a_larger_grid_adds_what_is_new(tmp_path):
     against_a_loop(study, product(larger), TWICE)
 
 
-def test_another_study_is_refused_and_left_as_it_is(tmp_path):
+def test_a_file_of_another_study_is_rejected_and_unchanged(tmp_path):
     path = tmp_path / "study.db"
     sweep({"kappa": [1.0]}, file=path, truth={"theta": THETA})
     before = path.read_bytes()
@@ -286,7 +285,7 @@ def test_another_study_is_refused_and_left_as_it_is(tmp_path):
         assert path.read_bytes() == before
 
 
-def test_what_an_earlier_grid_left_open_is_finished_by_the_same_build_or_not_at_all(tmp_path, monkeypatch):
+def test_unfinished_inversions_need_the_same_build(tmp_path, monkeypatch):
     path = tmp_path / "study.db"
     monkeypatch.setattr(sweeps, "MAX_BATCH", 1)
     interrupt_after(2, monkeypatch)
@@ -313,7 +312,7 @@ def interrupt_after(batches, monkeypatch):
     monkeypatch.setattr(workers, "invert", stops)
 
 
-def test_an_interrupt_leaves_a_file_to_go_on_with(tmp_path, monkeypatch):
+def test_an_interrupted_sweep_can_be_resumed(tmp_path, monkeypatch):
     path, whole = tmp_path / "study.db", tmp_path / "whole.db"
     monkeypatch.setattr(sweeps, "MAX_BATCH", 3)
     sweep(file=whole)
@@ -412,8 +411,8 @@ class Script:
         return len(children), self.process.stderr.read()
 
 
-def test_interrupted_at_any_moment_nothing_is_lost_and_nothing_done_twice(tmp_path, monkeypatch):
-    """Killed at random, with one process and with two, and stopped by Ctrl-C; then to the end, digit for digit."""
+def test_a_sweep_interrupted_at_any_moment_resumes_without_loss(tmp_path, monkeypatch):
+    """Killed at random with one process and with two, and stopped by Ctrl-C; then finished, bit for bit the same."""
     monkeypatch.setattr(sweeps, "MAX_BATCH", 3)
     path = tmp_path / "killed.db"
     random_ = random.Random(7)
@@ -453,8 +452,8 @@ def sizes(study):
 
 
 @pytest.mark.parametrize(("processes", "share"), [(1, 1), (1, 5), (1, 1000), (2, 5), (2, 7)])
-def test_batches_keep_to_the_budget(processes, share, monkeypatch):
-    """All batches at work together take no more than the budget, and no batch is smaller for no reason."""
+def test_batches_keep_to_the_memory_budget(processes, share, monkeypatch):
+    """All batches at work together stay within the budget, and no batch is smaller than needed."""
     grid = {"kappa": np.linspace(0.5, 1.0, 20).tolist()}
     seen = SEEN[:2]
     monkeypatch.setattr(sweeps, "choose_workers", lambda *_: workers.run_here)  # what is meant is how they are cut
@@ -467,7 +466,7 @@ def test_batches_keep_to_the_budget(processes, share, monkeypatch):
     assert max(found) - min(found) <= 1
 
 
-def test_models_of_other_shapes_are_other_batches_and_large_ones_are_cut(monkeypatch):
+def test_models_are_batched_by_shape_and_large_batches_are_split(monkeypatch):
     monkeypatch.setattr(sweeps, "MAX_BATCH", 5)
     grid = {"kappa": np.linspace(0.5, 1.0, 12).tolist(), "orders": [2, 3]}
     study = sweep(grid, SEEN[:2])
@@ -547,8 +546,7 @@ def test_memory_stays_within_about_the_budget():
         ({"scheduler": "nowhere"}, StudyError, "no Dask scheduler at 'nowhere'"),
     ],
 )
-def test_mistakes_are_named_and_spoil_nothing(options, error, words, tmp_path):
-    """What is refused leaves a file that the corrected sweep can use."""
+def test_invalid_arguments_are_rejected_and_leave_the_file_usable(options, error, words, tmp_path):
     path = tmp_path / "study.db"
     if "scheduler" in options:
         pytest.importorskip("distributed")
@@ -558,7 +556,7 @@ def test_mistakes_are_named_and_spoil_nothing(options, error, words, tmp_path):
         assert sweep({"kappa": [1.0]}, file=path).counts["open"] == 0
 
 
-def test_an_error_in_build_says_for_which_settings():
+def test_an_error_in_build_names_the_settings():
     def picky(kappa):
         if kappa < 1:
             raise RuntimeError("no such pendulum")
@@ -584,14 +582,14 @@ def test_an_error_in_a_worker_ends_the_sweep_with_that_error(tmp_path, monkeypat
     against_a_loop(study, product({"kappa": [1.0, 0.5, 0.25]}), TWICE)
 
 
-def test_there_must_be_a_folder(tmp_path):
+def test_a_missing_folder_is_an_error(tmp_path):
     with pytest.raises(StudyError, match="there is no folder"):
         sweep({"kappa": [1.0]}, file=tmp_path / "none" / "study.db")
     assert not (tmp_path / "none").exists()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs a folder that not even the superuser may write to")
-def test_a_folder_that_cannot_be_written_to():
+def test_an_unwritable_folder_is_an_error():
     with pytest.raises(StudyError, match="cannot work on"):
         sweep({"kappa": [1.0]}, file=Path("/sys/study.db"))
 
@@ -606,7 +604,7 @@ def flowing(rate):
     return graph, pc.states_only()
 
 
-def test_a_flow_made_anew_each_time_is_slow_and_is_told():
+def test_a_flow_created_for_each_model_is_warned_about():
     grid = {"rate": np.linspace(0.1, 1.0, 17).tolist()}
     with pytest.warns(UserWarning, match="17 batches, which is slow: .*define it once, outside of build"):
         study = sweep(grid, SEEN[:2], build=flowing)
@@ -614,13 +612,13 @@ def test_a_flow_made_anew_each_time_is_slow_and_is_told():
     np.testing.assert_allclose(study.to_dataframe()["free_action"], expected, rtol=1e-12)
 
 
-def test_a_small_budget_is_no_reason_to_warn():
+def test_a_small_budget_gives_no_warning():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         sweep({"kappa": np.linspace(0.5, 1.0, 20).tolist()}, SEEN[:1], memory=1)
 
 
-def test_a_bar_with_the_time_that_is_left(capsys):
+def test_the_progress_bar_shows_the_remaining_time(capsys):
     sweep({"kappa": [1.0, 0.5]}, progress=True)
     shown = capsys.readouterr().err
     assert "sweep: 100%" in shown

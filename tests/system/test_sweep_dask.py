@@ -1,4 +1,4 @@
-"""The same sweep on a real Dask scheduler with two worker processes, one of which is killed in the middle."""
+"""The same sweep on a real Dask scheduler with two worker processes, one of which is killed."""
 
 import os
 import pickle
@@ -101,8 +101,8 @@ def figures(study):
     return study.to_dataframe().drop(columns="seconds")
 
 
-def test_a_worker_is_killed_and_the_study_is_the_same(cluster, tmp_path, monkeypatch):
-    """Only the address differs from the sweep on one machine: the same batches, the same digits."""
+def test_a_killed_worker_does_not_change_the_study(cluster, tmp_path, monkeypatch):
+    """The same batches and the same bits as on one machine."""
     monkeypatch.setattr(sweeps, "MAX_BATCH", 2)
     local = pc.sweep(build, GRID, SEEN, tmp_path / "local.db", processes=1)
     assert local.counts == {"open": 0, "done": 8, "diverged": 8}
@@ -141,7 +141,7 @@ def test_a_worker_is_killed_and_the_study_is_the_same(cluster, tmp_path, monkeyp
     pd.testing.assert_frame_equal(figures(Study.open(tmp_path / "dask.db")), figures(local), check_exact=True)
 
 
-def test_a_client_of_ones_own_is_used_and_left_open(cluster):
+def test_a_given_client_is_used_and_left_open(cluster):
     from distributed import Client
 
     with Client(cluster.address, set_as_default=False) as client:
@@ -154,8 +154,8 @@ def test_a_client_of_ones_own_is_used_and_left_open(cluster):
     np.testing.assert_allclose(study.to_dataframe()["free_action"], expected, rtol=1e-12)
 
 
-def test_a_worker_with_several_threads_does_one_batch_at_a_time(monkeypatch):
-    """Functions cannot be traced in several threads at once, and workers have several unless told otherwise."""
+def test_a_worker_with_several_threads_runs_one_batch_at_a_time(monkeypatch):
+    """Functions cannot be traced in several threads at once, and workers have several threads by default."""
     busy = threading.Semaphore(1)
 
     def invert(task):
@@ -171,7 +171,7 @@ def test_a_worker_with_several_threads_does_one_batch_at_a_time(monkeypatch):
     assert found == [[i, True] for i in range(8)]
 
 
-def test_an_error_on_a_worker_comes_back(cluster):
+def test_an_error_on_a_worker_is_raised(cluster):
     here = os.getpid()
 
     def elsewhere(kappa):
@@ -183,7 +183,7 @@ def test_an_error_on_a_worker_comes_back(cluster):
         pc.sweep(elsewhere, {"kappa": [1.0]}, SEEN, scheduler=cluster.address)
 
 
-def test_what_workers_lack_is_named(cluster, tmp_path, monkeypatch):
+def test_a_module_that_workers_lack_is_named(cluster, tmp_path, monkeypatch):
     text = "from pcnet.graphs import odem\n\ndef build(kappa):\n    return odem()\n"
     (tmp_path / "only_here.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
@@ -193,7 +193,7 @@ def test_what_workers_lack_is_named(cluster, tmp_path, monkeypatch):
         pc.sweep(only_here.build, {"kappa": [1.0]}, SEEN, scheduler=cluster.address)
 
 
-def test_no_scheduler_there(monkeypatch):
+def test_a_missing_scheduler_is_an_error(monkeypatch):
     monkeypatch.setattr(workers, "SCHEDULER_TIMEOUT", 1)
     with pytest.raises(StudyError, match=r"there is no Dask scheduler at 'tcp://127\.0\.0\.1:"):
         pc.sweep(build, {"kappa": [1.0]}, SEEN, scheduler=f"tcp://127.0.0.1:{free_port()}")

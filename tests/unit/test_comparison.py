@@ -1,4 +1,4 @@
-"""Posterior model probabilities, families and model averages against mixtures worked out by hand and by scipy."""
+"""Posterior model probabilities, families and model averages, against mixtures by hand and by scipy."""
 
 import math
 from fractions import Fraction
@@ -26,8 +26,8 @@ def test_probabilities_are_bayes_rule(free_actions, data):
     np.testing.assert_allclose(comparison.probabilities(free_actions), even / even.sum(), rtol=1e-12)
 
 
-def test_by_hand():
-    """Evidences of 1, 2 and 5: shares of 1/8, 2/8 and 5/8."""
+def test_probabilities_by_hand():
+    """Evidences of 1, 2 and 5: probabilities of 1/8, 2/8 and 5/8."""
     free_actions = -np.log([1.0, 2.0, 5.0])
     np.testing.assert_allclose(comparison.probabilities(free_actions), [0.125, 0.25, 0.625], rtol=1e-14)
     weighed = comparison.probabilities(free_actions, np.array([5.0, 5.0, 2.0]))
@@ -35,14 +35,14 @@ def test_by_hand():
 
 
 @pytest.mark.parametrize("level", [0.0, 1e6, -1e6, 1e15])
-def test_only_differences_count_however_large_the_free_actions(level):
-    """exp(±1e6) is beyond any float; three nats are e³ whatever they are added to."""
+def test_only_differences_of_free_actions_count(level):
+    """exp(±1e6) overflows; three nats are a factor of e³ at any offset."""
     found = comparison.probabilities(np.array([level, level + 3.0, level + 1e6]))
     np.testing.assert_allclose(found, [1 / (1 + math.exp(-3)), 1 / (1 + math.exp(3)), 0], rtol=1e-12)
     assert np.isfinite(found).all()
 
 
-def test_a_prior_can_be_as_extreme():
+def test_extreme_priors():
     """exp(−700) of a prior against 690 nats of evidence, against 50 digits."""
     prior = np.array([1.0, 1e-304])
     with mpmath.workdps(50):
@@ -51,7 +51,7 @@ def test_a_prior_can_be_as_extreme():
     np.testing.assert_allclose(comparison.probabilities(np.array([690.0, 0.0]), prior), expected, rtol=1e-12)
 
 
-def test_models_that_are_out():
+def test_diverged_models_have_probability_zero():
     found = comparison.probabilities(np.array([np.nan, 1.0, 1.0, np.nan]))
     np.testing.assert_array_equal(found, [0, 0.5, 0.5, 0])
     found = comparison.probabilities(np.array([0.0, 5.0, 5.0]), np.array([0.0, 1.0, 3.0]))
@@ -64,14 +64,14 @@ def test_models_that_are_out():
 
 
 @pytest.mark.parametrize("prior", [[1.0], [1.0, -0.1], [0.0, 0.0], [np.nan, 1.0], [np.inf, 1.0], [[0.5, 0.5]]])
-def test_bad_priors(prior):
+def test_invalid_priors_are_rejected(prior):
     with pytest.raises(StudyError, match="2 finite numbers"):
         comparison.probabilities(np.zeros(2), np.array(prior))
 
 
 @given(actions, st.data())
-def test_families_are_averages_of_evidences(free_actions, data):
-    """p(y | family) is the mean of its models' evidences; families are as likely as each other beforehand."""
+def test_the_evidence_of_a_family_is_the_mean_over_its_models(free_actions, data):
+    """Families are equally likely a priori."""
     names = data.draw(st.lists(st.sampled_from("abc"), min_size=len(free_actions), max_size=len(free_actions)))
     evidence = {}
     for name in names:
@@ -85,7 +85,7 @@ def test_families_are_averages_of_evidences(free_actions, data):
         np.testing.assert_allclose(family.probability, expected, rtol=1e-9)
 
 
-def test_a_family_does_not_win_by_being_large():
+def test_the_size_of_a_family_does_not_count():
     """Equal evidences: 1 model against 99 is 50 : 50, and a family with a diverged half has half the evidence."""
     small, large = comparison.families(np.full(100, 7.0), ["small"] + ["large"] * 99)
     assert small.probability == pytest.approx(0.5, rel=1e-12)

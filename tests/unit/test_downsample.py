@@ -1,4 +1,4 @@
-"""Thinned series keep every extreme."""
+"""Downsampled series keep every extreme."""
 
 import math
 
@@ -12,7 +12,7 @@ NUMBERS = st.lists(st.floats(allow_infinity=False, width=32), min_size=1, max_si
 
 
 @given(values=NUMBERS, stretch=st.integers(1, 30))
-def test_every_value_is_in_the_range_of_its_stretch_and_its_ends_are_values(values, stretch):
+def test_ranges_contain_all_values_and_their_ends_are_values(values, stretch):
     low, high = ranges(np.array(values), stretch)
     assert len(low) == len(high) == math.ceil(len(values) / stretch)
     for i, value in enumerate(values):
@@ -29,7 +29,7 @@ def test_every_value_is_in_the_range_of_its_stretch_and_its_ends_are_values(valu
 
 
 @given(values=NUMBERS.filter(lambda v: not all(map(math.isnan, v))), stretch=st.integers(1, 30))
-def test_the_greatest_of_all_is_still_there(values, stretch):
+def test_the_maximum_is_kept(values, stretch):
     low, high = ranges(np.array(values), stretch)
     numbers = [v for v in values if not math.isnan(v)]
     assert np.nanmax(high) == max(numbers)

@@ -1,4 +1,4 @@
-"""How long categories last: moments and probabilities of the chain, against closed forms."""
+"""Dwell times of categories: moments and probabilities of the chain, against closed forms."""
 
 import math
 
@@ -27,7 +27,7 @@ def lasting(dwelling: DwellTime, categories: int, which: int, before: int, most:
     ("mean", "sd"), [(39.0, 4.0), (2.5, 1.0), (2.5, 0.5), (5.0, 0.0), (1.0, 0.0), (3.3, 1.2), (4.0, math.sqrt(12))]
 )
 @pytest.mark.parametrize("order", ["cycle", "any"])
-def test_mean_and_sd_are_met(mean, sd, order):
+def test_the_chain_has_the_given_mean_and_sd(mean, sd, order):
     found = lasting(DwellTime(mean=mean, sd=sd, order=order), 3, which=1, before=0, most=400)
     n = np.arange(1, 401)
     assert found.sum() == pytest.approx(1, abs=1e-9)
@@ -43,7 +43,7 @@ def test_whole_stages_are_a_negative_binomial_distribution():
     np.testing.assert_allclose(found, closed, atol=1e-12)
 
 
-def test_each_category_may_have_a_time_of_its_own():
+def test_each_category_may_have_its_own_dwell_time():
     dwelling = DwellTime(mean=[6.0, 20.0], sd=[2.0, 3.0], order="cycle")
     n = np.arange(1, 301)
     for which, (mean, sd) in enumerate([(6.0, 2.0), (20.0, 3.0)]):
@@ -63,8 +63,8 @@ def test_a_batch_has_a_chain_for_each_of_its_elements():
     np.testing.assert_allclose(t[0][last][:, last], shorter)
 
 
-def test_orders_say_what_comes_next():
-    """Steps of exactly one: a permutation, or a coin's toss."""
+def test_the_order_determines_the_next_category():
+    """Dwell times of one step: a permutation, or a uniform choice."""
     np.testing.assert_allclose(
         DwellTime(mean=1.0, sd=0.0, order="cycle").transition(3), [[0, 1, 0], [0, 0, 1], [1, 0, 0]]
     )
@@ -74,8 +74,8 @@ def test_orders_say_what_comes_next():
     )
 
 
-def test_one_stage_is_a_category_without_memory():
-    """A geometric distribution of mean 10 has a variance of 90, and stays with 0.9."""
+def test_one_stage_is_memoryless():
+    """A geometric distribution of mean 10 has variance 90 and stays with probability 0.9."""
     eye = np.eye(4)
     found = DwellTime(mean=10.0, sd=math.sqrt(90.0)).transition(4)
     np.testing.assert_allclose(found, 0.9 * eye + 0.1 / 3 * (1 - eye), atol=1e-9)
@@ -97,6 +97,6 @@ def test_one_stage_is_a_category_without_memory():
         ),
     ],
 )
-def test_what_cannot_be_is_refused(make, words):
+def test_invalid_dwell_times_are_rejected(make, words):
     with pytest.raises(SettingError, match=words):
         make()

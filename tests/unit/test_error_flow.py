@@ -1,4 +1,4 @@
-"""Which node was surprised, when, and what it told whom: the numbers, the files and the page's data."""
+"""Error flow: precision-weighted errors and messages over time, its files, and the data of its page."""
 
 import base64
 import json
@@ -27,13 +27,13 @@ def test_surprise_is_the_error_in_units_of_its_precision():
     np.testing.assert_allclose(result.error_flow().surprise("y"), expected, rtol=1e-9)
 
 
-def test_a_blow_is_where_the_greatest_surprise_is():
+def test_an_outlier_has_the_largest_surprise():
     flow = paper_run().error_flow()
     assert flow.surprise("y").argmax() in (75, 76)  # the jump there, or the jump back
     assert flow.surprised == ("x", "y")
 
 
-def test_what_passed_along_a_link_is_the_root_mean_square_of_the_message():
+def test_the_traffic_of_a_link_is_the_root_mean_square_of_its_messages():
     result = stack_run()
     flow = result.error_flow()
     for sender, receiver, of in (("x1", "y", None), ("y", "x1", None), ("u", "v2", None), ("x1", "b", "y")):
@@ -88,14 +88,14 @@ def test_times_and_windows():
         (Record(("error", "weighted_error", "energy"), nodes=("y",), messages=True), "error, weighted_error"),
     ],
 )
-def test_what_was_not_recorded_is_named_with_the_remedy(record, missing):
+def test_missing_recordings_are_named_with_the_remedy(record, missing):
     graph, schedule = odem()
     result = graph.run(np.ones((3, 3)), schedule, record=record)
     with pytest.raises(ResultError, match=rf"not recorded: {missing}; run with record=Record.flow\(\)"):
         result.error_flow()
 
 
-def test_a_run_of_which_nothing_was_recorded():
+def test_a_run_without_recording():
     graph, schedule = odem()
     result = graph.run(np.ones((3, 3)), schedule, record=Record.flow(every=4))
     with pytest.raises(ResultError, match=r"nothing was recorded: record\.every is more"):
@@ -123,7 +123,7 @@ def test_a_file_of_the_first_format_is_still_read(tmp_path):
         old.error_flow()
 
 
-def test_a_page_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
+def test_a_page_is_written_atomically(tmp_path, monkeypatch):
     flow = paper_run().error_flow()
     path = flow.save(tmp_path / "flow.html")
     before = path.read_bytes()
@@ -173,7 +173,7 @@ def test_the_page_holds_the_numbers_of_the_result():
     assert by_name["u"]["panels"][0]["lines"][0]["mean"] is None
 
 
-def test_ten_thousand_observations_of_the_papers_graph_fit_unthinned():
+def test_ten_thousand_observations_are_not_downsampled():
     flow = repeated(paper_run(), 67).error_flow()
     assert len(flow.times) > 10_000
     page = render(flow)
@@ -181,7 +181,7 @@ def test_ten_thousand_observations_of_the_papers_graph_fit_unthinned():
     assert json.loads(re.search(r'type="application/json">(.*?)</script>', page)[1])["bin_size"] == 1
 
 
-def test_a_long_run_is_thinned_and_no_surprise_disappears():
+def test_a_long_run_is_downsampled_and_keeps_every_surprise():
     flow = repeated(paper_run(), 700).error_flow()
     data = payload(flow, "title")
     assert data["bin_size"] > 1
@@ -195,7 +195,7 @@ def test_a_long_run_is_thinned_and_no_surprise_disappears():
         assert (low, high) == (part.min(), part.max())
 
 
-def test_a_run_of_one_observation_and_a_run_that_diverged_become_pages():
+def test_pages_of_a_single_observation_and_of_a_diverged_run():
     graph, schedule = odem()
     assert "<title>" in render(graph.run(np.ones((1, 3)), schedule, record=Record.flow()).error_flow())
     wild = np.ones((20, 3))
@@ -228,7 +228,7 @@ def test_times_may_be_uneven_and_observations_missing():
 # --- names are text --------------------------------------------------------------------------------------------------
 
 
-def test_names_cannot_leave_the_data_they_are_in():
+def test_names_are_escaped_in_the_page():
     flow = wicked_graph().run(np.ones((3, 1)), record=Record.flow()).error_flow()
     plain = render(paper_run().error_flow(), "title")
     page = render(flow, "</title><script>alert(1)</script>")
@@ -240,7 +240,7 @@ def test_names_cannot_leave_the_data_they_are_in():
     assert held["title"] == "</title><script>alert(1)</script>"
 
 
-def test_json_in_a_script_has_no_markup():
+def test_json_in_a_script_is_escaped():
     wild = {"</script><!--": ["&", "\u2028", ">"]}
     text = in_script(wild)
     assert not set("<>&\u2028") & set(text)
@@ -249,7 +249,7 @@ def test_json_in_a_script_has_no_markup():
         in_script(float("nan"))
 
 
-def test_the_page_asks_nothing_of_the_network():
+def test_the_page_makes_no_network_requests():
     page = render(paper_run().error_flow())
     assert "connect-src 'none'" in page
     assert not re.search(r"(src|href)=[\"']?(https?:)?//", page)
@@ -269,7 +269,7 @@ def test_view_writes_the_page_beside_the_file_or_where_it_is_told(tmp_path, monk
     assert opened == [(tmp_path / "other.html").as_uri()]
 
 
-def test_view_says_what_is_wrong_in_a_line(tmp_path):
+def test_view_reports_errors_in_one_line(tmp_path):
     graph, schedule = odem()
     path = graph.run(np.ones((3, 3)), schedule).save(tmp_path / "run.nc")
     done = CliRunner().invoke(app, ["view", str(path), "--no-open"])

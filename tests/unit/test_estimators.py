@@ -37,8 +37,8 @@ def gather_all(rule: RobbinsMonro, rows: np.ndarray, dtype: torch.dtype = F64) -
 
 @hypothesis_settings(max_examples=40, deadline=None)
 @given(rows=gradients, beta=st.floats(0.0, 0.999))
-def test_exponential_accumulation(rows, beta):
-    """(1 − β) Σ β^(k−i) ∇_i, from nothing."""
+def test_exponential_averaging(rows, beta):
+    """(1 − β) Σ β^(k−i) ∇_i."""
     rule = laid_out(RobbinsMonro(averaging=Exponential(beta=beta)), 2)
     gathered = gather_all(rule, rows)
     weights = (1 - beta) * beta ** np.arange(len(rows) - 1, -1, -1.0)
@@ -48,7 +48,7 @@ def test_exponential_accumulation(rows, beta):
     assert gathered.steps.tolist() == [0, 0]
 
 
-def test_exponential_accumulation_of_each_batch_element():
+def test_exponential_averaging_of_each_batch_element():
     rows = np.random.default_rng(0).standard_normal((5, 2, 3))
     rule = laid_out(RobbinsMonro(averaging=Exponential(beta=[0.0, 0.9])), 2)
     found = rule.averaging.read(gather_all(rule, rows)).numpy()
@@ -64,7 +64,7 @@ def test_window_mean_is_the_mean(rows):
     np.testing.assert_allclose(found, rows.mean(0), rtol=1e-10, atol=1e-10)
 
 
-def test_nothing_gathered_moves_nothing():
+def test_without_gradients_there_is_no_step():
     for accumulate in (WindowMean(), Exponential(beta=0.5)):
         rule = laid_out(RobbinsMonro(averaging=accumulate), 2)
         change, _ = rule.step(GradientAccumulator.zeros(torch.zeros(2, 3, dtype=F64)))
@@ -77,7 +77,7 @@ def test_nothing_gathered_moves_nothing():
     ("rate", "t0", "gamma"), [(1e-2, 10.0, 0.3), (0.5, 0.0, 1.0), ([0.1, 0.2], [0.0, 5.0], [0.5, 0.9]), (1.0, 3.0, 0.0)]
 )
 def test_robbins_monro(rate, t0, gamma, accumulate, dtype):
-    """−α/(j + t₀)^γ times what was gathered since the step before, for j = 1, 2, …"""
+    """−α/(j + t₀)^γ times the average since the previous step, for j = 1, 2, …"""
     rng = np.random.default_rng(1)
     rule = laid_out(RobbinsMonro(rate=rate, t0=t0, gamma=gamma, averaging=accumulate), 2, dtype)
     gathered = GradientAccumulator.zeros(torch.zeros(2, 3, dtype=dtype))
@@ -100,7 +100,7 @@ def test_robbins_monro(rate, t0, gamma, accumulate, dtype):
 
 
 def test_robbins_monro_counts_the_steps_of_each_batch_element():
-    """Elements that stepped more often move less."""
+    """Elements with more steps move less."""
     rule = laid_out(RobbinsMonro(rate=2.0, t0=1.0, gamma=0.5), 2)
     gathered = GradientAccumulator.zeros(torch.ones(2, 3, dtype=F64))._replace(
         gradient=torch.ones(2, 3, dtype=F64), observations=torch.ones(2, dtype=F64), steps=tensor([0.0, 7.0])
@@ -153,7 +153,7 @@ class Regression:
 @pytest.mark.parametrize("dtype", [F64, F32])
 @pytest.mark.parametrize("windows", [[30], [1] * 30, [7, 1, 12, 10]])
 def test_newton_is_recursive_least_squares(windows, dtype):
-    """However the observations are divided up, each step ends at the least squares of all of them."""
+    """For any division into windows, each step ends at the least squares of all observations so far."""
     problem = Regression()
     close = {"rtol": 1e-11, "atol": 1e-11} if dtype == F64 else {"rtol": 1e-4, "atol": 1e-4}
     found = problem.learn(laid_out(Newton(), 2, dtype), windows, dtype)
@@ -164,7 +164,7 @@ def test_newton_is_recursive_least_squares(windows, dtype):
         np.testing.assert_allclose(precision, expected[1], **close)
 
 
-def test_newton_is_a_kalman_filter_of_parameters_that_stand_still():
+def test_newton_is_a_kalman_filter_of_constant_parameters():
     problem = Regression()
     mean, covariance = problem.mean.copy(), np.linalg.inv(problem.prior)
     for t, (found, precision) in enumerate(problem.learn(laid_out(Newton(), 2), [1] * 30)):
@@ -177,8 +177,8 @@ def test_newton_is_a_kalman_filter_of_parameters_that_stand_still():
 
 
 @pytest.mark.parametrize("forgetting_factor", [0.2, [0.05, 0.3]])
-def test_newton_forgets_by_least_squares_with_weights_that_fade(forgetting_factor):
-    """With next to no prior, an observation that is k steps old counts (1 − φ)^k."""
+def test_forgetting_is_exponentially_weighted_least_squares(forgetting_factor):
+    """With a flat prior, an observation that is k steps old counts (1 − φ)^k."""
     problem, windows = Regression(prior=1e-9), [4] * 7
     *_, (mean, precision) = problem.learn(laid_out(Newton(forgetting_factor=forgetting_factor), 2), windows)
     for b, share in enumerate(np.broadcast_to(forgetting_factor, 2)):
@@ -188,7 +188,7 @@ def test_newton_forgets_by_least_squares_with_weights_that_fade(forgetting_facto
         np.testing.assert_allclose(precision[b], (1 - share) * expected[1][b], rtol=1e-6, atol=1e-6)
 
 
-def test_newton_forgets_down_to_the_prior_and_no_further():
+def test_forgetting_is_bounded_by_the_prior():
     problem, rule = Regression(), laid_out(Newton(forgetting_factor=0.5), 2)
     gathered = rule.init(tensor(problem.mean), tensor(problem.prior))
     extra = tensor(np.broadcast_to(np.eye(3), (2, 3, 3)))
@@ -200,8 +200,7 @@ def test_newton_forgets_down_to_the_prior_and_no_further():
         assert bool(change.any()) == (k == 1)
 
 
-def test_newton_goes_downhill_where_the_curvature_is_indefinite():
-    """Along a direction of negative curvature −2 a step down the gradient has the gradient's sign reversed."""
+def test_newton_descends_where_the_curvature_is_indefinite():
     rule = laid_out(Newton(), 1)
     gathered = rule.init(tensor([[0.0, 0.0]]), tensor([np.eye(2)]))
     gathered = rule.accumulate(gathered, tensor([[3.0, 1.0]]), tensor([np.diag([1.0, -3.0])]))
@@ -210,18 +209,18 @@ def test_newton_goes_downhill_where_the_curvature_is_indefinite():
     assert change[0, 1] < 0
 
 
-def test_scoring_moves_no_further_than_it_may():
+def test_steps_of_noise_scoring_are_clipped():
     rule = laid_out(NoiseScoring(max_step=0.5), 1)
     gathered = rule.init(tensor([[0.0, 0.0]]), tensor([np.eye(2)]))
     change, _ = rule.step(rule.accumulate(gathered, tensor([[-3.0, 0.2]]), tensor([np.eye(2)])))
     assert change[0].tolist() == pytest.approx([0.5, -0.1])
 
 
-def test_scoring_leaves_what_is_too_much_for_a_step_to_the_next_ones():
-    """A gradient of −3 per unit of curvature asks for 3, which counts by its logarithm: 1 + ln (1 + 3)/2.
+def test_the_excess_of_a_clipped_step_carries_over():
+    """A gradient of −3 per unit of curvature asks for a step of 3, which is compressed to 1 + ln (1 + 3)/2.
 
-    The windows after it agree with what is believed, and what is known grows from j + 1 to j + 2 at the j-th: of what
-    the step before left, three quarters, less is left for that much more to be known.
+    Later windows agree with the belief, and the information grows from j + 1 to j + 2 at the j-th: three quarters of
+    the previous excess carry over, scaled by that ratio.
     """
     rule = laid_out(NoiseScoring(max_step=[0.5, 4.0], covariance_reset=False), 2)
     gathered = rule.init(torch.zeros(2, 1, dtype=F64), tensor([[[1.0]], [[1.0]]]))
@@ -239,11 +238,10 @@ def test_scoring_leaves_what_is_too_much_for_a_step_to_the_next_ones():
     assert [step[1] for step in steps] == pytest.approx([1 + math.log(2), 0.0, 0.0, 0.0])
 
 
-def test_steady_scoring_goes_no_further_than_is_to_be_expected():
-    """After j windows of information i each, a step has the standard deviation √i/(ij) = 1/√(j·ij): twice that is 2/j.
+def test_step_limit_sd_bounds_steps_by_their_expected_size():
+    """After j windows of unit information a step has the standard deviation 1/j; the limit here is twice that.
 
-    Here i is 1, and the prior next to nothing. Windows that agree with what is believed are followed by one that is
-    further off than that. A first step, as that after a pass over recorded data, is as long as it may be.
+    The first step is not limited.
     """
     rule = laid_out(NoiseScoring(max_step=2.5, step_limit_sd=2.0), 1)
     first = rule.init(torch.zeros(1, 1, dtype=F64), tensor([[[1e-9]]]))
@@ -258,10 +256,10 @@ def test_steady_scoring_goes_no_further_than_is_to_be_expected():
             assert change.item() == pytest.approx(expected, rel=1e-6)
 
 
-def test_scoring_counts_early_windows_by_what_late_ones_say():
-    """Windows of information 100, then of 1: of the first ones in the end no more is left than if they were like these.
+def test_early_windows_count_no_more_than_late_ones():
+    """Windows of information 100, then of 1: the early ones finally count as if they were like the late ones.
 
-    A component of which windows go on to say as much as ever, or more, keeps all that is known of it.
+    A component whose information does not fall keeps all of it.
     """
     rule = laid_out(NoiseScoring(), 1)
     gathered = rule.init(torch.zeros(1, 2, dtype=F64), tensor([np.diag([0.25, 0.25])]))
@@ -272,8 +270,8 @@ def test_scoring_counts_early_windows_by_what_late_ones_say():
     assert gathered.precision[0, 1, 1].item() == pytest.approx(0.25 + 10 * 2 + 190 * 3)
 
 
-def test_newton_fades_by_weights_that_add_up_to_a_share_of_all_windows():
-    """After step j what is known is kept to 1 − a/(j + 10): window k of n counts Π_{j=k..n} of these."""
+def test_decaying_forgetting_has_the_expected_weights():
+    """After step j the factor is 1 − a/(j + 10): window k of n counts Π_{j=k..n} of these."""
     problem, windows = Regression(prior=1e-9), [5] * 6
     *_, (mean, precision) = problem.learn(laid_out(Newton(decaying_forgetting=2.0), 2), windows)
     kept = 1 - 2.0 / (np.arange(1, 7) + 10)
@@ -283,8 +281,8 @@ def test_newton_fades_by_weights_that_add_up_to_a_share_of_all_windows():
     np.testing.assert_allclose(precision, kept[-1] * expected[1], rtol=1e-6, atol=1e-6)
 
 
-def test_newton_reopens_where_parameters_jump_and_only_there():
-    """Observations of θ itself, of unit variance: one batch element of which jumps by ten standard deviations."""
+def test_covariance_resets_where_parameters_jump_and_only_there():
+    """Direct observations of θ with unit variance; one of two batch elements jumps by ten standard deviations."""
     rng, rule = np.random.default_rng(5), laid_out(Newton(covariance_reset=True), 2)
     truth = np.zeros((2, 1))
     mean, gathered = torch.zeros(2, 1, dtype=F64), rule.init(torch.zeros(2, 1, dtype=F64), tensor([[[1.0]], [[1.0]]]))
@@ -304,10 +302,9 @@ def test_newton_reopens_where_parameters_jump_and_only_there():
     assert abs(mean[1].item() - 10.0) < 0.5  # else 10 · 400/2401
 
 
-def test_steady_scoring_reopens_for_less_noise_and_not_for_more():
-    """Observations of λ itself, of unit variance, two batch elements of which jump by four standard deviations.
-
-    Where precision has risen, what was known before counts for less; where it has fallen, all windows go on to count.
+def test_with_step_limit_sd_the_covariance_resets_for_less_noise_only():
+    """Direct observations of λ with unit variance; two batch elements jump by four standard deviations, one up, one
+    down.
     """
     rng, rule = np.random.default_rng(5), laid_out(NoiseScoring(step_limit_sd=2.0), 3)
     truth, sizes = np.zeros((3, 1)), (3, 1, 1)

@@ -1,4 +1,4 @@
-"""Pictures of graphs, error flows and studies: what is drawn is what is there."""
+"""Drawings of graphs, error flows and studies, against the data they show."""
 
 import io
 import shutil
@@ -69,7 +69,7 @@ def test_an_empty_graph_is_not_drawn():
         pc.Graph().draw()
 
 
-def test_dollars_and_other_marks_in_names_are_drawn_as_they_are():
+def test_special_characters_in_names_are_drawn_literally():
     x = pc.GeneralisedStateNode("$x_", dim=1, orders=2, flow=lambda x, theta: -x)
     y = pc.SensoryNode(r"\frac$", dim=1, orders=1)
     graph = pc.Graph()
@@ -89,7 +89,7 @@ def test_the_map_holds_the_surprise_of_each_node_at_each_time():
     assert [label.get_text() for label in ax.get_yticklabels()] == list(flow.surprised)
 
 
-def test_a_long_map_keeps_every_surprise_and_stays_in_time():
+def test_a_long_map_keeps_every_surprise_at_its_time():
     flow = repeated(paper_run(), 20).error_flow()
     values, drawn = image(flow.map())
     assert values.shape[1] <= flow_plots.MAP_COLUMNS
@@ -107,7 +107,7 @@ def test_a_window_is_a_part_of_the_map():
 
 
 # --- shares ----------------------------------------------------------------------------------------------------------
-def test_shares_and_their_sum():
+def test_contributions_and_their_sum():
     result = paper_run()
     flow = result.error_flow()
     ax = flow.shares()
@@ -116,7 +116,7 @@ def test_shares_and_their_sum():
     np.testing.assert_allclose(lines["all"].get_ydata(), result.free_energy)
 
 
-def test_many_nodes_are_added_up_to_what_can_be_told_apart():
+def test_many_nodes_are_grouped():
     flow = stack_run().error_flow()
     ax = flow.shares()
     count = len(flow.structure.nodes)
@@ -126,7 +126,7 @@ def test_many_nodes_are_added_up_to_what_can_be_told_apart():
 
 
 # --- the graph at work -----------------------------------------------------------------------------------------------
-def test_links_are_as_wide_as_what_passed():
+def test_the_width_of_links_is_their_traffic():
     flow = paper_run().error_flow()
     passed = flow.passed("y", "x")
     order = [link.parent + link.child for link in flow.structure.links].index("xy")
@@ -141,7 +141,7 @@ def test_links_are_as_wide_as_what_passed():
     assert widths[0.1] == pytest.approx(thin + (full - thin) * low, rel=1e-6)
 
 
-def test_over_a_window_it_is_the_mean():
+def test_a_window_shows_the_mean():
     flow = paper_run().error_flow()
     order = [link.parent + link.child for link in flow.structure.links].index("xy")
     passed = flow.passed("y", "x")
@@ -187,13 +187,13 @@ def test_an_mp4_needs_ffmpeg(tmp_path, monkeypatch):
     ("name", "options", "words"),
     [("film.png", {}, r"\.gif or \.mp4"), ("none/film.gif", {}, "no folder"), ("film.gif", {"frames": 0}, "one frame")],
 )
-def test_films_that_cannot_be(tmp_path, name, options, words):
+def test_invalid_films_are_rejected(tmp_path, name, options, words):
     with pytest.raises(ResultError, match=words):
         paper_run().error_flow().animate(tmp_path / name, **options)
 
 
 # --- results: causes and dark paper ----------------------------------------------------------------------------------
-def test_causes_have_a_panel_of_their_own_with_bands_and_truth():
+def test_causes_have_their_own_panel_with_bands_and_truth():
     result = stack_run()
     truth = np.linspace(0, 1, 40)[:, None]
     figure = result.plot(truth={"v1": truth})
@@ -215,7 +215,7 @@ def test_true_precisions_are_drawn():
     assert [line.get_ydata()[0] for line in ax.get_lines()[-3:]] == pytest.approx(np.log([1.0, 2.0, 3.0]))
 
 
-def test_on_dark_paper_nothing_is_black():
+def test_the_dark_theme_has_no_black_lines():
     figure = paper_run().plot(truth=torch.zeros(150, 3), dark=True)
     for text in figure.findobj(Text):
         assert to_hex(text.get_color()) != "#000000"
@@ -236,7 +236,7 @@ def study():
     return pc.sweep(build, grid, process.observations, truth={"x": process.states}, processes=1)
 
 
-def test_a_study_is_drawn_by_the_lowest_of_each_cell_and_a_star_at_the_best(study):
+def test_a_study_shows_the_minimum_of_each_cell_and_marks_the_best(study):
     table = study.to_dataframe()
     figure = study.plot("kappa", "ratio", by="orders")
     panels = [ax for ax in figure.axes if ax.images]
@@ -257,7 +257,7 @@ def test_a_study_is_drawn_by_the_lowest_of_each_cell_and_a_star_at_the_best(stud
         assert (ax.get_xlabel(), ax.get_ylabel()) == ("kappa", "ratio")
 
 
-def test_other_settings_are_minimised_over_and_each_data_has_its_own_best(study):
+def test_remaining_settings_are_minimised_over(study):
     figure = study.plot("orders", "ratio", dark=True)
     table = study.to_dataframe()
     action, error = [ax for ax in figure.axes if ax.images]
@@ -267,14 +267,14 @@ def test_other_settings_are_minimised_over_and_each_data_has_its_own_best(study)
     assert len(error.get_lines()) == 1
 
 
-def test_over_one_setting(study):
+def test_a_study_over_one_setting(study):
     figure = study.plot("ratio", where={"orders": 3}, scores=["x.mse"])
     (ax,) = figure.axes
     table = study.to_dataframe(where={"orders": 3})
     np.testing.assert_allclose(ax.get_lines()[1].get_ydata(), table.groupby("ratio")["x.mse"].min())
 
 
-def test_what_cannot_be_drawn_of_a_study_is_said(study):
+def test_plots_of_a_study_that_are_not_possible_are_rejected(study):
     with pytest.raises(StudyError, match="different data"):
         study.plot("kappa", "ratio")
     with pytest.raises(StudyError, match="no setting 'z'; settings: kappa, orders, ratio"):
@@ -287,7 +287,7 @@ def test_what_cannot_be_drawn_of_a_study_is_said(study):
         study.plot(where={"orders": 2, "kappa": 1.0, "ratio": 1.0})
 
 
-def test_what_diverged_is_crossed_out(study, monkeypatch):
+def test_diverged_cells_are_crossed_out(study, monkeypatch):
     table = study.to_dataframe(where={"orders": 3})
     table.loc[table.index[0], ["free_action", "x.mse"]] = np.nan
     monkeypatch.setattr(study, "to_dataframe", lambda where: pd.DataFrame(table))

@@ -1,4 +1,4 @@
-"""Flows and mappings in generalised coordinates, against autograd of f̃ = (f, J x', J x'', …) written out here."""
+"""Flows and mappings in generalised coordinates, against autograd of f̃ = (f, J x', J x'', …)."""
 
 import math
 from typing import NamedTuple
@@ -174,7 +174,7 @@ def agree_in_shapes(case: Case, shapes: tuple[Shape, ...]) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_shapes(name):
-    """Hypothesis picks some; here each has its turn, for the closed forms on one flow."""
+    """Every shape once; hypothesis picks some in the test above."""
     shapes = CASES[name].shapes
     agree_in_shapes(CASES[name], shapes if name in TRACED or name == "lotka-volterra" else shapes[1::5])
 
@@ -195,7 +195,7 @@ def test_every_shape(name):
     weights=hnp.arrays(float, (2, 2, 2), elements=numbers),
 )
 def test_any_quadratic_agrees_with_autograd(c, x, theta, weights):
-    """Coefficients need not be symmetric, nor as many outputs as states."""
+    """Coefficients need not be symmetric, nor the numbers of outputs and states equal."""
 
     def by_hand(x: Tensor, theta: Tensor) -> Tensor:
         z, w = (torch.cat([torch.ones(*v.shape[:-1], 1, dtype=F64), v], -1) for v in (x, theta))
@@ -210,7 +210,7 @@ SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("lorenz", "lotka
 
 
 @pytest.mark.parametrize("name", ["linear, learned", *SLOW])
-def test_closed_forms_equal_derived_ones(name):
+def test_closed_forms_equal_traced_functions(name):
     case, rows = CASES[name], 1 if name == "linear, learned" else 3
     derived, random = TracedFunction(case.by_hand), torch.Generator().manual_seed(1)
     x = torch.randn(4, 3, case.dim, generator=random, dtype=F64)
@@ -233,7 +233,7 @@ def test_closed_forms_equal_derived_ones(name):
     assert derived.parameter_contracted_hessian(x, theta, weights) is None
 
 
-def test_a_derived_function_without_parameters():
+def test_a_traced_function_without_parameters():
     function, random = TracedFunction(affine_by_hand), torch.Generator().manual_seed(1)
     x, theta, weights = (torch.randn(s, generator=random, dtype=F64) for s in ((2, 2, 3), (2, 0), (2, 2, 2)))
     expected = expect(affine_by_hand, x, theta, weights)
@@ -243,7 +243,7 @@ def test_a_derived_function_without_parameters():
 
 
 @pytest.mark.parametrize("batch", [1, 2])
-def test_slopes_of_a_derived_function_without_parameters(batch):
+def test_slopes_of_a_traced_function_without_parameters(batch):
     function, x = TracedFunction(affine_by_hand), torch.ones(batch, 2, 3, dtype=F64)
     theta, weights = torch.zeros(batch, 0, dtype=F64), torch.ones(batch, 2, 2, dtype=F64)
     assert function.parameter_slope(x, theta, 2).shape == (batch, 2, 2, 0)
@@ -309,7 +309,7 @@ def test_given_derivatives_are_used_and_right():
     agree(function, wave, *inputs)
 
 
-def test_one_given_derivative_leaves_the_other_derived():
+def test_a_derivative_that_is_not_given_is_traced():
     x, theta, weights = make_inputs(2, rows=1)
     expected = expect(wave, x, theta, weights)
     one = TracedFunction(hide_state(wave), jacobian=wave_jacobian)
@@ -325,8 +325,8 @@ def hide_state(plain: Plain) -> Plain:
     return lambda x, theta: plain(x.detach(), theta)
 
 
-def test_a_given_derivative_is_believed():
-    """Also where it is not that of the function: twice J is taken as twice J."""
+def test_a_given_derivative_is_not_checked():
+    """Twice the Jacobian is used as given."""
     x, theta, _ = make_inputs(4)
     function = TracedFunction(wave, jacobian=lambda x, theta: 2 * wave_jacobian(x, theta))
     expected = torch.stack([jacrev(wave)(a, b) for a, b in zip(x[:, 0], theta, strict=True)])
@@ -349,7 +349,7 @@ def use_all(function: Function, x: Tensor, theta: Tensor, weights: Tensor) -> No
 
 
 def test_a_function_is_traced_once_for_each_shape_and_keeps_no_values():
-    """Traced at zero, where much vanishes, and then used elsewhere without being called again."""
+    """Traced at zero, then used elsewhere without a further call."""
     plain = Counted(wave)
     function = TracedFunction(plain)
     use_all(function, *(torch.zeros_like(v) for v in make_inputs(0, rows=1)))
@@ -364,7 +364,7 @@ def test_a_function_is_traced_once_for_each_shape_and_keeps_no_values():
         assert plain.calls == traced
 
 
-def test_another_shape_or_type_is_traced_anew():
+def test_another_shape_or_dtype_is_traced_again():
     plain = Counted(wave)
     function = TracedFunction(plain)
 
@@ -381,7 +381,7 @@ def test_another_shape_or_type_is_traced_anew():
 
 
 def test_a_trace_keeps_batch_elements_apart():
-    """Only one element differs: so does only its result."""
+    """A change of one element changes only its result."""
     x, theta, _ = make_inputs(1)
     function = CASES["wave"].function
     before = function.linearise(x, theta, 2)
@@ -393,7 +393,7 @@ def test_a_trace_keeps_batch_elements_apart():
         assert changed.tolist() == [False, False, True, False]
 
 
-def test_a_trace_sees_weights_that_are_trained_later():
+def test_a_trace_uses_the_present_weights_of_a_module():
     network = Network()
     function, random = TracedFunction(network), torch.Generator().manual_seed(5)
     x, theta, weights = (torch.randn(s, generator=random, dtype=F64) for s in ((4, 3, 3), (4, 2), (4, 2, 2)))
@@ -425,14 +425,14 @@ def mixed(x: Tensor, theta: Tensor) -> Tensor:
     return torch.cat([linear, bent, both, both.sum(-1, keepdim=True).expand(*x.shape[:-1], 2)], -1)
 
 
-def test_what_vanishes_in_a_trace_is_dropped_and_nothing_else():
+def test_only_zero_terms_are_dropped_from_a_trace():
     random = torch.Generator().manual_seed(2)
     x, theta, weights = (torch.randn(s, generator=random, dtype=F64) for s in ((2, 3, 3), (2, 2), (2, 3, 10)))
     agree(TracedFunction(mixed), mixed, x, theta, weights)
 
 
 def test_a_decoder_of_images():
-    """Convolutions take a batch of exactly one dimension: that is how functions are called, however derived."""
+    """Convolutions need exactly one batch dimension."""
     with torch.random.fork_rng():
         torch.manual_seed(4)
         layers = (nn.Linear(3, 8), nn.Unflatten(1, (2, 2, 2)), nn.ConvTranspose2d(2, 1, 2, 2), nn.ELU(), nn.Flatten())
@@ -448,7 +448,7 @@ def test_a_decoder_of_images():
     )
 
 
-def test_a_derived_function_knows_that_it_is_linear():
+def test_linearity_of_a_traced_function_is_detected():
     layer = nn.Linear(3, 40).to(F64)
     for plain in (lambda x, theta: layer(x), lambda x, theta: torch.cat([x[..., :2]] * 20, -1) - 1):
         function, x, theta = TracedFunction(plain), torch.randn(2, 3, 3, dtype=F64), torch.zeros(2, 0, dtype=F64)
@@ -460,7 +460,7 @@ def test_a_derived_function_knows_that_it_is_linear():
 @pytest.mark.parametrize("coupled", [False, True], ids=["by channel", "coupled"])
 @pytest.mark.parametrize("bent", [True, False], ids=["bent", "straight"])
 @pytest.mark.parametrize(("rows", "orders", "out"), [(1, 2, 40), (2, 3, 30), (3, 3, 20), (3, 4, 2)])
-def test_a_slope_that_is_not_formed_acts_as_if_it_were(rows, orders, out, bent, coupled):
+def test_a_lazy_slope_equals_a_dense_one(rows, orders, out, bent, coupled):
     random, batch, dim = torch.Generator().manual_seed(3), 2, 3
 
     def draw(*shape: int) -> Tensor:
@@ -498,7 +498,7 @@ def test_as_function():
         as_function(3.0)  # type: ignore[arg-type]
 
 
-def test_flows_that_make_no_sense_are_refused():
+def test_invalid_flows_are_rejected():
     with pytest.raises(SettingError, match="species must be 2 or more"):
         LotkaVolterra(1)
     with pytest.raises(SettingError, match="either matrix, or dim"):
@@ -515,15 +515,15 @@ def test_the_total_of_species_is_conserved():
 
 
 # --- what closed forms keep ------------------------------------------------------------------------------------------
-def test_a_wrong_number_of_parameters_is_refused():
+def test_a_wrong_number_of_parameters_is_rejected():
     with pytest.raises(GraphError, match="3 and 1 parameters, not 3 and 0"):
         lorenz(torch.ones(4, 3, dtype=F64), torch.zeros(4, 0, dtype=F64))
     with pytest.raises(GraphError, match="dimension 3"):
         lorenz(torch.ones(4, 2, dtype=F64), torch.zeros(4, 1, dtype=F64))
 
 
-def test_closed_forms_are_fit_for_autograd_after_a_run():
-    """What is kept from a run, where nothing is differentiated, is neither in the way of autograd nor stale."""
+def test_closed_forms_can_be_differentiated_after_a_run():
+    """Caches from inference mode neither break autograd nor become stale."""
     x, theta = torch.rand(1, 2, 3, dtype=F64), torch.rand(1, 3, dtype=F64)
     with torch.inference_mode():
         inside = theta.clone()

@@ -1,4 +1,4 @@
-"""Graphs are checked as they are composed; every refusal names the node and says what to do."""
+"""Graphs are checked as they are composed; every error names the node and the remedy."""
 
 import pytest
 import torch
@@ -37,7 +37,7 @@ def refusal(*words, error=GraphError):
     return pytest.raises(error, match="".join(f"(?=[\\s\\S]*{word})" for word in words))
 
 
-def test_a_whole_graph_is_accepted_and_prints_as_a_summary():
+def test_a_complete_graph_is_accepted_and_prints_a_summary():
     graph = whole()
     graph.check()
     text = str(graph)
@@ -109,8 +109,8 @@ def test_duplicate_links():
         graph.parametrises(graph["a"], graph["x"])
 
 
-def test_a_cycle():
-    """The shipped kinds cannot close one, since each refuses what makes no sense; a user's own kind might."""
+def test_a_cycle_is_rejected():
+    """The shipped kinds cannot form one; a custom kind might."""
 
     class Agreeable(GeneralisedStateNode):
         def check_as_child(self, link):
@@ -127,8 +127,7 @@ def test_a_cycle():
     assert len(graph.links) == 2
 
 
-def test_a_node_connected_to_nothing_below():
-    """A node enters a graph by a link, so that what is loose is one without a purpose."""
+def test_a_state_that_predicts_nothing_is_rejected():
     graph = pc.Graph()
     x, y = state(), SensoryNode("y", dim=3, orders=2, dt=0.1)
     graph.weighs(noise("noise_y"), y)
@@ -159,12 +158,12 @@ def test_an_empty_graph():
         (lambda x, p: x[0] * x, [r"flow of GeneralisedStateNode 'x'", "mixes batch elements"]),
     ],
 )
-def test_a_flow_that_returns_the_wrong_thing(flow, words):
+def test_a_flow_that_returns_the_wrong_shape_or_type_is_rejected(flow, words):
     with refusal(*words):
         whole(x=state(flow=flow)).check()
 
 
-def test_a_flow_that_is_no_function():
+def test_a_flow_that_is_not_a_function_is_rejected():
     with refusal("function of", "3", error=SettingError):
         state(flow=3)
 
@@ -179,7 +178,7 @@ def test_wrong_number_of_parameters():
         graph.check()
 
 
-def test_links_that_make_no_sense():
+def test_invalid_links_are_rejected():
     graph = whole()
     with refusal("ParameterNode 'b' cannot be the parent in 'b' predicts 'y'", "predicts"):
         graph.predicts(ParameterNode("b", mean=0.0, sd=1.0), graph["y"])
@@ -208,7 +207,7 @@ def test_channels_of_a_precision():
     graph.weighs(noise("m", prior_precision=[1.0, 2.0, 3.0]), y)
 
 
-def test_batches_that_do_not_fit():
+def test_incompatible_batch_shapes_are_rejected():
     graph = whole(x=state(initial_mean=torch.zeros(4, 3, 3)), y=SensoryNode("y", dim=3, orders=2, dt=[0.1, 0.2]))
     with refusal("batch dimensions", "'x': \\(4,\\)", "'y': \\(2,\\)"):
         graph.check()
@@ -250,7 +249,7 @@ def test_settings_are_validated(make, words):
         make()
 
 
-def test_settings_own_their_numbers():
+def test_settings_copy_their_arrays():
     given = torch.tensor([1.0, 2.0], dtype=torch.float64)
     node = ParameterNode("a", mean=given, sd=0.1)
     given.fill_(9.0)

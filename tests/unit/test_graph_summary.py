@@ -1,4 +1,4 @@
-"""What a graph looks like from outside: kinds, levels, clocks and places."""
+"""Summaries of graphs for drawings: kinds, levels, clocks and positions."""
 
 import itertools
 
@@ -34,18 +34,18 @@ def test_kinds_levels_and_clocks_of_a_stack():
     }
 
 
-def test_what_never_moves_is_fixed_and_a_batch_of_clocks_is_a_range():
+def test_nodes_without_updates_are_fixed_and_batched_clocks_are_ranges():
     graph, _ = odem()
     assert GraphSummary.of(graph, pc.states_only())["theta"].clock == "fixed"
     assert GraphSummary.of(graph, pc.odem(every=[8, 64]))["theta"].clock == "every 8 to 64"
     assert GraphSummary.of(graph)["theta"].clock == ""
 
 
-def test_a_kind_of_ones_own_is_shown_as_what_it_descends_from():
+def test_a_custom_kind_is_shown_as_the_kind_it_derives_from():
     assert StudentTSensoryNode("y", dim=1, orders=1).kind == "sensory"
 
 
-def test_a_structure_survives_as_text():
+def test_a_summary_survives_a_round_trip_as_text():
     structure = GraphSummary.of(stack(3), pc.odem())
     assert GraphSummary.from_json(structure.to_json()) == structure
     with pytest.raises(ResultError, match="damaged"):
@@ -54,7 +54,7 @@ def test_a_structure_survives_as_text():
         _ = structure["z"]
 
 
-def test_channels_have_the_names_under_which_runs_record_them():
+def test_messages_have_the_names_under_which_they_are_recorded():
     result = stack_run()
     for link in result.structure.links:
         for way in ("prediction", "error"):
@@ -66,8 +66,8 @@ def test_channels_have_the_names_under_which_runs_record_them():
     heads=st.lists(st.integers(0, 3), min_size=1, max_size=5),
     guests=st.lists(st.tuples(st.integers(0, 30), st.sampled_from(["parametrises", "weighs", "drives"])), max_size=14),
 )
-def test_no_two_nodes_stand_in_the_same_place_and_parents_are_never_below(heads, guests):
-    """Random forests of nodes, each beside some other one or on a level of its own."""
+def test_positions_are_distinct_and_parents_are_never_below_children(heads, guests):
+    """Random forests of nodes."""
     from pcnet.results.graph_summary import LinkSummary, NodeSummary
 
     names = [f"h{i}" for i in range(len(heads))]

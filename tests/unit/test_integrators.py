@@ -1,4 +1,4 @@
-"""How nodes move: every rule against its closed form."""
+"""Integrators of generalised states, each against its closed form."""
 
 import math
 
@@ -58,32 +58,32 @@ class Problem:
         return kappa[:, None] * np.einsum("bij,bj->bi", self.precision, self.target)
 
 
-def test_the_problem_has_the_package_s_shift():
+def test_the_shift_matrix_is_that_of_pcnet():
     np.testing.assert_array_equal(Problem().shift, shift_matrix(3, 2).numpy())
 
 
 @pytest.mark.parametrize("time", [1e-3, 0.1, 1.0, 20.0])
 @pytest.mark.parametrize("kappa", [0.1, 1.0, 8.0])
-def test_ozaki_is_exact_for_a_linear_flow(kappa, time):
+def test_local_linearisation_is_exact_for_a_linear_flow(kappa, time):
     problem = Problem()
     change = laid_out(LocalLinearisation(kappa=kappa, step_size=time), 3).step(problem.evidence())
     np.testing.assert_allclose(change.numpy(), problem.after(kappa, time) - problem.mean, rtol=1e-10, atol=1e-12)
 
 
-def test_ozaki_with_a_setting_for_each_batch_element():
+def test_local_linearisation_with_a_setting_for_each_batch_element():
     problem, kappa, time = Problem(), [0.1, 1.0, 8.0], [0.3, 0.01, 1.0]
     change = laid_out(LocalLinearisation(kappa=kappa, step_size=time), 3).step(problem.evidence())
     np.testing.assert_allclose(change.numpy(), problem.after(kappa, time) - problem.mean, rtol=1e-10, atol=1e-12)
 
 
-def test_ozaki_in_two_steps_is_ozaki_in_one():
+def test_two_half_steps_of_local_linearisation_equal_one():
     problem, rule = Problem(), laid_out(LocalLinearisation(step_size=0.25), 3)
     halfway = problem.mean + rule.step(problem.evidence()).numpy()
     there = halfway + rule.step(problem.evidence(halfway)).numpy()
     np.testing.assert_allclose(there, problem.after(1.0, 0.5), rtol=1e-10, atol=1e-12)
 
 
-def test_ozaki_in_single_precision():
+def test_local_linearisation_in_single_precision():
     problem = Problem()
     change = laid_out(LocalLinearisation(step_size=[0.1, 0.2, 0.3]), 3, F32).step(problem.evidence(dtype=F32))
     assert change.dtype == F32
@@ -93,7 +93,7 @@ def test_ozaki_in_single_precision():
 
 @pytest.mark.parametrize("nu", [-4.0, -1.0, 0.0, [-6.0, -4.0, -2.0]])
 @pytest.mark.parametrize("kappa", [0.5, [1.0, 3.0, 9.0]])
-def test_time_by_curvature(kappa, nu):
+def test_step_size_by_curvature(kappa, nu):
     """Δs = exp(ν)/|det J₀|^(1/n)."""
     problem = Problem(stiffness=20.0)
     time = np.exp(nu) / np.abs(np.linalg.det(problem.jacobian(kappa))) ** (1 / 6)
@@ -102,7 +102,7 @@ def test_time_by_curvature(kappa, nu):
     np.testing.assert_allclose(change.numpy(), problem.after(kappa, time) - problem.mean, rtol=1e-10, atol=1e-12)
 
 
-def test_time_by_curvature_is_the_default_with_exp_minus_four():
+def test_step_size_by_curvature_is_the_default_with_exp_minus_four():
     problem = Problem(batch=1)
     time = math.exp(-4) / abs(np.linalg.det(problem.jacobian(1.0)[0])) ** (1 / 6)
     change = LocalLinearisation().step(problem.evidence())
@@ -110,7 +110,7 @@ def test_time_by_curvature_is_the_default_with_exp_minus_four():
 
 
 @pytest.mark.parametrize(("stiffness", "time"), [(1e-7, 1.0), (1e8, 1e-6)])
-def test_time_by_curvature_is_kept_in_bounds(stiffness, time):
+def test_step_size_by_curvature_is_bounded(stiffness, time):
     problem = Problem(stiffness=stiffness)
     free = math.exp(-4) / np.abs(np.linalg.det(problem.jacobian(1.0))) ** (1 / 6)
     assert ((free > 1.0) if time == 1.0 else (free < 1e-6)).all()
@@ -119,8 +119,8 @@ def test_time_by_curvature_is_kept_in_bounds(stiffness, time):
     np.testing.assert_allclose(change, expected, rtol=0, atol=1e-8 * np.abs(expected).max())
 
 
-def test_time_by_curvature_of_a_singular_jacobian_is_the_longest():
-    """|det J₀| = 0 asks for an endless step and gets Δs = 1: x̃ flows along D alone, as a Taylor series does."""
+def test_step_size_of_a_singular_jacobian_is_the_largest():
+    """|det J₀| = 0 gives Δs = 1: x̃ moves along D alone, as a Taylor series."""
     mean = np.array([[1.0, -2.0, 3.0]])
     shift = np.eye(3, k=1)
     parts = mean, mean @ shift.T, shift, np.zeros((1, 3)), np.zeros((1, 3, 3))
@@ -128,8 +128,8 @@ def test_time_by_curvature_of_a_singular_jacobian_is_the_longest():
     np.testing.assert_allclose(change.numpy(), [[-2.0 + 3.0 / 2, 3.0, 0.0]], rtol=1e-14)
 
 
-def test_time_by_curvature_of_many_states_does_not_overflow():
-    """det J₀ of a hundred states is 1e400, far outside the range of a double; its hundredth root is not."""
+def test_step_size_of_many_states_does_not_overflow():
+    """det J₀ of a hundred states is 1e400, beyond the range of a double; its hundredth root is not."""
     n, size = 100, 1e4
     parts = np.ones((1, n)), np.zeros((1, n)), np.zeros((n, n)), np.full((1, n), size), size * np.eye(n)[None]
     change = LocalLinearisation(log_step_size=0.0).step(LocalQuadratic(*map(tensor, parts)))
@@ -138,7 +138,7 @@ def test_time_by_curvature_of_many_states_does_not_overflow():
 
 @pytest.mark.parametrize("kappa", [1.0, [0.1, 1.0, 8.0]])
 @pytest.mark.parametrize("time", [0.01, [0.3, 0.01, 1.0]])
-def test_gradient_flow_is_one_euler_step(kappa, time):
+def test_explicit_euler_is_one_euler_step(kappa, time):
     problem, rule = Problem(), laid_out(ExplicitEuler(step_size=time, kappa=kappa), 3)
     k, t = (np.broadcast_to(v, 3)[:, None] for v in (kappa, time))
     gradient = np.einsum("bij,bj->bi", problem.precision, problem.mean - problem.target)
@@ -146,7 +146,7 @@ def test_gradient_flow_is_one_euler_step(kappa, time):
     np.testing.assert_allclose(rule.step(problem.evidence()).numpy(), expected, rtol=1e-12, atol=1e-13)
 
 
-def test_gradient_flow_is_ozaki_for_a_short_time():
+def test_explicit_euler_is_local_linearisation_for_a_short_time():
     problem = Problem()
     short = [
         laid_out(rule, 3).step(problem.evidence())
@@ -156,7 +156,7 @@ def test_gradient_flow_is_ozaki_for_a_short_time():
     np.testing.assert_allclose(short[1].numpy(), problem.after(1.0, 1e-7) - problem.mean, rtol=1e-8, atol=1e-14)
 
 
-def test_only_a_mover_that_uses_it_asks_for_the_curvature():
+def test_only_integrators_that_use_the_curvature_need_it():
     assert LocalLinearisation().needs_curvature
     assert not ExplicitEuler(step_size=0.1).needs_curvature
     problem = Problem()
@@ -178,6 +178,6 @@ def test_only_a_mover_that_uses_it_asks_for_the_curvature():
         (lambda: Newton(forgetting_factor=1.0), "forgetting_factor.*below 1"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(make, message):
+def test_invalid_settings_are_rejected(make, message):
     with pytest.raises(SettingError, match=message):
         make()

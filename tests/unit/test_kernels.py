@@ -1,4 +1,4 @@
-"""Autocorrelations of noise, against special functions with many digits, closed forms and one another."""
+"""Autocorrelation functions, against special functions in many digits and closed forms."""
 
 import math
 
@@ -14,7 +14,7 @@ from pcnet.model.digest import digest
 from pcnet.model.model import Model
 from pcnet.nodes import GeneralisedStateNode, PrecisionNode, SensoryNode
 from pcnet.numerics.generalised import temporal_covariance, temporal_precision
-from pcnet.numerics.kernels import Autocorrelation, Matern, SquaredExponential
+from pcnet.numerics.kernels import Autocorrelation, Matern, SquaredExponential, White
 from pcnet.sweeps.batching import batch_key, stack_models
 
 HALVES = [0.5, 1.5, 2.5, 3.5, 4.5]
@@ -106,7 +106,7 @@ def damped(h):
 
 
 @pytest.mark.parametrize("orders", [1, 2, 3, 4, 5])
-def test_own_function_has_the_derivatives_of_its_taylor_series(orders):
+def test_a_custom_function_has_the_derivatives_of_its_taylor_series(orders):
     """1/(1 + h²) = Σ(−1)^k h^2k; exp(−h²/2) against the closed form; a damped oscillation against mpmath."""
     width = 0.4
     series = [0.0 if n % 2 else (-1) ** (n // 2) * math.factorial(n) * width**-n for n in range(2 * orders - 1)]
@@ -122,7 +122,7 @@ def test_own_function_has_the_derivatives_of_its_taylor_series(orders):
         assert Autocorrelation(damped).derivative_at_zero(n).item() == pytest.approx(expected[n], rel=1e-12)
 
 
-def test_derivatives_are_found_once():
+def test_derivatives_are_computed_once():
     calls = []
 
     def counted(h):
@@ -149,7 +149,7 @@ def test_derivatives_are_found_once():
         (lambda h: h.nonsense(), ["failed on a tensor of lags", "nonsense"]),
     ],
 )
-def test_no_autocorrelation(function, words):
+def test_invalid_autocorrelations_are_rejected(function, words):
     with pytest.raises(SettingError) as caught:
         Autocorrelation(function)
     assert all(word in str(caught.value) for word in words)
@@ -195,7 +195,7 @@ def kinked(h):
         (SquaredExponential(1e-60), 4, ["3 orders of motion, not 4", "finite"]),
     ],
 )
-def test_too_many_orders_are_refused_when_the_graph_is_checked(kernel, orders, words):
+def test_too_many_orders_are_rejected_when_the_graph_is_checked(kernel, orders, words):
     with pytest.raises(GraphError) as caught:
         graph(kernel, orders).check()
     assert all(word in str(caught.value) for word in words), caught.value
@@ -205,7 +205,7 @@ def test_too_many_orders_are_refused_when_the_graph_is_checked(kernel, orders, w
     graph(kernel, possible).run(torch.zeros(3, 1), schedule=pc.states_only())
 
 
-def test_a_jump_of_an_odd_derivative_counts():
+def test_a_jump_of_an_odd_derivative_limits_the_orders():
     kernel = Autocorrelation(lambda h: kinked(h.clamp(-0.5, 0.5)))
     assert kernel.derivative_at_zero(2).item() == pytest.approx(-1)
     assert kernel.derivative_at_zero(3).isnan()
@@ -220,7 +220,7 @@ WIDTHS = torch.tensor([0.2, 0.4, 0.9], dtype=torch.float64)
     [lambda width: Matern(width, 3.5), lambda width: Matern(0.3, 2 + 3 * width), lambda w: Autocorrelation(damped, w)],
     ids=["matern", "matern of many smoothnesses", "own"],
 )
-def test_a_batch_of_kernels_is_as_each_alone(kernel):
+def test_a_batch_of_kernels_equals_single_ones(kernel):
     observations = torch.linspace(0, 3, 12, dtype=torch.float64)[:, None].sin()
     batch = graph(kernel(WIDTHS), orders=2).run(observations, schedule=pc.odem(every=4))
     models = [Model(graph(kernel(width), orders=2), pc.odem(every=4)) for width in WIDTHS]
@@ -235,8 +235,22 @@ def test_a_batch_of_kernels_is_as_each_alone(kernel):
             np.testing.assert_allclose(found.free_action[i], alone.free_action, rtol=1e-10)
 
 
-def test_models_with_other_functions_are_of_another_form():
+def test_models_with_different_kernel_functions_have_different_forms():
     one, other = (Model(graph(Autocorrelation(f), orders=2), pc.odem()) for f in (damped, lorentzian))
     assert batch_key(one) != batch_key(other)
     assert digest(one) != digest(other)
     assert "0x" not in repr(one.graph["noise_x"])
+
+
+@pytest.mark.parametrize(
+    ("kernel", "expected"),
+    [
+        (SquaredExponential(0.7), 0.7 * math.sqrt(2 * math.pi)),
+        (Matern(0.7, 0.5), 1.4),  # exp(−|h|/w)
+        (Matern(0.7, 1.5), 4 * 0.7 / math.sqrt(3)),  # (1 + z)e^−z, z = √3|h|/w
+        (Autocorrelation(lambda h: 1 / (1 + h**2) ** 2, 0.7), 0.7 * math.pi / 2),
+        (White(), 0.0),
+    ],
+)
+def test_correlation_integrals(kernel, expected):
+    assert kernel.correlation_integral.item() == pytest.approx(expected, rel=1e-6, abs=1e-12)

@@ -22,7 +22,7 @@ def definite(n: int, spread: float) -> np.ndarray:
 
 
 @pytest.mark.parametrize("n", [1, 2, 6, 9])
-def test_posterior_of_a_definite_curvature_is_left_alone(n):
+def test_a_definite_curvature_is_unchanged(n):
     curvatures = np.stack([definite(n, spread) for spread in (0.0, 1.0, 3.0)])
     found = laplace_posterior(tensor(curvatures))
     assert found.regularised is None
@@ -44,7 +44,7 @@ def test_posterior_of_a_definite_curvature_is_left_alone(n):
         [-1e-12, 1e-10, 1e-3],  # positive, yet below the floor: lifted as well
     ],
 )
-def test_posterior_of_an_indefinite_curvature_is_clamped(values):
+def test_an_indefinite_curvature_is_clamped(values):
     curvature = np.diag(values)  # diagonal: its eigenvalues are exact
     turned = rotated(values)
     found = laplace_posterior(tensor(np.stack([curvature, turned])))
@@ -64,7 +64,7 @@ def test_posterior_of_an_indefinite_curvature_is_clamped(values):
     )
 
 
-def test_posterior_mends_only_what_needs_it():
+def test_only_indefinite_elements_are_regularised():
     good = [definite(4, 2.0), definite(4, 0.5)]
     bad = np.diag([-1.0, 2.0, 3.0, 4.0])
     broken = np.full((4, 4), np.nan)
@@ -80,14 +80,14 @@ def test_posterior_mends_only_what_needs_it():
         assert found.log_det_covariance[i].item() == pytest.approx(-math.log(24e-9), rel=1e-12)
 
 
-def test_posterior_does_not_write_into_what_it_is_given():
+def test_the_argument_is_not_modified():
     curvature = tensor(np.stack([np.diag([-1.0, 2.0]), np.eye(2)]))
     before = curvature.clone()
     laplace_posterior(curvature)
     assert torch.equal(curvature, before)
 
 
-def test_covariance_of_broken_elements_leaves_their_neighbours_alone():
+def test_non_finite_elements_do_not_affect_other_covariances():
     good = definite(3, 1.0)
     flat, lost = np.diag([1.0, 2.0, 0.0]), np.full((3, 3), np.nan)
     found = covariance_of(tensor(np.stack([good, flat, lost, good])))
@@ -97,7 +97,7 @@ def test_covariance_of_broken_elements_leaves_their_neighbours_alone():
     np.testing.assert_allclose(found[1].numpy(), np.diag([1.0, 0.5, 0.0]), atol=1e-12)
 
 
-def test_posterior_leaves_what_is_not_finite_to_be_reported():
+def test_non_finite_curvatures_stay_non_finite():
     curvatures = tensor(np.stack([np.eye(2), np.full((2, 2), np.nan), np.array([[np.inf, 0], [0, 1.0]])]))
     found = laplace_posterior(curvatures)
     assert found.regularised is None

@@ -1,4 +1,4 @@
-"""The exponential step and log|det| of small matrices, against mpmath with many digits."""
+"""The exponential step and log|det| of small matrices, against mpmath in many digits."""
 
 import math
 
@@ -85,7 +85,7 @@ def test_step_of_every_kind_in_one_batch(time):
 @pytest.mark.parametrize("time", TIMES)
 @pytest.mark.parametrize("name", JACOBIANS)
 def test_step_does_not_depend_on_the_batch(name, time):
-    """The whole batch is doubled as often as its stiffest element needs; no element notices."""
+    """The number of doublings is that of the stiffest element, without effect on the others."""
     stacked, i = np.stack(list(JACOBIANS.values())), list(JACOBIANS).index(name)
     times = torch.full((len(FLOWS),), time, dtype=torch.float64)
     together = exponential_step(tensor(stacked), tensor(FLOWS), times)[i]
@@ -131,12 +131,12 @@ def exact_growth(jacobian: np.ndarray, time: float) -> np.ndarray:
 
 
 @pytest.mark.parametrize("time", [0.0, 1e-300, 0.5])
-def test_step_of_no_flow_is_nothing(time):
+def test_step_of_zero_flow_is_zero(time):
     ours = exponential_step(tensor(JACOBIANS["stiff"])[None], torch.zeros(1, 4, dtype=torch.float64), tensor([time]))
     assert (ours == 0).all()
 
 
-def test_step_of_no_flow_in_single_precision():
+def test_step_of_zero_flow_in_single_precision():
     ours = exponential_step(-torch.eye(3)[None], torch.zeros(1, 3), torch.ones(1))
     assert (ours == 0).all()
 

@@ -1,4 +1,4 @@
-"""Networks whose weights are parameters, against autograd of the same network written out by hand."""
+"""Networks whose weights are parameters, against autograd of the same network written by hand."""
 
 import pytest
 import torch
@@ -34,14 +34,14 @@ def inputs(parameters: int, dtype: torch.dtype = F64, batch: int = 3, rows: int 
 
 @pytest.mark.parametrize(("batch", "rows", "dtype"), [(3, 2, F64), (1, 1, F32)])
 def test_all_derivatives_agree_with_autograd(batch, rows, dtype):
-    """Every batch element has weights of its own; what was traced for some values holds for others."""
+    """Every batch element has its own weights; a trace holds for other values."""
     network = Network(perceptron())
     assert network.parameters == 33
     for seed in range(3):
         agree(network, by_hand, *inputs(33, dtype, batch, rows, seed))
 
 
-def test_what_is_known_is_added_and_its_parameters_come_first():
+def test_a_known_part_is_added_and_its_parameters_come_first():
     def known(x, theta):
         return torch.stack([theta[..., 0] * x[..., 1], x[..., 0] * x[..., 1], theta[..., 1] ** 2 * x[..., 0]], -1)
 
@@ -64,7 +64,7 @@ class Tied(nn.Module):
         return self.gain * torch.cat([self.again(torch.sin(self.layer(x))), x[..., :1] ** 2], -1)
 
 
-def test_a_module_of_ones_own_with_tied_weights():
+def test_a_custom_module_with_tied_weights():
     def tied_by_hand(x: Tensor, theta: Tensor) -> Tensor:
         gain, matrix = theta[:3], theta[3:].view(2, 2)
         return gain * torch.cat([matrix @ torch.sin(matrix @ x), x[:1] ** 2])
@@ -74,7 +74,7 @@ def test_a_module_of_ones_own_with_tied_weights():
     agree(network, tied_by_hand, *inputs(7))
 
 
-def test_weights_that_need_no_gradient_are_not_learned():
+def test_frozen_weights_are_not_parameters():
     module = perceptron()
     module[0].requires_grad_(False)
     network = Network(module)
@@ -100,7 +100,7 @@ def test_from_a_module_and_back():
     torch.testing.assert_close(module(x[1, 0].to(F32)), by_hand(x[1, 0].to(F32), vector))  # left as it was
 
 
-def test_training_the_module_elsewhere_changes_nothing():
+def test_training_the_module_elsewhere_has_no_effect():
     module = perceptron()
     network = Network(module)
     before = network.initial.clone()
@@ -141,18 +141,18 @@ class WithBuffer(nn.Module):
         (lambda: torch.tanh, "give a torch.nn.Module"),
     ],
 )
-def test_modules_that_make_no_sense_are_refused(make, message):
+def test_invalid_modules_are_rejected(make, message):
     with pytest.raises(SettingError, match=message):
         Network(make())
 
 
-def test_dropout_is_fine_when_it_drops_nothing():
+def test_inactive_dropout_is_accepted():
     module = nn.Sequential(nn.Linear(2, 3), nn.Dropout(0.5)).eval()
     x, theta = torch.ones(1, 2, dtype=F64), torch.ones(1, 9, dtype=F64)
     assert Network(module)(x, theta).tolist() == [[3.0] * 3]
 
 
-def test_vectors_of_a_wrong_length_are_refused():
+def test_vectors_of_the_wrong_length_are_rejected():
     network = Network(perceptron())
     with pytest.raises(GraphError, match="takes 33 parameters, not 32"):
         network(torch.ones(2), torch.ones(32))
@@ -178,7 +178,7 @@ def graph_of(module: nn.Module, weights: int) -> pc.Graph:
         (nn.Linear(2, 2), 5, "takes 6 parameters and is given 5"),
     ],
 )
-def test_widths_that_do_not_fit_are_refused(module, weights, message):
+def test_incompatible_sizes_are_rejected(module, weights, message):
     with pytest.raises(GraphError, match=message):
         graph_of(module, weights).start(pc.odem())
 

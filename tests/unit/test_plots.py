@@ -1,4 +1,4 @@
-"""Figures show what the result holds: lines, bands, labels and limits against the arrays they were made of."""
+"""Figures against the arrays they show: lines, bands, labels and limits."""
 
 from statistics import NormalDist
 
@@ -104,7 +104,7 @@ def test_velocities_are_the_second_order():
     assert ax.get_ylabel() == "state, derivative 1"
 
 
-def test_sensations_are_dots_and_their_predictions_lines():
+def test_observations_are_dots_and_predictions_lines():
     made = result()
     ax = plotting.sensations(made)
     dots = [line for line in ax.get_lines() if line.get_linestyle() == "None"]
@@ -127,7 +127,7 @@ def test_true_parameters_are_level_lines_in_the_colour_of_the_estimate():
     assert ax.get_ylabel() == "parameter"
 
 
-def test_a_single_channel_goes_by_the_name_of_its_node():
+def test_a_single_channel_has_the_name_of_its_node():
     ax = plotting.precisions(result(), truth={"noise": 2.0})
     assert legend(ax) == ["noise", "95 % interval", "truth"]
     assert ax.get_ylabel() == "log-precision"
@@ -141,13 +141,13 @@ def test_the_free_energy_is_drawn_with_its_parts():
         np.testing.assert_allclose(line, expected)
 
 
-def test_a_panel_goes_into_the_axes_it_is_given():
+def test_a_panel_uses_the_given_axes():
     ax = Figure().subplots()
     assert plotting.parameters(result(), ax=ax) is ax
 
 
 # --- long runs -------------------------------------------------------------------------------------------------------
-def test_a_long_line_is_drawn_by_fewer_points_that_keep_its_extremes():
+def test_long_lines_are_downsampled_and_keep_their_extremes():
     walk = RNG.normal(size=(60_000, 2, 1))
     walk[31_234, 0, 0], walk[7, 0, 0] = 9.0, -9.0
     made = result(times=60_000, dim=1, x__mean=Trace(walk, STATE))
@@ -175,7 +175,7 @@ def test_gaps_in_a_long_line_stay_gaps():
     assert np.isnan(y[inside]).all()
 
 
-def test_a_huge_beginning_does_not_squash_the_free_energy_and_the_label_says_so():
+def test_a_large_first_free_energy_is_cut_off_and_labelled():
     complexity = RNG.normal(size=2000)
     complexity[:5] = 1e7
     made = result(times=2000, complexity=Trace(complexity, ENERGY), accuracy=Trace(np.zeros(2000), ENERGY))
@@ -185,7 +185,7 @@ def test_a_huge_beginning_does_not_squash_the_free_energy_and_the_label_says_so(
     assert ax.get_ylabel() == "free energy (nats)\n0.25 % off the axis"
 
 
-def test_nothing_is_left_off_where_nothing_is_extreme():
+def test_nothing_is_cut_off_without_extremes():
     made = result()
     ax = plotting.states(made)
     low, high = ax.get_ylim()
@@ -195,7 +195,7 @@ def test_nothing_is_left_off_where_nothing_is_extreme():
     assert "off the axis" not in ax.get_ylabel()
 
 
-def test_what_stays_off_for_long_is_not_left_off():
+def test_long_excursions_are_not_cut_off():
     complexity = np.zeros(2000)
     complexity[:100] = 1e7
     made = result(times=2000, complexity=Trace(complexity, ENERGY), accuracy=Trace(np.zeros(2000), ENERGY))
@@ -213,7 +213,7 @@ def test_long_free_energies_are_drawn_by_means_and_extremes():
 
 # --- batches, truths, channels ---------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("element", "index"), [(0, (0, 0)), (4, (1, 1)), ((1, 2), (1, 2)), (-1, (1, 2))])
-def test_an_element_of_a_batch_is_picked(element, index):
+def test_an_element_of_a_batch_can_be_selected(element, index):
     made, truth = result(batch=(2, 3)), RNG.normal(size=(2, 3, 50, 2))
     drawn = lines(plotting.states(made, truth=truth, element=element))
     np.testing.assert_array_equal(drawn[0], made.mean("x")[(*index, slice(None), 0, 0)])
@@ -229,7 +229,7 @@ def test_a_truth_at_every_observation_is_drawn_at_its_own_times():
     np.testing.assert_array_equal(line.get_ydata(), truth[:, 1])
 
 
-def test_many_channels_are_cut_to_as_many_as_can_be_told_apart_and_the_label_says_so():
+def test_the_number_of_channels_is_limited_and_labelled():
     ax = plotting.states(result(dim=9))
     assert len(ax.get_lines()) == len(set(plotting.COLOURS)) == 6
     assert ax.get_ylabel() == "state\n6 of 9"
@@ -254,13 +254,13 @@ def test_an_overview_takes_labels_by_node():
     assert legend(parameters)[:3] == ["α", "β", "γ"]
 
 
-def test_the_caption_tells_the_free_action_of_the_element():
+def test_the_caption_has_the_free_action_of_the_element():
     made = result(batch=(3,))
     made.free_action = np.array([1.0, -1234.4, 2.0])
     assert made.plot(element=1).get_suptitle() == "50 observations, batch element 1: free action −1,234 nats"
 
 
-def test_a_real_run_in_a_batch_becomes_a_picture_file(tmp_path):
+def test_a_batched_run_is_saved_as_a_picture(tmp_path):
     process = glv_process(70, noise="white", seed=[0, 1])
     graph, schedule = odem(kappa=torch.tensor([1.0, 2.0]))
     made = graph.run(process.observations, schedule)
@@ -278,7 +278,7 @@ def test_a_run_of_one_observation_can_be_drawn(tmp_path):
 
 
 # --- what is refused -------------------------------------------------------------------------------------------------
-def test_what_was_not_recorded_is_named():
+def test_missing_recordings_are_named():
     graph, schedule = odem()
     made = graph.run(glv_process(3, seed=0).observations, schedule, record=["mean"])
     with pytest.raises(ResultError, match="'sd' of 'x' was not recorded"):
@@ -305,12 +305,12 @@ def test_what_was_not_recorded_is_named():
         (lambda r: plotting.parameters(r, truth=[1.0, 2.0]), "truth of 'a' has shape"),
     ],
 )
-def test_what_cannot_be_drawn_is_named(draw, words):
+def test_invalid_arguments_are_named(draw, words):
     with pytest.raises(ResultError, match=words):
         draw(result())
 
 
-def test_a_role_without_nodes_is_left_out_of_the_overview_and_refused_alone():
+def test_a_role_without_nodes_is_omitted_from_the_overview_and_rejected_alone():
     made = result()
     made.roles = {"x": "state", "y": "sensory"}
     labels = [ax.get_ylabel() for ax in all_axes(plotting.overview(made))]

@@ -1,4 +1,4 @@
-"""The linear algebra of a tick, against mpmath with many digits and against dense matrices."""
+"""Precisions as Kronecker products, dense or not, against dense matrices and autograd."""
 
 from types import SimpleNamespace
 
@@ -58,7 +58,7 @@ def test_precision_is_a_kronecker_product(shape):
 
 @pytest.mark.parametrize(("rows", "dim"), [(1, 1), (1, 4), (3, 2), (4, 3)])
 def test_log_det_of_a_precision_is_that_of_the_kronecker_product(rows, dim):
-    """As a precision node sends it, for a batch of widths."""
+    """As sent by a precision node, for a batch of lengthscales."""
     mean = np.linspace(-2.0, 3.0, 2 * dim).reshape(2, dim)
     node = PrecisionNode("noise", mean=mean, sd=1.0, correlation_time=[0.5, 1.5])
     link = Weighs(node, SimpleNamespace(name="child", error_shape=ErrorShape(rows, dim)))
@@ -116,8 +116,8 @@ def coupled_energy(parameters, moment, rows, dim):
 
 @pytest.mark.parametrize("dim", [1, 2, 4])
 @pytest.mark.parametrize("rows", [1, 3])
-def test_what_an_error_says_of_a_coupled_precision(rows, dim):
-    """Slope and curvature by autograd; the expected curvature is the one at the expected moment, rows · Π⁻¹."""
+def test_score_and_information_of_a_coupled_precision(rows, dim):
+    """Gradient and curvature by autograd; the expected curvature is that at the expected moment, rows · Π⁻¹."""
     precision, temporal, matrix = coupled(rows, dim, 2, 5)
     error = tensor(np.random.default_rng(6).standard_normal((2, rows, dim)))
     weighted = precision.weigh(error)
@@ -136,8 +136,8 @@ def test_what_an_error_says_of_a_coupled_precision(rows, dim):
         assert torch.linalg.eigvalsh(precision.information()[b]).min() > 0
 
 
-def test_an_error_is_content_with_the_precision_that_fits_it_best():
-    """The slope vanishes where Π = rows · M⁻¹, in whatever order the channels are taken."""
+def test_the_score_vanishes_at_the_maximum_likelihood_precision():
+    """At Π = rows · M⁻¹, for any order of the channels."""
     rng = np.random.default_rng(8)
     error = tensor(rng.standard_normal((1, 6, 3)))
     matrix = np.linalg.inv(error[0].T.numpy() @ error[0].numpy() / 6)

@@ -1,4 +1,4 @@
-"""Recorders: raw values that are transformed block by block are what they would have been one by one."""
+"""Recorders: values transformed block by block equal those transformed one by one."""
 
 from types import SimpleNamespace
 
@@ -53,7 +53,7 @@ def test_transforms_of_a_block_are_those_of_its_values(length, monkeypatch):
     assert recorder.times == list(range(length))
 
 
-def test_large_values_are_not_kept_raw_for_long(monkeypatch):
+def test_large_values_are_transformed_early(monkeypatch):
     monkeypatch.setattr(record, "BLOCK_BYTES", 3 * 100 * 8 + 1)
     counter = Counter(100)
     recorder = counter.recorder()
@@ -63,7 +63,7 @@ def test_large_values_are_not_kept_raw_for_long(monkeypatch):
     np.testing.assert_allclose(recorder.tensor("n"), expected(range(1, 11), 100), rtol=1e-15)
 
 
-def test_elements_are_nan_from_where_they_stopped():
+def test_stopped_elements_are_nan():
     recorder = Counter().recorder()
     for running in (None, None, torch.tensor([True, False])):
         add(recorder, running)
@@ -73,7 +73,7 @@ def test_elements_are_nan_from_where_they_stopped():
 
 
 @pytest.mark.parametrize("before", [0, 3, 20])
-def test_old_blocks_are_forgotten_but_never_too_many(before, monkeypatch):
+def test_old_blocks_are_dropped_within_the_limit(before, monkeypatch):
     monkeypatch.setattr(record, "BLOCK", 4)
     recorder = Recorder({"n": Column((), Counter().raw)})
     if before:
@@ -87,8 +87,8 @@ def test_old_blocks_are_forgotten_but_never_too_many(before, monkeypatch):
         np.testing.assert_allclose(held[-own:, 0], np.arange(tick - own + 1, tick + 1))
 
 
-def test_recorded_deviations_are_those_of_each_tick(monkeypatch):
-    """√diag Π⁻¹ by another library, tick by tick, of states and of what changes on a slower clock."""
+def test_recorded_standard_deviations_are_those_of_each_tick(monkeypatch):
+    """√diag Π⁻¹ by numpy, tick by tick."""
     monkeypatch.setattr(record, "BLOCK", 7)
     graph, schedule = odem(orders=2, every=3)
     session = graph.start(schedule, record=("mean", "sd", "covariance"))
@@ -104,6 +104,6 @@ def test_recorded_deviations_are_those_of_each_tick(monkeypatch):
         np.testing.assert_allclose(result.traces[f"{name}.covariance"].values, values, rtol=1e-8, atol=1e-14)
 
 
-def test_a_quantity_is_read_in_two_steps():
+def test_a_quantity_is_read_raw_and_then_transformed():
     quantity = Recordable(("n",), lambda ctx: ctx.state, torch.sqrt)
     assert quantity.read(SimpleNamespace(state=torch.tensor([4.0, 9.0]))).tolist() == [2.0, 3.0]

@@ -1,4 +1,4 @@
-"""Results are named and labelled, and survive being saved."""
+"""Results are labelled arrays that survive being saved."""
 
 import numpy as np
 import pytest
@@ -93,7 +93,7 @@ def test_a_failed_save_leaves_the_old_file(single, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_bad_files(tmp_path, single):
+def test_invalid_files_are_rejected(tmp_path, single):
     with pytest.raises(ResultError, match="no file"):
         pc.Result.load(tmp_path / "none.nc")
     junk = tmp_path / "junk.nc"
@@ -111,7 +111,7 @@ def test_bad_files(tmp_path, single):
         pc.Result.load(tmp_path / "foreign.nc")
 
 
-def test_asking_for_what_is_not_there(single):
+def test_missing_quantities_are_named(single):
     with pytest.raises(ResultError, match="no node 'z'"):
         single.mean("z")
     with pytest.raises(ResultError, match=r"'covariance' of 'x' was not recorded.*record="):

@@ -1,4 +1,4 @@
-"""Schedules are data: who does what at which observation."""
+"""Schedules: which nodes take which action at which observation."""
 
 from collections import Counter
 
@@ -60,7 +60,7 @@ def test_a_period_for_a_state(monkeypatch):
     assert done["x0", "update"] == done["x0", "update_covariance"] == 4
 
 
-def test_a_schedule_of_ones_own(monkeypatch):
+def test_a_custom_schedule(monkeypatch):
     schedule = pc.Schedule(
         acts=(
             pc.act("observe", "sensory"),
@@ -95,41 +95,41 @@ def test_a_clock_for_each_batch_element():
             torch.testing.assert_close(found, torch.as_tensor(trace.values), rtol=1e-10, atol=1e-10)
 
 
-def test_prints():
+def test_a_schedule_prints_its_actions():
     text = str(pc.odem(every=torch.tensor([64, 512])))
     assert "state: update" in text
     assert "every 64 to 512" in text
 
 
 @pytest.mark.parametrize("who", ["y", "sensor"])
-def test_unknown_names_are_refused(who):
+def test_unknown_names_are_rejected(who):
     model = build()
     with pytest.raises(ScheduleError, match=f"no node or role '{who}'"):
         model.graph.start(pc.Schedule(acts=(pc.act("observe", "sensory"), pc.act("update", who))))
 
 
-def test_a_deaf_schedule_is_refused():
+def test_a_schedule_without_observe_is_rejected():
     with pytest.raises(ScheduleError, match="'y0' never takes the action 'observe'"):
         build().graph.start(pc.Schedule(acts=(pc.act("update", "state"),)))
 
 
 @pytest.mark.parametrize("every", [0, 2.5, -1])
-def test_periods_are_whole(every):
+def test_periods_must_be_whole_numbers(every):
     with pytest.raises(SettingError, match="whole numbers"):
         pc.odem(every=every)
 
 
-def test_openings_have_no_period():
+def test_actions_on_start_have_no_period():
     with pytest.raises(SettingError, match="remove their `every`"):
         pc.Schedule(acts=(pc.act("observe", "sensory"),), on_start=(pc.act("initialise", "state", every=3),))
 
 
-def test_somebody_must_act():
+def test_an_act_without_nodes_is_rejected():
     with pytest.raises(SettingError, match="needs nodes or roles"):
         pc.Schedule(acts=(pc.act("observe", "sensory"), pc.act("update")))
 
 
-def test_a_node_called_like_a_role_is_refused():
+def test_a_node_named_like_a_role_is_rejected():
     graph = pc.Graph()
     x = GeneralisedStateNode("x", dim=1, orders=1, flow=lambda x, p: -x)
     y = pc.SensoryNode("y", dim=1, orders=1)
@@ -140,7 +140,7 @@ def test_a_node_called_like_a_role_is_refused():
         graph.start()
 
 
-def test_verbs_are_known():
+def test_unknown_actions_are_rejected():
     with pytest.raises(SettingError, match="action"):
         pc.act("jump", "state")
 
@@ -148,13 +148,13 @@ def test_verbs_are_known():
 @pytest.mark.parametrize(
     ("every", "expected"), [(10, [1, 2, 4, 8, 10, 20, 30, 40]), (8, [1, 2, 4, 8, 16, 24, 32, 40]), (1, range(1, 41))]
 )
-def test_windows_that_double_at_first(every, expected):
+def test_warmup_by_doubling(every, expected):
     line = ScheduledAction("update", (), 1, (every,), None, doubling=True)
     assert [tick + 1 for tick in range(40) if line.due(tick)] == list(expected)
 
 
-def test_windows_double_by_batch_element():
-    """Each of two elements steps at the ticks that a run of its own would have."""
+def test_warmup_by_doubling_of_each_batch_element():
+    """Each element steps at the ticks of a run of its own."""
     periods = torch.tensor([10, 3])
     line = ScheduledAction("update", (), 1, (3, 10), periods, doubling=True)
     for tick in range(40):
@@ -163,6 +163,6 @@ def test_windows_double_by_batch_element():
         assert (found.tolist() if isinstance(found, torch.Tensor) else [found, found]) == due
 
 
-def test_windows_of_a_stack_are_alike():
+def test_warmup_needs_a_single_level():
     with pytest.raises(ScheduleError, match="warmup='doubling' needs a single level"):
         pc.adaptive_filtering(levels=(LevelNodes(), LevelNodes(("z",))), warmup="doubling")

@@ -1,4 +1,4 @@
-"""Simulated processes against closed forms and the authors' own data."""
+"""Simulated processes, against closed forms and the authors' data."""
 
 import math
 
@@ -42,7 +42,7 @@ def test_smooth_noise_over_many_seeds():
         assert torch.allclose(found, torch.full_like(found, expected), atol=error)
 
 
-def test_smoothness_of_a_precision_node_is_the_kernel_width_times_root_two():
+def test_the_correlation_time_of_a_precision_node_is_the_kernel_width_times_root_two():
     width, dt = 0.05, 0.01
     noise = smooth_noise(2000, 300, width=width, dt=dt, seed=1)
     for lag in (2, 7, 14):
@@ -63,7 +63,7 @@ def test_the_standard_deviation_may_differ_by_channel():
     assert torch.allclose(smooth_noise(50, 2, sd=[0.5, 4.0], width=1.0, seed=3), unit * torch.tensor([0.5, 4.0]))
 
 
-def test_a_generator_goes_on_where_it_was_and_a_seed_does_not():
+def test_a_generator_advances_and_a_seed_does_not():
     rng = np.random.default_rng(5)
     first, second = (smooth_noise(10, 2, width=1.0, seed=rng) for _ in range(2))
     assert torch.equal(first, smooth_noise(10, 2, width=1.0, seed=5))
@@ -145,7 +145,7 @@ def van_der_pol(**changes):
     return simulate(flows.van_der_pol, **(common | changes))
 
 
-def test_a_process_is_what_its_noises_make_of_it():
+def test_a_process_is_determined_by_its_noises():
     made = van_der_pol()
     assert isinstance(made, Simulation)
     x, z = made.states.numpy(), made.state_noise.numpy()
@@ -158,7 +158,7 @@ def test_a_process_is_what_its_noises_make_of_it():
     assert made.observations.shape == (80, 1)
 
 
-def test_each_replicate_is_that_of_its_seed_alone():
+def test_each_replicate_equals_that_of_its_seed_alone():
     together = van_der_pol(seed=[7, 1, 12])
     assert together.states.shape == (3, 80, 2)
     for i, seed in enumerate([7, 1, 12]):
@@ -177,12 +177,12 @@ def test_batch_elements_have_their_own_settings_and_noise():
     assert torch.equal(made.states[..., 0, :], torch.tensor([[1.0, 0.0], [0.5, 0.5]]).double().expand(2, 3, 2, 2))
 
 
-def test_a_longer_process_begins_with_the_shorter_one():
+def test_a_longer_process_starts_with_the_shorter_one():
     for short, long in zip(van_der_pol(samples=50), van_der_pol(samples=80), strict=True):
         assert torch.allclose(short, long[:50], rtol=1e-13, atol=1e-14)
 
 
-def test_nobody_elses_random_numbers_are_touched():
+def test_global_random_state_is_untouched():
     torch.manual_seed(3)
     np.random.seed(3)
     expected = torch.rand(2), np.random.rand(2)
@@ -258,7 +258,7 @@ def test_observations_can_be_left_unclamped():
         ({"seed": [1, "two"]}, "a seed must be"),
     ],
 )
-def test_bad_settings_are_named(changes, words):
+def test_invalid_settings_are_named(changes, words):
     with pytest.raises((SettingError, GraphError), match=words):
         van_der_pol(**changes)
 
@@ -272,11 +272,11 @@ def test_bad_settings_are_named(changes, words):
         ({"noise": "authors", "seed": np.random.default_rng(0)}, "needs a seed"),
     ],
 )
-def test_bad_settings_of_the_glv_process_are_named(changes, words):
+def test_invalid_settings_of_the_glv_process_are_named(changes, words):
     with pytest.raises(SettingError, match=words):
         glv_process(**({"samples": 10} | changes))
 
 
-def test_a_flow_that_runs_away_is_named_with_the_time():
+def test_a_diverging_flow_is_reported_with_the_time():
     with pytest.raises(DivergenceError, match="no longer finite at sample"):
         euler(lambda x, _: x**3, initial=[5.0], noise=np.zeros((40, 1)), dt=1.0)

@@ -1,4 +1,4 @@
-"""The mistakes that one makes in the first hour: each message names the culprit and says what to do."""
+"""Mistakes of the first hour: each error names what is wrong and the remedy."""
 
 import dataclasses
 
@@ -165,7 +165,7 @@ def small_observed(observations):
 
 @pytest.mark.parametrize("name", MISTAKES)
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-def test_the_message_says_what_to_do(name):
+def test_the_message_names_the_remedy(name):
     do, words = MISTAKES[name]
     with pytest.raises(PcnetError) as caught:
         do()
