@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._guards import TracingContext, tracing
+from torch._subclasses import FakeTensorMode
 from torch.func import functionalize
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -41,7 +43,8 @@ def trace(body: Callable[..., Any], inputs: Sequence[Tensor], may_vanish: Collec
     """
     with _LOCK, torch.inference_mode(False), torch.no_grad():
         try:
-            module = make_fx(functionalize(body, remove="mutations"))(*[v.clone() for v in inputs])
+            with tracing(TracingContext(FakeTensorMode(allow_fallback_kernels=True))):  # or make_fx makes one per value
+                module = make_fx(functionalize(body, remove="mutations"))(*[v.clone() for v in inputs])
         except RuntimeError as error:
             raise GraphError(
                 "a flow or mapping cannot be differentiated: it must be made of torch operations (torch.sin, not "

@@ -1,0 +1,283 @@
+"""A saved run resumes bit for bit, for every kind of model, however it ended."""
+
+import json
+import multiprocessing
+import random
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import pcnet as pc
+from pcnet.errors import CheckpointError
+from pcnet.graphs import adaptive_filter, odem
+from pcnet.nodes import (
+    GeneralisedStateNode,
+    PrecisionNode,
+    SensoryNode,
+)
+from pcnet.results.recorder import Recorder
+from support.cases import (
+    CASES,
+    TICKS,
+    nonlinear,
+    of_paper,
+    stack,
+)
+from support.compare import same
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_resumed_run_equals_an_uninterrupted_one_to_the_bit(case, tmp_path):
+    graph, schedule, stream, times, *policy = CASES[case]()
+    options = {"on_divergence": policy[0]} if policy else {}
+    times = times or [None] * TICKS
+    whole = graph.start(schedule, **options)
+    for y, t in zip(stream, times, strict=True):
+        whole.step(y, t)
+    for at in (1, 7, 10):
+        first = graph.start(schedule, **options)
+        for y, t in zip(stream[:at], times[:at], strict=True):
+            first.step(y, t)
+        second = pc.resume(first.save(tmp_path / "run"), pc.Model(graph, schedule))
+        assert (second.tick, second.time) == (first.tick, first.time)
+        np.testing.assert_array_equal(second.free_energy, first.free_energy)
+        for y, t in zip(stream[at:], times[at:], strict=True):
+            second.step(y, t)
+        same(whole.result(), second.result())
+        np.testing.assert_array_equal(whole.result().times, second.result().times)
+        np.testing.assert_array_equal(whole.free_action, second.free_action)
+        assert list(whole.divergence_events) == list(second.divergence_events)
+        np.testing.assert_array_equal(whole.diverged.at, second.diverged.at)
+        for (name, count), (_, other) in zip(whole.fallbacks.items(), second.fallbacks.items(), strict=True):
+            assert torch.equal(count, other), name
+
+
+def test_saving_without_the_recording(tmp_path):
+    graph, schedule, stream, _ = of_paper()
+    session = graph.start(schedule, record=pc.Record(("mean",), nodes=("x",), every=2)).run(iter(stream[:7]))
+    again = pc.resume(session.save(tmp_path / "run", recording=False), pc.Model(graph, schedule))
+    assert again.record.every == 2
+    again.run(iter(stream[7:]))
+    whole = graph.run(iter(stream), schedule=schedule, record=("mean",))
+    np.testing.assert_array_equal(again.result().mean("x"), whole.mean("x")[7::2])
+
+
+def test_a_model_of_registered_functions_is_stored_in_the_checkpoint(tmp_path):
+    graph, schedule, stream, _ = of_paper(conventions="authors")
+    session = graph.start(schedule).run(iter(stream[:7]))
+    again = pc.resume(session.save(tmp_path / "run"))
+    same(session.run(iter(stream[7:])).result(), again.run(iter(stream[7:])).result())
+    graph, schedule, stream, _ = nonlinear()
+    graph.start(schedule).run(iter(stream)).save(tmp_path / "run")
+    with pytest.raises(CheckpointError, match="functions have no names"):
+        pc.resume(tmp_path / "run")
+
+
+def test_single_precision(tmp_path):
+    graph, schedule, stream, _ = of_paper()
+    session = graph.start(schedule, dtype=torch.float32).run(iter(stream[:7]))
+    again = pc.resume(session.save(tmp_path / "run"), pc.Model(graph, schedule))
+    assert again.mean("x").dtype == torch.float32
+    same(session.run(iter(stream[7:])).result(), again.run(iter(stream[7:])).result())
+
+
+# --- a tick is done whole or not at all ---
+VERBS = [
+    (SensoryNode, "observe"),
+    (GeneralisedStateNode, "update"),
+    (GeneralisedStateNode, "update_covariance"),
+    (PrecisionNode, "renew_prior"),
+    (Recorder, "append"),
+]
+
+
+@pytest.mark.parametrize(("kind", "verb"), VERBS)
+@pytest.mark.parametrize("where", [(0, 0), (5, 0), (5, 1), (8, 2)], ids=str)
+def test_an_interrupt_within_a_tick_leaves_the_state_before_it(kind, verb, where, monkeypatch, tmp_path):
+    """Ctrl-C in any action: the observation can be repeated, here or after resuming from a file."""
+    graph, schedule, stream, _ = of_paper()
+    whole = graph.start(schedule).run(iter(stream))
+    session = graph.start(schedule)
+    do, calls = getattr(kind, verb), []
+
+    def interrupted(self, *given):
+        done = do(self, *given)
+        calls.append(session.tick)
+        if session.tick == where[0] and calls.count(session.tick) == 1 + where[1]:
+            raise KeyboardInterrupt
+        return done
+
+    monkeypatch.setattr(kind, verb, interrupted)
+    for y in stream:
+        try:
+            session.step(y)
+        except KeyboardInterrupt:
+            if session.tick:
+                session = pc.resume(session.save(tmp_path / "run"), pc.Model(graph, schedule))
+            session.step(y)
+    same(whole.result(), session.result())
+    assert len(session.result().times) == TICKS
+    np.testing.assert_array_equal(whole.free_action, session.free_action)
+
+
+@pytest.mark.parametrize("case", ["paper", "adaptive filter", "adaptive filter, model error"])
+def test_a_rejected_observation_leaves_the_state_unchanged(case, tmp_path):
+    """After a divergence or a time in the past, the run continues or is saved as if it had not come."""
+    graph, schedule, stream, _ = CASES[case]()
+    whole = graph.start(schedule).run(iter(stream))
+    session = graph.start(schedule)
+    for k, y in enumerate(stream):
+        if k == 5:
+            with pytest.raises(pc.errors.DivergenceError):
+                session.step(np.full(3, 1e300))
+            session = pc.resume(session.save(tmp_path / "run"), pc.Model(graph, schedule))
+            with pytest.raises(pc.errors.ObservationError, match="times must increase"):
+                session.step(y, t=0.01)
+        session.step(y)
+    same(whole.result(), session.result())
+    np.testing.assert_array_equal(whole.free_action, session.free_action)
+
+
+def test_a_rejected_first_observation_leaves_the_session_unstarted():
+    graph, _, stream, _ = stack()
+    session = graph.start(pc.generalised_filtering())
+    with pytest.raises(pc.errors.ObservationError, match="has no value yet"):
+        session.step({"y": [0.0, 0.0]})
+    with pytest.raises(pc.errors.ObservationError, match="before the first observation"):
+        _ = session.free_energy
+    batched = {name: np.stack([value, value]) for name, value in stream[0].items()}  # it may be of another shape
+    assert session.step(batched, t=3.0).free_energy.shape == (2,)
+
+
+# --- killed ---
+def killable(kind):
+    if kind == "paper":
+        return odem(every=7, orders=2)
+    return adaptive_filter(
+        pc.systems.lotka_volterra,
+        3,
+        0.01,
+        parameter_mean=[0.3, -0.2, 0.3],
+        parameter_sd=0.25,
+        every=7,
+        model_error_time=1.0,
+    )
+
+
+def victim(path, out, ready, kind):
+    graph, schedule = killable(kind)
+    session = pc.resume(path, pc.Model(graph, schedule)) if path.exists() else graph.start(schedule)
+    ready.set()
+    for y in STREAM[session.tick :]:
+        session.step(y).save(path)
+    np.savez(out, mean=session.result().mean("x"), action=float(session.free_action))
+
+
+STREAM = 1 + 0.1 * np.random.default_rng(0).normal(size=(160, 3))
+
+
+@pytest.mark.parametrize("kind", ["paper", "adaptive filter"])
+def test_a_run_killed_at_random_moments_resumes(kind, tmp_path):
+    """kill -9 at random moments, again and again, until it comes through."""
+    chance = random.Random(0)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["pcnet", "torch"])
+    path, out = tmp_path / "run.safetensors", tmp_path / "done.npz"
+    kills = 0
+    for _ in range(60):
+        ready = context.Event()
+        process = context.Process(target=victim, args=(path, out, ready, kind))
+        process.start()
+        assert ready.wait(60)
+        time.sleep(chance.uniform(0.0, 0.15))
+        if kills < 10 and process.is_alive():
+            process.kill()
+            kills += 1
+        process.join(60)
+        if out.exists():
+            break
+    assert kills >= 4
+    graph, schedule = killable(kind)
+    whole = graph.run(STREAM, schedule=schedule)
+    found = np.load(out)
+    np.testing.assert_array_equal(found["mean"], whole.mean("x"))
+    assert float(found["action"]) == float(whole.free_action)
+
+
+# --- files that are refused ---
+@pytest.fixture
+def saved(tmp_path):
+    graph, schedule, stream, _ = of_paper()
+    path = graph.start(schedule).run(iter(stream)).save(tmp_path / "run")
+    return graph, schedule, path
+
+
+def test_a_truncated_file_is_rejected(saved):
+    graph, schedule, path = saved
+    content = path.read_bytes()
+    for size in [0, 1, 7, 8, 9, 100, len(content) // 2, len(content) - 1]:
+        path.write_bytes(content[:size])
+        with pytest.raises(CheckpointError, match="damaged"):
+            pc.resume(path, pc.Model(graph, schedule))
+
+
+def test_a_corrupted_file_is_rejected(saved):
+    graph, schedule, path = saved
+    content = path.read_bytes()
+    chance = random.Random(1)
+    for place in [0, 8, 12, len(content) - 1, *(chance.randrange(len(content)) for _ in range(60))]:
+        changed = bytearray(content)
+        changed[place] ^= 1 << chance.randrange(8)
+        path.write_bytes(bytes(changed))
+        with pytest.raises(CheckpointError):
+            pc.resume(path, pc.Model(graph, schedule))
+
+
+def header_of(path):
+    content = path.read_bytes()
+    size = int.from_bytes(content[:8], "little")
+    return json.loads(content[8 : 8 + size])["__metadata__"]
+
+
+def test_foreign_files_are_rejected(saved, tmp_path):
+    graph, schedule, path = saved
+    foreign = tmp_path / "foreign"
+    save_file({"a": torch.zeros(3)}, foreign)
+    with pytest.raises(CheckpointError, match="not written by pcnet"):
+        pc.resume(foreign, pc.Model(graph, schedule))
+    foreign.write_text("hello, this is a text of some length, longer than a header")
+    with pytest.raises(CheckpointError, match="not a checkpoint"):
+        pc.resume(foreign, pc.Model(graph, schedule))
+    with pytest.raises(CheckpointError, match="no file"):
+        pc.resume(tmp_path / "nothing", pc.Model(graph, schedule))
+    with pytest.raises(CheckpointError, match="no file"):
+        pc.resume(tmp_path, pc.Model(graph, schedule))
+    newer = json.loads(header_of(path)["pcnet"]) | {"format": 99, "pcnet_version": "9.9"}
+    save_file(load_file(path), foreign, {"pcnet": json.dumps(newer), "digest": ""})
+    with pytest.raises(CheckpointError, match=r"format 99, of pcnet 9.9; this pcnet reads 2"):
+        pc.resume(foreign, pc.Model(graph, schedule))
+
+
+def test_a_checkpoint_of_another_model_is_rejected(saved):
+    graph, schedule, path = saved
+    other, _ = odem(every=3, kappa=0.3)
+    with pytest.raises(CheckpointError, match="another graph or schedule"):
+        pc.resume(path, pc.Model(other, schedule))
+    with pytest.raises(CheckpointError, match="another graph or schedule"):
+        pc.resume(path, pc.Model(graph, pc.odem(every=4)))
+    session = pc.resume(path, pc.Model(other, schedule), strict=False)
+    assert session.tick == TICKS
+    with pytest.raises(CheckpointError, match="other nodes"):
+        pc.resume(path, pc.Model(nonlinear()[0], pc.odem()), strict=False)
+
+
+def test_an_unwritable_path_is_an_error(saved, tmp_path):
+    graph, schedule, path = saved
+    session = pc.resume(path, pc.Model(graph, schedule))
+    with pytest.raises(CheckpointError, match="no folder"):
+        session.save(tmp_path / "nowhere" / "run")
+    assert sorted(p.name for p in Path(tmp_path).iterdir()) == ["run"]

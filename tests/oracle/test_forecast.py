@@ -1,0 +1,305 @@
+"""Forecasts, against closed forms of linear systems and samples of nonlinear ones."""
+
+import math
+
+import numpy as np
+import pytest
+import scipy.linalg
+import torch
+from scipy.integrate import dblquad
+
+import pcnet as pc
+from pcnet.errors import DivergenceError, ObservationError, ResultError, SettingError
+from pcnet.graphs import Level, adaptive_filter, hierarchy, odem
+from pcnet.nodes import GeneralisedStateNode, InputNode, ParameterNode, PrecisionNode, SensoryNode
+from pcnet.numerics.kernels import Matern
+
+A = np.array([[-0.5, 1.0], [-1.0, -0.2]])
+DT = 0.05
+
+
+def linear(width=0.2, kernel=None, precision=(4.0, 9.0), dt=DT):
+    x = GeneralisedStateNode("x", dim=2, orders=2, flow=pc.systems.linear(A), initial_mean=[[1.0, -0.5], [0.0, 0.0]])
+    y = SensoryNode("y", dim=1, orders=1, dt=dt)
+    graph = pc.Graph()
+    graph.predicts(x, y, via=pc.systems.linear([[1.0, 2.0]]))
+    noise = {"correlation_time": width} if kernel is None else {"kernel": kernel}
+    graph.weighs(PrecisionNode("nx", prior_precision=list(precision), sd=1e-6, **noise), x)
+    graph.weighs(PrecisionNode("ny", prior_precision=25.0, sd=1e-6, correlation_time=0.3), y)
+    return graph
+
+
+def believed(session, name="x"):
+    mean = session.mean(name).numpy()
+    covariance = session.read(name, "covariance").numpy()
+    return (mean[0], covariance[:2, :2]) if mean.ndim == 2 else (mean, covariance)
+
+
+@pytest.mark.parametrize("width", [0.02, 0.2, 1.0])
+def test_a_linear_system_in_closed_form(width):
+    """Mean e^{At}m; covariance e^{At}P e^{Aᵀt} + ∫∫ e^{A(t−s)} Q e^{Aᵀ(t−r)} κ(s − r) ds dr, by quadrature."""
+    session = linear(width).start(pc.states_only()).step([0.3]).step([0.2])
+    mean, covariance = believed(session)
+    found = session.forecast(1.0)
+    np.testing.assert_allclose(found.times, DT * np.arange(2, 22))
+    t = 1.0
+    move = scipy.linalg.expm(A * t)
+    np.testing.assert_allclose(found.mean("x")[-1], move @ mean, rtol=1e-6)
+    grid, h = np.linspace(0, t, 601, retstep=True)
+    weight = np.full(len(grid), h)
+    weight[[0, -1]] /= 2
+    reach = scipy.linalg.expm(A * (t - grid)[:, None, None])
+    smooth = np.exp(-((grid[:, None] - grid) ** 2) / (2 * width**2)) * weight[:, None] * weight
+    pushed = np.tensordot(smooth, reach * [1 / 4.0, 1 / 9.0], 1)
+    noise = np.einsum("sij,skj->ik", pushed, reach)
+    expected = move @ covariance @ move.T + noise
+    np.testing.assert_allclose(found.sd("x")[-1], np.sqrt(np.diag(expected)), rtol=2e-4)
+    seen = np.array([[1.0, 2.0]])
+    np.testing.assert_allclose(found.mean("y")[-1], seen @ move @ mean, rtol=1e-6)
+    np.testing.assert_allclose(found.sd("y")[-1], np.sqrt(seen @ expected @ seen.T + 1 / 25)[0], rtol=2e-4)
+
+
+def test_an_unstable_system_with_matern_noise():
+    """Matérn noise of ν = 3/2 through ẋ = x/2, against an independent double integral."""
+    kernel = pc.kernels.Matern(0.3, smoothness=1.5)
+    graph = linear(kernel=kernel)
+    x = GeneralisedStateNode(
+        "x", dim=2, orders=2, flow=pc.systems.linear([[0.5, 0.0], [0.0, -2.0]]), initial_mean=np.zeros((2, 2))
+    )
+    graph = graph.with_nodes(dict(graph.nodes) | {"x": x})
+    session = graph.start(pc.states_only()).step([0.1])
+    _, covariance = believed(session)
+    found = session.forecast(2.0).sd("x")[-1]
+
+    def correlation(s, r):
+        z = math.sqrt(3) * abs(s - r) / 0.3
+        return (1 + z) * math.exp(-z)
+
+    for i, (rate, precision) in enumerate(((0.5, 4.0), (-2.0, 9.0))):
+        half = dblquad(
+            lambda s, r, a=rate: math.exp(a * (4 - s - r)) * correlation(s, r), 0, 2, 0, lambda r: r, epsabs=1e-8
+        )[0]
+        expected = math.exp(2 * rate * 2) * covariance[i, i] + 2 * half / precision
+        np.testing.assert_allclose(found[i], math.sqrt(expected), rtol=5e-4)
+
+
+def test_uncertainty_of_parameters_widens_the_forecast():
+    """ẋ = θ with θ ~ N(m, s²): after a time t the variance has grown by t²s²."""
+    x = GeneralisedStateNode("x", dim=1, orders=1, flow=lambda x, theta: theta + 0.0 * x, initial_mean=[[0.0]])
+    y = SensoryNode("y", dim=1, orders=1, dt=0.1)
+    graph = pc.Graph()
+    graph.predicts(x, y)
+    graph.parametrises(ParameterNode("theta", mean=[2.0], sd=0.5), x)
+    graph.weighs(PrecisionNode("nx", prior_precision=1e12, sd=1e-6, correlation_time=0.1), x)
+    graph.weighs(PrecisionNode("ny", prior_precision=4.0, sd=1e-6, correlation_time=0.1), y)
+    session = graph.start(pc.states_only()).step([0.0])
+    base = float(session.sd("x"))
+    start = float(session.mean("x"))
+    wide, narrow = session.forecast(3.0), session.forecast(3.0, parameters=False)
+    np.testing.assert_allclose(wide.mean("x")[:, 0], start + 2.0 * 0.1 * np.arange(1, 31), rtol=1e-9)
+    np.testing.assert_allclose(wide.sd("x")[-1, 0], math.sqrt(base**2 + 9 * 0.25), rtol=1e-6)
+    np.testing.assert_allclose(narrow.sd("x")[-1, 0], base, rtol=1e-4)
+    assert (np.diff(wide.sd("x")[:, 0]) > 0).all()
+    low, high = wide.interval("x", 0.9)
+    np.testing.assert_allclose(high - low, 2 * 1.6448536269514722 * wide.sd("x"))
+
+
+def test_samples_have_the_moments_of_the_forecast():
+    session = linear(0.2).start(pc.states_only()).step([0.3])
+    expected = session.forecast(1.5, 0.1)
+    draws = session.sample(1.5, 4000, every=0.1, seed=3)
+    assert draws.values["x"].shape == (4000, 15, 2)
+    np.testing.assert_array_equal(draws.times, expected.times)
+    for name in ("x", "y"):
+        sd = expected.sd(name)
+        np.testing.assert_allclose(draws.values[name].mean(0), expected.mean(name), atol=float(4 * sd.max() / 63))
+        np.testing.assert_allclose(draws.values[name].std(0), sd, rtol=0.06)
+    again = session.sample(1.5, 4000, every=0.1, seed=3)
+    np.testing.assert_array_equal(draws.values["y"], again.values["y"])
+    assert (session.sample(1.5, 2, every=0.1, seed=4).values["y"] != draws.values["y"][:2]).all()
+
+
+def test_a_forecast_does_not_change_the_session():
+    graph, schedule = odem()
+    y = 1 + 0.1 * np.random.default_rng(0).normal(size=(10, 3))
+    session, reference = graph.start(schedule), graph.start(schedule)
+    for k in range(10):
+        session.step(y[k])
+        session.forecast(0.05)
+        session.sample(0.05, 2, seed=k)
+        session.innovation(y[k])
+        reference.step(y[k])
+    assert torch.equal(session.mean("x"), reference.mean("x"))
+    assert torch.equal(session.free_action, reference.free_action)
+
+
+def test_a_batched_forecast_equals_single_ones():
+    graph, schedule = odem(kappa=[1.0, 0.5], smoothness=[0.005, 0.01])
+    y = 1 + 0.1 * np.random.default_rng(0).normal(size=(5, 3))
+    together = graph.start(schedule).run(y)
+    both = together.forecast(0.1)
+    assert both.mean("x").shape == (2, 10, 3)
+    for i, (kappa, width) in enumerate(((1.0, 0.005), (0.5, 0.01))):
+        graph, schedule = odem(kappa=kappa, smoothness=width)
+        alone = graph.start(schedule).run(y).forecast(0.1)
+        for name in ("x", "y"):
+            np.testing.assert_allclose(both.mean(name)[i], alone.mean(name), rtol=1e-9)
+            np.testing.assert_allclose(both.sd(name)[i], alone.sd(name), rtol=1e-7)
+    assert together.sample(0.1, 3, seed=0).values["x"].shape == (3, 2, 10, 3)
+    table = both.to_dataframe()
+    assert list(table.columns) == ["time", "node", "dimension", "batch_0", "mean", "sd"]
+    assert len(table) == 2 * 2 * 10 * 3
+
+
+def test_causes_follow_their_predictions():
+    """ẋ = v − x with v from an input of 3: x(t) = 3 + (x₀ − 3)e^{−t}, and the variance of v is propagated."""
+    x = GeneralisedStateNode("x", dim=1, orders=2, flow=lambda x, v, theta: v - x, initial_mean=[[1.0], [0.0]])
+    v = pc.CauseNode("v", dim=1, orders=1)
+    graph = pc.Graph()
+    graph.predicts(x, SensoryNode("y", dim=1, orders=1, dt=0.02))
+    graph.drives(v, x)
+    graph.predicts(InputNode("u", dim=1, orders=1), v)
+    for name, expected in (("x", 1e12), ("y", 4.0), ("v", 16.0)):
+        graph.weighs(PrecisionNode(f"n{name}", prior_precision=expected, sd=1e-6, correlation_time=0.5), graph[name])
+    session = graph.start(pc.states_only()).step({"y": [1.0], "u": [3.0]})
+    start, base = float(session.mean("x")[0, 0]), float(session.sd("x")[0, 0])
+    found = session.forecast(1.0)
+    np.testing.assert_allclose(found.mean("x")[-1, 0], 3 + (start - 3) * math.exp(-1), rtol=1e-6)
+    grid, h = np.linspace(0, 1, 2001, retstep=True)
+    weight = np.exp(grid - 1) * h
+    weight[[0, -1]] /= 2
+    noise = weight @ np.exp(-((grid[:, None] - grid) ** 2) / 0.5) @ weight / 16
+    np.testing.assert_allclose(found.sd("x")[-1, 0], math.sqrt(math.exp(-2) * base**2 + noise), rtol=1e-4)
+
+
+def test_innovations():
+    session = linear().start(pc.states_only()).step([0.3])
+    mean, _ = believed(session)
+    found = session.innovation({"y": [5.0]}, t=0.25)["y"]
+    expected = np.array([1.0, 2.0]) @ scipy.linalg.expm(A * 0.25) @ mean
+    np.testing.assert_allclose(found.error, [5.0 - expected], rtol=1e-6)
+    np.testing.assert_allclose(found.sd, session.forecast(0.25, 0.25).sd("y")[0], rtol=1e-9)
+    missing = session.innovation(None)["y"]
+    assert np.isnan(missing.error).all()
+    assert np.isnan(missing.sd).all()
+
+
+def test_innovations_are_calibrated():
+    """On data sampled from the model itself."""
+    graph = linear(0.1)
+    scores = []
+    session = graph.start(pc.states_only()).step([0.3])
+    draws = session.sample(DT, 200, seed=1)
+    for y in draws.values["y"][:, 0]:
+        error, sd = session.innovation(y)["y"]
+        scores.append(float(error[0] / sd[0]))
+    assert abs(np.mean(scores)) < 4 / math.sqrt(200)
+    assert abs(np.std(scores) - 1) < 4 / math.sqrt(400)
+
+
+@pytest.mark.parametrize("horizon", [0, -1, math.nan, math.inf, "soon", True, 1e-9, 1e300])
+def test_invalid_horizons_are_rejected(horizon):
+    session = linear().start(pc.states_only()).step([0.3])
+    with pytest.raises(SettingError, match="horizon"):
+        session.forecast(horizon)
+
+
+def test_forecasts_that_are_not_possible_are_rejected():
+    graph = linear()
+    session = graph.start(pc.states_only())
+    with pytest.raises(ObservationError, match="before the first observation"):
+        session.forecast(1.0)
+    session.step([0.3])
+    with pytest.raises(SettingError, match="draws"):
+        session.sample(1.0, 0, seed=1)
+    with pytest.raises(SettingError, match="too many"):
+        session.sample(1e3, 1, seed=1)
+    with pytest.raises(ResultError, match="no forecast of 'z'"):
+        session.forecast(1.0).mean("z")
+    with pytest.raises(ObservationError, match="not after"):
+        session.innovation([1.0], t=0.0)
+
+
+def test_a_diverging_forecast_names_the_flow():
+    x = GeneralisedStateNode("x", dim=1, orders=1, flow=lambda x, theta: x**3, initial_mean=[[3.0]])
+    graph = pc.Graph()
+    graph.predicts(x, SensoryNode("y", dim=1, orders=1, dt=0.1))
+    graph.weighs(PrecisionNode("nx", prior_precision=1.0, sd=0.1, correlation_time=0.1), x)
+    graph.weighs(PrecisionNode("ny", prior_precision=1.0, sd=0.1, correlation_time=0.1), graph["y"])
+    session = graph.start(pc.states_only()).step([3.0])
+    with pytest.raises(DivergenceError, match="forecast of x is not finite"):
+        session.forecast(10.0)
+
+
+def test_predicted_parameters_move_with_the_state_above():
+    """ẋ = θ, θ = x₂ + e, ẋ₂ = c: θ(t) = θ₀ + ct, so x(t) = x₀ + θ₀t + ct²/2 with variance P + t²Σ_θ.
+
+    The uncertainty of x₂ does not count: θ has its own belief, and only the motion of x₂ enters.
+    """
+    x = GeneralisedStateNode("x", dim=1, orders=1, flow=lambda x, theta: theta + 0.0 * x, initial_mean=[[0.0]])
+    above = GeneralisedStateNode("above", dim=1, orders=1, flow=lambda x, theta: 0.7 + 0.0 * x, initial_mean=[[5.0]])
+    theta = ParameterNode("theta", mean=[2.0], sd=0.5)
+    graph = pc.Graph()
+    graph.predicts(x, SensoryNode("y", dim=1, orders=1, dt=0.1))
+    graph.parametrises(theta, x)
+    graph.predicts(above, theta)
+    for name in ("x", "above", "y"):
+        graph.weighs(PrecisionNode(f"n {name}", prior_precision=1e12, sd=1e-6, correlation_time=0.1), graph[name])
+    session = graph.start(pc.states_only()).step([0.0])
+    start, base = float(session.mean("x")), float(session.sd("x"))
+    found, t = session.forecast(2.0), 0.1 * np.arange(1, 21)
+    np.testing.assert_allclose(found.mean("x")[:, 0], start + 2.0 * t + 0.7 * t**2 / 2, rtol=1e-8)
+    np.testing.assert_allclose(found.sd("x")[-1, 0], math.sqrt(base**2 + 4 * 0.25), rtol=1e-5)
+    draws = session.sample(2.0, 2000, seed=0).values["x"][:, -1, 0]
+    np.testing.assert_allclose(draws.std(), found.sd("x")[-1, 0], rtol=0.06)
+
+
+def test_white_noise_of_a_slow_level_is_held_between_its_ticks():
+    """A drifting state on a clock N times slower: its variance grows by N dt/π per time unit."""
+    every, dt, precision = 4, 0.05, 50.0
+    above = Level(lambda x, theta: 0.0 * x, 1, expected_precision=precision, initial_mean=[1.0], initial_sd=0.1)
+    below = Level(lambda x, k: -k * x, 1, parameter_mean=[1.0], parameter_sd=0.01, initial_mean=[1.0])
+    graph, schedule = hierarchy(below, above, dt=dt, every=every, learn_noise_y=False)
+    session = graph.start(schedule).run(np.ones((2 * every, 1)))
+    base = float(session.sd("x2"))
+    found = session.forecast(4.0).sd("x2")[-1, 0]
+    np.testing.assert_allclose(found, math.sqrt(base**2 + 4.0 * every * dt / precision), rtol=1e-8)
+
+
+def test_batches_with_different_sampling_intervals():
+    graph, schedule = odem(dt=[0.01, 0.02])
+    y = 1 + 0.1 * np.random.default_rng(0).normal(size=(5, 3))
+    session = graph.start(schedule).run(y)
+    for ask in (lambda: session.forecast(1.0), lambda: session.innovation(y[0]), lambda: session.sample(1.0, seed=0)):
+        with pytest.raises(SettingError, match="intervals of their own"):
+            ask()
+    both = session.forecast(0.1, 0.05)
+    for i, dt in enumerate((0.01, 0.02)):
+        graph, schedule = odem(dt=dt)
+        alone = graph.start(schedule).run(y).forecast(0.1, 0.05)
+        for name in ("x", "y"):
+            np.testing.assert_allclose(both.mean(name)[i], alone.mean(name), rtol=1e-6)
+            np.testing.assert_allclose(both.sd(name)[i], alone.sd(name), rtol=1e-4)
+
+
+def test_samples_of_a_singular_covariance():
+    """It has no Cholesky factor; the rest must still be sampled."""
+    graph, schedule = adaptive_filter(
+        lambda x, theta: 0.0 * x, 2, 0.1, initial_mean=[1.0, 2.0], initial_sd=[1e-170, 0.5], expected_precision_x=1e200
+    )
+    draws = graph.start(schedule).step(None).sample(0.1, 4000, seed=0).values["x"][:, 0]
+    np.testing.assert_allclose(draws.mean(0), [1.0, 2.0], atol=0.04)
+    np.testing.assert_allclose(draws.std(0), [0.0, 0.5], atol=0.03)
+
+
+def test_a_forecast_does_not_depend_on_the_last_gap():
+    """Noise treated as white has its strength at the sampling interval, however long the last gap was."""
+    graph, _ = adaptive_filter(
+        lambda x, theta: 0.0 * x, 1, 0.1, correlation_time_y=Matern(0.3, 1.5), initial_mean=[0.0]
+    )
+    regular, late = (graph.start(pc.adaptive_filtering()).step([0.0], t=0.0).step([0.0], t=t) for t in (0.1, 0.9))
+    noise = [
+        float(session.forecast(0.1).sd("y")[0, 0] ** 2 - session.forecast(0.1).sd("x")[0, 0] ** 2)
+        for session in (regular, late)
+    ]
+    np.testing.assert_allclose(noise[0], noise[1], rtol=1e-9)

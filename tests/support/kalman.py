@@ -1,0 +1,95 @@
+"""A linear model, the Kalman filter of it in numpy, and nonlinear functions for Kalman states."""
+
+import math
+
+import numpy as np
+import torch
+
+import pcnet as pc
+from pcnet.functions.closed_form import Linear
+from pcnet.model.schedule import LevelNodes, Schedule, act, adaptive_filtering
+from pcnet.nodes import KalmanStateNode, PrecisionNode, SensoryNode
+from pcnet.numerics.estimators import Newton
+from pcnet.numerics.kernels import White
+
+DT, FLOW = 0.1, np.array([[-0.4, 1.0], [-1.2, -0.1]])
+
+
+GAIN = np.array([[1.0, 0.0], [0.5, -0.3], [0.0, 2.0]])
+
+
+STATE_VARIANCE, NOISE_VARIANCE, FIRST = 0.7, np.array([0.2, 0.5, 0.1]), np.array([0.3, -0.2])
+
+
+OBSERVATIONS = np.random.default_rng(7).standard_normal((25, 3))
+
+
+STILL = adaptive_filtering(levels=(LevelNodes(precisions=(), parameters=()),))
+"""States alone: nothing is learned."""
+
+
+def linear_graph(learn_noise: bool = False, **options) -> pc.Graph:
+    x = KalmanStateNode(
+        "x", dim=2, flow=Linear(FLOW), initial_mean=FIRST, initial_sd=0.9, learn_noise=learn_noise, **options
+    )
+    y = SensoryNode("y", dim=3, orders=1, dt=DT)
+    graph = pc.Graph()
+    graph.predicts(x, y, via=Linear(GAIN))
+    level = Newton()
+    graph.weighs(
+        PrecisionNode(
+            "noise_x", mean=-math.log(STATE_VARIANCE), sd=1.0, kernel=White(), channels="shared", estimator=level
+        ),
+        x,
+    )
+    graph.weighs(PrecisionNode("noise_y", mean=-np.log(NOISE_VARIANCE), sd=1.0, kernel=White(), estimator=level), y)
+    return graph
+
+
+class Kalman:
+    """The textbook's filter of x ← Fx + noise (Q), y = Gx + noise (R), in numpy."""
+
+    def __init__(self, f, q, g, r, mean, covariance) -> None:
+        self.f, self.q, self.g, self.r, self.mean, self.covariance = f, q, g, r, mean, covariance
+        self.log_evidence = 0.0
+
+    def step(self, y: np.ndarray) -> None:
+        self.mean = self.f @ self.mean
+        self.covariance = self.f @ self.covariance @ self.f.T + self.q
+        seen = np.isfinite(y)
+        g, r, y = self.g[seen], self.r[np.ix_(seen, seen)], y[seen]
+        if not len(y):
+            return
+        s, e = g @ self.covariance @ g.T + r, y - g @ self.mean
+        gain = self.covariance @ g.T @ np.linalg.inv(s)
+        self.log_evidence += -0.5 * (e @ np.linalg.solve(s, e) + np.linalg.slogdet(2 * np.pi * s)[1])
+        self.mean = self.mean + gain @ e
+        self.covariance = self.covariance - gain @ s @ gain.T
+
+
+def kalman(dt: float = DT) -> Kalman:
+    q = STATE_VARIANCE * dt**2 * np.eye(2)
+    return Kalman(np.eye(2) + dt * FLOW, q, GAIN, np.diag(NOISE_VARIANCE), FIRST, 0.81 * np.eye(2))
+
+
+def bent_flow(x, theta):
+    return torch.sin(x.flip(-1) * theta[..., :1]) - theta[..., 1:] * x
+
+
+def bent_mapping(x, theta):
+    return torch.cat([x + 0.2 * x**2, x[..., :1] * x[..., 1:]], -1) * theta
+
+
+BENT_FLOW, BENT_MAPPING = pc.TracedFunction(bent_flow), pc.TracedFunction(bent_mapping)
+
+
+GATHER = Schedule(
+    on_start=STILL.on_start,
+    acts=(*STILL.acts, act("accumulate", "parameter", "precision")),
+    name="tracking without learning",
+)
+
+
+def central_differences(evidence, point: np.ndarray, step: float) -> np.ndarray:
+    sides = [[evidence(point + sign * step * e) for sign in (1, -1)] for e in np.eye(len(point))]
+    return np.array([(plus - minus) / (2 * step) for plus, minus in sides])

@@ -1,0 +1,180 @@
+"""Mistakes of the first hour: each error names what is wrong and the remedy."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+import pcnet as pc
+from pcnet.errors import PcnetError
+from pcnet.nodes import GeneralisedStateNode, ParameterNode, PrecisionNode, SensoryNode
+
+Y = np.ones((5, 3))
+
+
+def parts():
+    x = GeneralisedStateNode("x", dim=3, orders=3, flow=pc.systems.lotka_volterra)
+    y = SensoryNode("y", dim=3, orders=2, dt=0.01)
+    return x, y, ParameterNode("a", mean=[0.3, -0.2, 0.3], sd=0.25), precision("noise_x"), precision("noise_y")
+
+
+def precision(name, **others):
+    return PrecisionNode(name, **{"prior_precision": 500, "sd": 0.1, "correlation_time": 0.005} | others)
+
+
+def graph(*, without=()):
+    x, y, a, noise_x, noise_y = parts()
+    made = pc.Graph()
+    made.predicts(x, y)
+    if "a" not in without:
+        made.parametrises(a, x)
+    for noise, node in ((noise_x, x), (noise_y, y)):
+        if noise.name not in without:
+            made.weighs(noise, node)
+    return made
+
+
+def small(flow, dim=2, seen=2):
+    x, y = GeneralisedStateNode("x", dim=dim, orders=2, flow=flow), SensoryNode("y", dim=seen, orders=1)
+    made = pc.Graph()
+    made.predicts(x, y)
+    for node in (x, y):
+        made.weighs(precision(f"noise_{node.name}", correlation_time=0.5), node)
+    return made.run(np.ones((3, seen)))
+
+
+def predicts(parent, child):
+    pc.Graph().predicts(parent, child)
+
+
+def assign():
+    parts()[0].orders = 4
+
+
+# what was done, and what the message must say: the culprit and the remedy
+MISTAKES = {
+    "a class instead of a node": (
+        lambda: predicts(GeneralisedStateNode, parts()[1]),
+        ["GeneralisedStateNode is a kind", 'GeneralisedStateNode("x", ...)'],
+    ),
+    "a name instead of a node": (lambda: predicts("x", "y"), ["'x' is not a node", "give the node itself"]),
+    "no name": (
+        lambda: GeneralisedStateNode(dim=3, orders=3, flow=pc.systems.lorenz),
+        ["'name' is required", 'GeneralisedStateNode("x", ...)'],
+    ),
+    "a setting left out": (
+        lambda: GeneralisedStateNode("x", orders=3, flow=pc.systems.lorenz),
+        ["GeneralisedStateNode 'x'", "dim=..."],
+    ),
+    "a setting misspelt": (
+        lambda: GeneralisedStateNode("x", dim=3, order=3, flow=pc.systems.lorenz),
+        ["unknown setting 'order'", "did you mean 'orders'?"],
+    ),
+    "no dt": (
+        lambda: SensoryNode("y", dim=3, orders=2),
+        ["SensoryNode 'y'", "give dt", "time between two observations"],
+    ),
+    "text for a number": (
+        lambda: precision("n", prior_precision="500"),
+        ["'n'", "'prior_precision'", "must be a number", "not str"],
+    ),
+    "a negative precision": (
+        lambda: precision("n", prior_precision=-1),
+        ["PrecisionNode 'n'", "'prior_precision'", "must be positive"],
+    ),
+    "a precision and its logarithm": (lambda: precision("n", mean=6), ["'n'", "either prior_precision", "or mean"]),
+    "no correlation time": (
+        lambda: PrecisionNode("n", prior_precision=1, sd=1),
+        ["'n'", "give either correlation_time", "or a kernel"],
+    ),
+    "changing a setting": (assign, ["'orders' of a GeneralisedStateNode", "dataclasses.replace(old, orders=...)"]),
+    "a link the wrong way round": (lambda: predicts(*parts()[1::-1]), ["'x'", "did you mean graph.predicts(x, y)?"]),
+    "a weight the wrong way round": (
+        lambda: pc.Graph().weighs(parts()[0], precision("n")),
+        ["'n'", "did you mean graph.weighs(n, x)?"],
+    ),
+    "two nodes of one name": (
+        lambda: predicts(parts()[0], SensoryNode("x", dim=3, orders=1)),
+        ["two nodes are called 'x'", "names must differ"],
+    ),
+    "more orders below than above": (
+        lambda: predicts(parts()[0], SensoryNode("y", dim=3, orders=4, dt=0.1)),
+        ["'x' has 3 orders", "'y' fewer"],
+    ),
+    "no precision": (
+        lambda: graph(without=("noise_y",)).run(Y),
+        ["SensoryNode 'y'", "graph.weighs(PrecisionNode(...), y)"],
+    ),
+    "no parameters": (
+        lambda: graph(without=("a",)).run(Y),
+        ["GeneralisedStateNode 'x' takes 3", "graph.parametrises(ParameterNode"],
+    ),
+    "an empty graph": (lambda: pc.Graph().run(Y), ["empty", "graph.predicts(state, sensory)"]),
+    "other dimensions without a mapping": (
+        lambda: small(lambda x, theta: -x, seen=1),
+        ["the mapping from 'x' to 'y'", "2 dimensions into 1", "via=lambda x, theta: ..."],
+    ),
+    "a flow of one argument": (
+        lambda: small(lambda x: -x),
+        ["the flow of GeneralisedStateNode 'x'", "called as f(x, theta)"],
+    ),
+    "a flow that is not batched": (
+        lambda: small(lambda x, theta: x[0] * theta.sum()),
+        ["the flow of GeneralisedStateNode 'x'", "returned (2,)", "torch.stack([...], -1)"],
+    ),
+    "a flow of numpy": (lambda: small(lambda x, theta: np.sin(x)), ["torch.sin, not numpy.sin"]),
+    "a flow with an if": (lambda: small(lambda x, theta: x if x.sum() > 0 else -x), ["torch.where instead of if"]),
+    "the name of a flow": (
+        lambda: GeneralisedStateNode("x", dim=3, orders=2, flow="lorenz"),
+        ["function of (state, parameters)"],
+    ),
+    "observations turned over": (lambda: graph().run(np.ones((3, 50))), ["'y'", "(3, 50)", "observations.T"]),
+    "observations too flat": (
+        lambda: small_observed(np.ones(50)),
+        ["'y'", "(50,)", "observations[:, None]"],
+    ),
+    "too few channels": (lambda: graph().run(np.ones((5, 2))), ["'y'", "(5, 2)", "dim = 3"]),
+    "an infinite number": (lambda: graph().run(Y * np.inf), ["'y'", "[0, 0]", "give NaN where it is missing"]),
+    "a path for data": (lambda: graph().run("data.csv"), ["not str", "numpy.loadtxt"]),
+    "a schedule not called": (lambda: graph().run(Y, pc.odem), ["schedule must be a Schedule", "pcnet.odem()"]),
+    "an unknown role": (
+        lambda: graph().run(Y, pc.Schedule((pc.act("observe", "sensory"), pc.act("update", "states")))),
+        ["'states'", "roles: parameter, precision, sensory, state"],
+    ),
+    "an unknown action": (lambda: pc.act("move", "state"), ["'action'", "'update'"]),
+    "a period of none": (lambda: pc.odem(every=0), ["'every'", "1 or more"]),
+    "an unknown record": (lambda: graph().run(Y, record=["means"]), ["'means'", "mean"]),
+    "a record of True": (lambda: graph().run(Y, record=True), ["not True", "['mean', 'sd']"]),
+    "an unknown device": (lambda: graph().run(Y, device="gpu"), ["'gpu'", "'cuda'"]),
+    "a dtype by name": (lambda: graph().run(Y, dtype="float32"), ["'float32'", "torch.float32"]),
+    "asking for another node": (lambda: graph().run(Y).mean("theta"), ["'theta'", "nodes: x, y, a"]),
+    "asking for what was not kept": (lambda: graph().run(Y).covariance("x"), ["'covariance' of 'x'", "record=["]),
+    "reading too early": (lambda: graph().start().mean("x"), ["before the first observation", "call step(y) first"]),
+    "a flow that was not recorded": (lambda: graph().run(Y).error_flow(), ["messages", "record=Record.flow()"]),
+}
+
+
+def small_observed(observations):
+    x, y = GeneralisedStateNode("x", dim=1, orders=2, flow=lambda x, theta: -x), SensoryNode("y", dim=1, orders=1)
+    made = pc.Graph()
+    made.predicts(x, y)
+    for node in (x, y):
+        made.weighs(precision(f"noise_{node.name}", correlation_time=0.5), node)
+    return made.run(observations)
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+def test_the_message_names_the_remedy(name):
+    do, words = MISTAKES[name]
+    with pytest.raises(PcnetError) as caught:
+        do()
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_the_remedies_that_are_named_work():
+    assert dataclasses.replace(parts()[0], orders=4).orders == 4
+    assert graph().run(np.ones((3, 50)).T).mean("x").shape == (50, 3, 3)
+    assert small_observed(np.ones(50)[:, None]).mean("x").shape == (50, 2, 1)
+    assert graph().run(Y, record=pc.Record.flow()).error_flow().surprised == ("x", "y")
