@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo paper calibration test test-slow lint docs bench soak build clean
+.PHONY: demo paper calibration test test-all lint docs bench soak build clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -43,8 +43,8 @@ bench: $(STAMP)  ## microseconds an observation, beside an extended Kalman filte
 soak: $(STAMP)  ## a million observations: constant memory, sound beliefs, the same digits after a resumption
 	$(BIN)/python examples/soak.py
 
-test-slow: $(STAMP)  ## the slow tests: the whole study against figures measured from the authors' program
-	$(BIN)/python -m pytest -m slow
+test-all: lint  ## all tests, with whole-run reproductions that take minutes
+	$(BIN)/python -m pytest -n 2 -m "slow or not slow"
 
 build: $(STAMP)  ## wheel and sdist into dist/
 	$(BIN)/python -m build --no-isolation

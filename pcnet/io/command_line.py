@@ -113,8 +113,8 @@ def run(
         if observations != "-":
             typer.echo(summary(session))
             if watch:
-                typer.echo("the page stays until Ctrl-C", err=True)
                 with suppress(KeyboardInterrupt):
+                    typer.echo("the page stays until Ctrl-C", err=True)
                     Event().wait()
 
 

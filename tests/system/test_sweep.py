@@ -29,6 +29,7 @@ from pcnet.sweeps import sweep as sweeps
 from pcnet.sweeps import workers
 from pcnet.sweeps.evaluate import dry_run, parse_data
 from pcnet.sweeps.study import Study
+from support.waiting import PATIENCE
 
 WORLD = pc.simulate.glv_process(samples=25, noise="white", seed=3)
 SEEN, STATES = WORLD.observations.numpy(), WORLD.states.numpy()
@@ -348,28 +349,43 @@ def test_one_file_under_two_names_is_one_file(tmp_path):
 
 # --- killed, again and again -------------------------------------------------------------------------------------
 SCRIPT = """
-import sys
+import os, sys, time
 import pcnet as pc
-from pcnet.sweeps import sweep as sweeps
 from pcnet.graphs import odem
+from pcnet.sweeps import sweep as sweeps
+
+gate, choose = os.environ.get("GATE"), sweeps.choose_workers
+
+def armed(*arguments):
+    open(gate, "w").close()
+    return choose(*arguments)
+
+def held(settings):  # once work has begun, the last settings wait: the sweep cannot end before its interrupt
+    while gate and settings["kappa"] == 1.0 and settings["orders"] == 2 and os.path.exists(gate):
+        time.sleep(0.01)
 
 sweeps.MAX_BATCH = 3
+if gate:
+    sweeps.choose_workers = armed
 seen = pc.simulate.glv_process(samples=200, noise="white", seed=1).observations
 grid = {"kappa": [0.4, 0.6, 0.8, 1.0], "every": [8, 16], "orders": [3, 2], "rate": [1e-4, 30.0]}
-pc.sweep(lambda **settings: odem(**settings), grid, seen, sys.argv[1], processes=int(sys.argv[2]))
-"""  # as a newcomer writes it: no guard, a lambda, everything in __main__
+pc.sweep(lambda **settings: held(settings) or odem(**settings), grid, seen, sys.argv[1], processes=int(sys.argv[2]))
+"""  # as a beginner writes it: no guard, a lambda, everything in __main__
+BEFORE_GATE = 28
+"""Inversions, of 32, that do not wait at the gate."""
 
 
 class Script:
-    """That sweep in a process of its own: 12 batches, each of some tenths of a second."""
+    """That sweep in a process of its own, in 12 batches."""
 
     def __init__(self, folder, path, processes):
         self.path = path
         (folder / "script.py").write_text(SCRIPT)
+        (folder / "gate").unlink(missing_ok=True)
         self.process = subprocess.Popen(
             [sys.executable, "script.py", str(path), str(processes)],
             cwd=folder,
-            env=os.environ | {"TMPDIR": str(folder)},  # what is killed cannot clean up
+            env=os.environ | {"TMPDIR": str(folder), "GATE": str(folder / "gate")},  # a killed process cannot clean up
             stderr=subprocess.PIPE,
             start_new_session=True,
             text=True,
@@ -385,8 +401,8 @@ class Script:
         self.process.stderr.close()
 
     def wait_for(self, done):
-        """Until so many inversions are finished."""
-        end = time.monotonic() + 60
+        """Wait until so many inversions are finished."""
+        end = time.monotonic() + PATIENCE
         while time.monotonic() < end:
             assert self.process.poll() is None, self.process.stderr.read()
             if self.path.exists() and self.path.stat().st_size:
@@ -397,17 +413,18 @@ class Script:
         raise TimeoutError
 
     def interrupt(self, how):
-        """End it without notice, or by Ctrl-C, which reaches all of a terminal's processes; its children must go too.
+        """Kill it, or interrupt it by Ctrl-C, which reaches its whole process group; its children must end too.
 
-        Returns how many there were, and what was said.
+        Returns:
+            The number of children, and what was printed to standard error.
         """
         children = psutil.Process(self.process.pid).children(recursive=True)
         if how is signal.SIGINT:
             os.killpg(self.process.pid, how)
         else:
             self.process.send_signal(how)
-        assert self.process.wait(30) != 0
-        assert not psutil.wait_procs(children, timeout=20)[1]
+        assert self.process.wait(PATIENCE) != 0
+        assert not psutil.wait_procs(children, timeout=PATIENCE)[1]
         return len(children), self.process.stderr.read()
 
 
@@ -419,7 +436,7 @@ def test_a_sweep_interrupted_at_any_moment_resumes_without_loss(tmp_path, monkey
     finished = None
     for processes, how in ((1, signal.SIGKILL), (2, signal.SIGKILL), (2, signal.SIGINT)):
         with Script(tmp_path, path, processes) as script:
-            study = script.wait_for(2 if finished is None else len(finished) + 2)
+            study = script.wait_for(min(BEFORE_GATE, 2 if finished is None else len(finished) + 2))
             assert study.counts["open"] > 0
             assert study.to_dataframe()["status"].isin(["done", "diverged"]).any()
             if processes == 1:
