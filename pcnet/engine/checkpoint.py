@@ -25,7 +25,7 @@ from pcnet.engine.tick import Outputs
 from pcnet.errors import CheckpointError, SpecificationError
 from pcnet.files import atomic_write
 from pcnet.model.digest import digest
-from pcnet.model.model import Model, OnDivergence, device_of
+from pcnet.model.model import Model, OnDivergence
 from pcnet.model.specification import from_spec, to_spec
 from pcnet.results.recorder import Record
 from pcnet.results.result import package_version
@@ -112,20 +112,17 @@ def resume(
     if not isinstance(model, Model):
         raise CheckpointError(f"give the model of the session, a pcnet.Model, not {model!r}")
     if strict and digest(model) != about["model"]:
-        raise CheckpointError(
-            f"{str(path)!r} was written by a run of another graph or schedule, or of other settings; give the model of "
-            "that run, or strict=False to continue with this one"
-        )
+        raise CheckpointError(f"{str(path)!r} is of another graph or schedule; give its model, or strict=False")
     quantities, nodes, every, messages = about["record"]
-    place = device_of(device)
     session = Session(
         model,
         record=Record(tuple(quantities), None if nodes is None else tuple(nodes), every, messages),
         dtype=getattr(torch, about["dtype"]),
-        device=place,
+        device=device,
         threads=threads,
         on_divergence=about["on_divergence"] if on_divergence is None else on_divergence,
     )
+    place = session.device
     full = {name: tensors.pop(RECORDED + name) for name in _names(tensors, RECORDED)}
     raw = {name: tensors.pop(RAW + name).to(place) for name in _names(tensors, RAW)}
     running = tensors.pop(RUNNING, None)

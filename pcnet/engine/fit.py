@@ -26,7 +26,7 @@ from tqdm import tqdm
 
 from pcnet.engine.session import Session
 from pcnet.errors import DivergenceError, GraphError, ObservationError, ResultError, ScheduleError, SettingError
-from pcnet.model.model import Model
+from pcnet.model.model import Model, OnDivergence
 from pcnet.model.protocols import FitsRecordedData
 from pcnet.model.schedule import Act
 from pcnet.numerics.estimators import ParameterEstimator
@@ -179,13 +179,11 @@ def fit(
     tolerance: float,
     estimator: ParameterEstimator | None,
     slopes: Slopes,
-    record: Record | Iterable[str] | None,
-    dtype: torch.dtype,
-    device: torch.device,
-    threads: int | None,
-    on_divergence: Literal["raise", "stop"],
     progress: bool | None,
     times: Iterable[float] | None,
+    record: Record | Iterable[str] | None = None,
+    on_divergence: OnDivergence = "raise",
+    **options: Any,
 ) -> Fit:
     """Passes until the free action converges; see `Model.fit`."""
     if isinstance(max_iterations, bool) or not isinstance(max_iterations, int) or max_iterations < 1:
@@ -197,14 +195,10 @@ def fit(
     if slopes not in get_args(Slopes):
         raise SettingError(f"slopes must be 'exact' or 'messages', not {slopes!r}")
     if isinstance(observations, Iterator):
-        raise ObservationError(
-            f"observations are read once for each pass, and a {type(observations).__name__} can be read only once: "
-            "give an array, or a list: list(observations)"
-        )
+        raise ObservationError("observations can be read only once; give an array, or list(observations)")
     if estimator is not None:
         model = _with_estimator(model, estimator)
     hidden = not (sys.stderr.isatty() if progress is None else progress)
-    options = {"dtype": dtype, "device": device, "threads": threads}
     with torch.inference_mode(), tqdm(disable=hidden, unit="obs", leave=False) as bar:
         passes = Passes(model, observations, None if times is None else list(times), bar, **options)
         exact = slopes == "exact"
@@ -257,19 +251,11 @@ def _check(model: Model) -> list[str]:
             if name in _takes(model, schedule.acts, action):
                 raise ScheduleError(f"{schedule.name}: {name!r} takes {action!r} within a pass and is updated after it")
         if name in ending["renew_prior"]:
-            raise ScheduleError(
-                f"{schedule.name}: {name!r} renews its prior after a pass, so that the same data would count twice; "
-                "leave that out"
-            )
+            raise ScheduleError(f"{schedule.name}: {name!r} must not renew its prior: the same data would count twice")
         if name not in ending["update_covariance"]:
-            raise ScheduleError(
-                f"{schedule.name}: {name!r} is updated after a pass; add act('update_covariance', {name!r}) to on_end"
-            )
+            raise ScheduleError(f"{schedule.name}: add act('update_covariance', {name!r}) to on_end")
         if name not in _takes(model, schedule.acts, "accumulate"):
-            raise ScheduleError(
-                f"{schedule.name}: {name!r} is updated after a pass but accumulates nothing; add "
-                f"act('accumulate', {name!r})"
-            )
+            raise ScheduleError(f"{schedule.name}: {name!r} accumulates nothing; add act('accumulate', {name!r})")
         node = nodes[name]
         if not isinstance(node, FitsRecordedData):
             raise GraphError(f"{node.title} cannot be updated after a pass; let it act at every observation")

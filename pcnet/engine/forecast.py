@@ -99,7 +99,6 @@ class Innovation(NamedTuple):
     sd: Array
 
 
-# --- forecasts, draws, innovations -----------------------------------------------------------------------------------
 def forecast(session: Session, horizon: float, every: float | None = None, *, parameters: bool = True) -> Forecast:
     """Means and standard deviations at every `every` until `horizon` from now; see `Live.forecast`."""
     every, count = _grid(session, horizon, every)
@@ -198,12 +197,9 @@ def _check_finite(values: Mapping[str, Tensor], times: Array) -> None:
         good = torch.isfinite(value).flatten(1).all(1)
         if not bool(good.all()):
             when = float(times[int((~good).nonzero()[0])])
-            raise DivergenceError(
-                f"the forecast of {name} is not finite from t = {when:g} on: its flow runs away; use a shorter horizon"
-            )
+            raise DivergenceError(f"the forecast of {name} is not finite from t = {when:g} on; use a shorter horizon")
 
 
-# --- the graph as one dynamical system -------------------------------------------------------------------------------
 class NoiseSource(NamedTuple):
     """A noise: its place among the noise inputs, its covariance (B, m, m) and its autocorrelation.
 
@@ -270,7 +266,6 @@ class System:
             found.append((covariance, message.kernel))
         return found
 
-    # --- functions of z ------------------------------------------------------------------------------------------
     def at(self, z: Tensor, noise: Tensor | None = None) -> dict[str, ForecastContext]:
         """The future z as each node sees it."""
         found: dict[str, ForecastContext] = {}
@@ -323,7 +318,6 @@ def _slope(function: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:
     return found.movedim(0, -1)
 
 
-# --- moments ---------------------------------------------------------------------------------------------------------
 def _cells(kernel: Kernel, step: float, most: int, interval: Tensor) -> Tensor:
     """Covariances ∫∫κ of a noise of variance 1, integrated over time cells that are j apart; (cells, B or 1).
 
@@ -401,7 +395,6 @@ def _runge_kutta(
     return middle, after, eye + step / 6 * (m1 + 2 * m2 + 2 * m3 + m4)
 
 
-# --- draws -----------------------------------------------------------------------------------------------------------
 def _simulate(system: System, every: float, count: int, substeps: int, generator: torch.Generator) -> dict[str, Tensor]:
     """One path for each batch element and copy; (T, B, dim) of each state and sensor."""
     step, steps = every / substeps, count * substeps

@@ -80,10 +80,7 @@ class ObservationReader:
             absent = {name: missing for name, missing in self._missing.items() if name not in series}
             return ({name: value[t] for name, value in series.items()} | absent for t in range(total)), total
         if not isinstance(given, Iterable) or isinstance(given, (str, bytes)):
-            raise ObservationError(
-                f"observations must be an array or an iterable, not {type(given).__name__}; read files first, for "
-                "example by numpy.loadtxt"
-            )
+            raise ObservationError(f"give arrays or iterables, not {type(given).__name__}; read files first")
         return (self.timed(item) for item in given), None
 
     def timed(self, given: Any) -> Observation | Sample:
@@ -98,9 +95,7 @@ class ObservationReader:
 
     def _check_names(self, given: Mapping[str, Any]) -> None:
         if not given.keys() <= self.sizes.keys():
-            raise ObservationError(
-                f"observations are given for {sorted(map(str, given))}, sensory nodes are {sorted(self.sizes)}"
-            )
+            raise ObservationError(f"observations are given for {sorted(map(str, given))}, not {sorted(self.sizes)}")
 
     def _tensor(self, name: str, value: Any, own: int) -> Tensor:
         """A value with `own` trailing dimensions, (..., dim) or (..., time, dim), as a tensor."""
@@ -119,18 +114,15 @@ class ObservationReader:
         if size == 1 and tensor.dim() == own - 1:
             tensor = tensor[..., None]  # a series of one channel, or a single number
         if tensor.dim() < own or tensor.shape[-1] != size:
-            expected = "(…, time, dim)" if own == 2 else "(…, dim)"
+            expected = ("(…, time, dim)" if own == 2 else "(…, dim)") + f" with dim = {size}"
             turn = own == 2 and tensor.dim() >= 2 and tensor.shape[-2] == size
             remedy = "; time comes first: turn it over, observations.T" if turn else ""
             raise ObservationError(
-                f"observations of {name!r} have shape {tuple(tensor.shape)}; "
-                f"expected {expected} with dim = {size}{remedy}"
+                f"observations of {name!r} have shape {tuple(tensor.shape)}; expected {expected}{remedy}"
             )
         if not math.isfinite(tensor.sum().item()) and bool(torch.isinf(tensor).any()):
             where = torch.isinf(tensor).nonzero()[0].tolist()
-            raise ObservationError(
-                f"observation of {name!r} at index {where} is infinite in {self.dtype}; use NaN for missing values"
-            )
+            raise ObservationError(f"observation of {name!r} at index {where} is infinite; use NaN for missing values")
         return tensor
 
 

@@ -22,8 +22,8 @@ from pcnet.engine.state import GraphState
 from pcnet.engine.tick import Inputs, NumericalError, Outputs, Workspace, tick
 from pcnet.errors import ObservationError, ScheduleError, SettingError
 from pcnet.model.context import NodeContext, Now
-from pcnet.model.links import Link
-from pcnet.model.model import Model, OnDivergence
+from pcnet.model.links import AnyLink
+from pcnet.model.model import Model, OnDivergence, RunOptions, device_of
 from pcnet.model.node import BatchSpec
 from pcnet.model.protocols import FitsRecordedData
 from pcnet.numerics.precision import Precision
@@ -64,7 +64,7 @@ class Session:
         *,
         record: Record | Iterable[str] | None = None,
         dtype: torch.dtype = torch.float64,
-        device: torch.device | None = None,
+        device: torch.device | str = "cpu",
         threads: int | None = 1,
         on_divergence: OnDivergence = "raise",
         warm_start: Mapping[str, Any] | None = None,
@@ -73,7 +73,7 @@ class Session:
         """warm_start, copies: states of nodes that a fit continues from, as so many copies of the batch."""
         if dtype not in (torch.float32, torch.float64):
             raise SettingError(f"dtype must be torch.float32 or torch.float64, not {dtype!r}")
-        device = device or torch.device("cpu")
+        device = device_of(device)
         model.graph.check(dtype, device)
         check_policy(on_divergence, model.graph.nodes)
         model.schedule.check(model.graph.nodes)
@@ -96,7 +96,6 @@ class Session:
         self._now: Snapshot
         self._showing: Snapshot
 
-    # --- observations --------------------------------------------------------------------------------------------
     def step(self, observation: Any, t: float | None = None) -> Session:
         """Take in one observation.
 
@@ -228,7 +227,6 @@ class Session:
                 f"began with {tuple(spec.batch_shape)}"
             ) from None
 
-    # --- beliefs -------------------------------------------------------------------------------------------------
     @property
     def tick(self) -> int:
         """Number of observations so far."""
@@ -334,7 +332,6 @@ class Session:
         """The bound model."""
         return self._bound()
 
-    # --- forecasts -----------------------------------------------------------------------------------------------
     def forecast(self, horizon: float, every: float | None = None, *, parameters: bool = True) -> Forecast:
         """Forecast states and observations, with standard deviations.
 
@@ -369,7 +366,6 @@ class Session:
         with ThreadLimit(self.threads):
             return innovation(self, self._reader.one(observation), None if t is None else time_of(t))
 
-    # --- results and files ---------------------------------------------------------------------------------------
     def result(self) -> Result:
         """Everything that was recorded so far."""
         self._bound()
@@ -434,14 +430,8 @@ class Session:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Session:
         """An independent session at the same place. States are never changed, so that they can be shared."""
-        made = Session(
-            self.model,
-            record=self.record,
-            dtype=self.dtype,
-            device=self.device,
-            threads=self.threads,
-            on_divergence=self.on_divergence,
-        )
+        options = {name: getattr(self, name) for name in RunOptions.__annotations__}
+        made = Session(self.model, **options)
         if self._program is not None:
             with torch.inference_mode():
                 made._bind_to(self._program.spec.batch_shape)
@@ -454,7 +444,6 @@ class Session:
     def __copy__(self) -> Session:
         return copy.deepcopy(self)
 
-    # --- setting up ----------------------------------------------------------------------------------------------
     def _bound(self) -> Program:
         if self._program is None:
             raise ObservationError("there is nothing to read before the first observation; call step(y) first")
@@ -496,14 +485,11 @@ class Session:
     def _shaped(self, value: Tensor) -> Tensor:
         return value.reshape(self.batch_shape).clone()
 
-    # --- recording -----------------------------------------------------------------------------------------------
     def _check_record(self) -> None:
         known = {quantity for node in self._nodes.values() for quantity in node.quantities} | {ENERGY}
         for quantity in self.record.quantities:
             if quantity not in known:
-                raise ScheduleError(
-                    f"there is no quantity {quantity!r} to record; there is: {', '.join(sorted(known))}"
-                )
+                raise ScheduleError(f"there is no quantity {quantity!r}; there is: {', '.join(sorted(known))}")
         for name in self.record.nodes or ():
             _ = self.graph[name]
 
@@ -535,18 +521,18 @@ class Session:
         free = None if energy is None else energy.free
         return self._bound().zeros if free is None else free
 
-    def _message(self, link: Link[Any, Any]) -> Tensor:
+    def _message(self, link: AnyLink) -> Tensor:
         """The prediction on a link as a flat tensor (B, n): its value, or the channels of a precision."""
         value = self._space.message(link).value
         return (value.channel if isinstance(value, Precision) else value).flatten(1)
 
-    def _error(self, link: Link[Any, Any]) -> Tensor:
+    def _error(self, link: AnyLink) -> Tensor:
         """The weighted error on a link as a flat tensor, (B, n)."""
         weighted: Tensor = self._space.error(link).weighted
         return weighted.flatten(1)
 
 
-def _message_name(link: Link[Any, Any], down: bool) -> str:
+def _message_name(link: AnyLink, down: bool) -> str:
     """The name of a recorded message: "x to y.prediction"."""
     ends = (link.parent.name, link.child.name)
     sender, receiver = ends if down else reversed(ends)

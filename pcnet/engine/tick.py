@@ -86,7 +86,6 @@ class Workspace:
             for name, node in program.nodes.items()
         }
 
-    # --- for contexts --------------------------------------------------------------------------------------------
     def message(self, link: AnyLink) -> Any:
         found = self._predictions.get(link)
         if found is None:
@@ -118,7 +117,6 @@ class Workspace:
         if holds(where.any()):
             self.failures.append(Failure(self.program.nodes[name], where, why))
 
-    # --- for the engine ------------------------------------------------------------------------------------------
     def load(self, nodes: NodeStates, now: Now, observations: Mapping[str, Tensor] | None = None) -> None:
         """Set states, time and observations; messages that are still valid are kept."""
         self._mask = None

@@ -101,7 +101,6 @@ class NodeContext(Generic[S, B]):
         self._below: dict[type, tuple[Any, ...]] = {}
         self._memo: dict[str, tuple[tuple[Any, ...], Any]] = {}
 
-    # --- time ----------------------------------------------------------------------------------------------------
     @property
     def now(self) -> Now:
         return self._surroundings.now if self._now is None else self._now
@@ -121,7 +120,6 @@ class NodeContext(Generic[S, B]):
         """dt over the sampling interval, (B,); None while observations come at that interval."""
         return self.now.relative_dt
 
-    # --- links and messages --------------------------------------------------------------------------------------
     @property
     def above(self) -> tuple[AnyLink, ...]:
         return self.links.above
@@ -154,7 +152,6 @@ class NodeContext(Generic[S, B]):
         error: E = self._surroundings.error(link)
         return error
 
-    # --- within a rule -------------------------------------------------------------------------------------------
     def propose(self, state: S) -> None:
         """Adopt a state on trial, so that errors from below are those at this state."""
         if self._now is not None:

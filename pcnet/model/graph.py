@@ -39,7 +39,6 @@ class Graph:
         """Node names with attribute `node`, edges from parent to child with attribute `link`."""
         self._links: list[AnyLink] = []
 
-    # --- composing -----------------------------------------------------------------------------------------------
     def predicts(self, parent: AnyNode, child: AnyNode, via: Function | PlainFunction | None = None) -> None:
         """Let a state predict a node below it through a mapping g(x, θ); the identity unless given."""
         _check_nodes(parent, child)
@@ -100,7 +99,6 @@ class Graph:
             made.connect(link.between(nodes))
         return made
 
-    # --- looking -------------------------------------------------------------------------------------------------
     @property
     def nodes(self) -> Mapping[str, AnyNode]:
         """The nodes by name, in the order in which they were added."""
@@ -168,7 +166,6 @@ class Graph:
 
     __repr__ = __str__
 
-    # --- shortcuts to `Model` ------------------------------------------------------------------------------------
     def run(self, observations: Any, schedule: Schedule | None = None, **options: Any) -> Result:
         """`Model(graph, schedule).run(observations, **options)`."""
         from pcnet.model.model import Model

@@ -19,7 +19,6 @@ Curvature = Precision | DenseCurvature | DensePrecision
 C_co = TypeVar("C_co", covariant=True)
 
 
-# --- predictions -----------------------------------------------------------------------------------------------------
 class PointPrediction(NamedTuple):
     """A predicted value without its uncertainty, (B, rows, dim)."""
 
@@ -89,7 +88,6 @@ class NoisePrediction:
         return None if self.compute_covariance is None else self.compute_covariance()
 
 
-# --- errors ----------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, eq=False)
 class Error(Generic[C_co]):
     """The error of a prediction p, in the units of p.

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pcnet.errors import GraphError, SettingError
 from pcnet.model.context import B, Neighbours, NodeContext, S
-from pcnet.model.links import Link
+from pcnet.model.links import AnyLink
 from pcnet.numerics.coloured_noise import NoiseSpec
 from pcnet.settings import batch_shape_of, settings
 
@@ -126,6 +126,10 @@ class Node(ABC, Generic[S, B]):
     """Whether more than one precision node may weigh it, each for a noise of its own."""
     required_actions: ClassVar[tuple[str, ...]] = ()
     """Actions that a schedule must contain for it."""
+    parent_of: ClassVar[tuple[type[AnyLink], ...]] = ()
+    """Kinds of link that it may be the parent of."""
+    child_of: ClassVar[tuple[type[AnyLink], ...]] = ()
+    """Kinds of link that it may be the child of."""
     private_fields: ClassVar[frozenset[str]] = frozenset()
     """Fields of the state on which no message depends, such as accumulators."""
 
@@ -133,14 +137,16 @@ class Node(ABC, Generic[S, B]):
         if not self.name or not self.name.isprintable() or "/" in self.name:
             raise SettingError(f"{type(self).__name__}: a name must be printable text without /, not {self.name!r}")
 
-    # --- composing -----------------------------------------------------------------------------------------------
-    def check_as_parent(self, link: Link[Any, Any]) -> None:
+    def check_as_parent(self, link: AnyLink) -> None:
         """Raise `GraphError` if this node cannot be the parent of a link."""
-        raise GraphError(f"{self.title} cannot be the parent in {self.name!r} {link.key} {link.child.name!r}")
+        shapeless = link.function is not None and link.child.error_shape is None
+        if shapeless or not isinstance(link, self.parent_of):
+            raise GraphError(f"{self.title} cannot be the parent in {self.name!r} {link.key} {link.child.name!r}")
 
-    def check_as_child(self, link: Link[Any, Any]) -> None:
+    def check_as_child(self, link: AnyLink) -> None:
         """Raise `GraphError` if this node cannot be the child of a link."""
-        raise GraphError(f"{self.title} cannot be the child in {link.parent.name!r} {link.key} {self.name!r}")
+        if not isinstance(link, self.child_of):
+            raise GraphError(f"{self.title} cannot be the child in {link.parent.name!r} {link.key} {self.name!r}")
 
     def check(self, links: Neighbours, like: Tensor) -> None:
         """Raise `GraphError` if the node cannot run with these links; `like` has the dtype and device of the run."""
@@ -187,7 +193,7 @@ class Node(ABC, Generic[S, B]):
         """A few words for the summary of the graph."""
         return ""
 
-    def default_estimator(self, link: Link[Any, Any], above: tuple[Link[Any, Any], ...]) -> ParameterEstimator | None:
+    def default_estimator(self, link: AnyLink, above: tuple[AnyLink, ...]) -> ParameterEstimator | None:
         """The estimator for a parameter or precision node above that has none; None for the paper's.
 
         Args:
@@ -196,8 +202,7 @@ class Node(ABC, Generic[S, B]):
         """
         return None
 
-    # --- running -------------------------------------------------------------------------------------------------
-    def noise_spec(self, above: tuple[Link[Any, Any], ...], spec: BatchSpec) -> NoiseSpec | None:
+    def noise_spec(self, above: tuple[AnyLink, ...], spec: BatchSpec) -> NoiseSpec | None:
         """The noise behind the node's own error, as a state above would carry it; None if it cannot."""
         return None
 
@@ -209,11 +214,11 @@ class Node(ABC, Generic[S, B]):
     def init(self, bound: B, spec: BatchSpec) -> S:
         """The state before the first observation."""
 
-    def prediction(self, ctx: NodeContext[S, B], link: Link[Any, Any]) -> Any:
+    def prediction(self, ctx: NodeContext[S, B], link: AnyLink) -> Any:
         """The prediction to send down a link."""
         raise GraphError(f"{self.title} sends no predictions")
 
-    def error(self, ctx: NodeContext[S, B], link: Link[Any, Any]) -> Any:
+    def error(self, ctx: NodeContext[S, B], link: AnyLink) -> Any:
         """The error to send up a link."""
         raise GraphError(f"{self.title} sends no errors")
 

@@ -109,14 +109,11 @@ class Schedule:
         for name in nodes:
             if name in roles:
                 raise ScheduleError(f"the node name {name!r} is also a role in schedules; rename the node")
-        known = {*nodes, *roles, *ROLES}
+        known, names = {*nodes, *roles, *ROLES}, ", ".join([*nodes, *sorted(roles)])
         for act in self.all_acts:
             for name in (*act.nodes, *act.exclude):
                 if name not in known:
-                    raise ScheduleError(
-                        f"{self.name}: there is no node or role {name!r}; nodes: {', '.join(nodes)}; "
-                        f"roles: {', '.join(sorted(roles))}"
-                    )
+                    raise ScheduleError(f"{self.name}: there is no node or role {name!r}; there are {names}")
         taken = {(act.action, name) for act in self.acts for name in act.names(nodes)}
         for name, node in nodes.items():
             for action in node.required_actions:

@@ -51,9 +51,7 @@ MAX_DEPTH = 40
 def _adaptive_filtering(every: Any = 64, levels: Any = ({},), warmup: Literal["none", "doubling"] = "none") -> Schedule:
     """`adaptive_filtering` with levels as mappings: [{states: [x], precisions: [noise], parameters: []}, …]."""
     if not isinstance(levels, (list, tuple)) or not levels:
-        raise SpecificationError(
-            "levels must be a list, such as [{states: [x], precisions: [noise_x], parameters: []}]"
-        )
+        raise SpecificationError("levels must be a list, such as [{states: [x], precisions: [noise_x]}]")
     made = []
     for number, level in enumerate(levels):
         _check_keys(level, f"level {number}", LevelNodes._fields)
@@ -74,7 +72,6 @@ SCHEDULES: dict[str, Callable[..., Schedule]] = {
 """Schedules that may be given by name, with their arguments."""
 
 
-# --- writing --------------------------------------------------------------------------------------------------------
 def to_spec(model: Model) -> dict[str, Any]:
     """A model as plain data.
 
@@ -112,9 +109,7 @@ def _part(part: Any, where: str) -> dict[str, Any]:
     """The kind of a node, integrator, estimator or kernel, and its settings that differ from their defaults."""
     kind = type(part)
     if kind not in KINDS.get(kind.__name__, ()):
-        raise SpecificationError(
-            f"{where}: decorate {kind.__name__} with pcnet.settings.settings, so that it has a spec"
-        )
+        raise SpecificationError(f"{where}: decorate {kind.__name__} with pcnet.settings.settings")
     found: dict[str, Any] = {"kind": kind.__name__}
     for field in dataclasses.fields(part):
         value, default, place = getattr(part, field.name), default_of(field), f"{where}, {field.name}"
@@ -159,7 +154,6 @@ def _at(where: str) -> Iterator[None]:
         raise SpecificationError(f"{where}: {error}") from None
 
 
-# --- reading --------------------------------------------------------------------------------------------------------
 def from_spec(spec: Mapping[str, Any]) -> Model:
     """The model that plain data specify; without a schedule, the one that fits its nodes.
 
@@ -194,9 +188,7 @@ def _make(given: Any, base: type, where: str, extra: Mapping[str, Any] | None = 
     kinds = {name: each for name, each in kinds.items() if each}
     if not isinstance(given, Mapping) or not isinstance(given.get("kind"), str):
         example = next((name for name, (kind, *_) in kinds.items() if not inspect.isabstract(kind)), "…")
-        raise SpecificationError(
-            f"{where}: give a mapping with a kind, such as {{kind: {example}}}, not {_short(given)}"
-        )
+        raise SpecificationError(f"{where}: give a mapping such as {{kind: {example}}}, not {_short(given)}")
     name, settings = given["kind"], dict(extra or {})
     if name not in kinds:
         raise SpecificationError(f"{where}: there is no kind {name!r} that fits here; {suggestion(name, kinds)}")
@@ -308,7 +300,6 @@ def _short(value: Any) -> str:
     return text if len(text) < 80 else text[:77] + "…"
 
 
-# --- types of settings ----------------------------------------------------------------------------------------------
 def is_function(hint: Any) -> bool:
     """Whether a setting is a function; its type is annotated with SkipValidation."""
     return any(type(part).__name__ == SkipValidation.__name__ for part in getattr(hint, "__metadata__", ()))

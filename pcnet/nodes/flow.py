@@ -29,9 +29,7 @@ def check_state(node: Node[Any, Any], dim: int, flow: Function, links: Neighbour
     if not links.below:
         raise GraphError(f"{node.title} predicts nothing: add graph.predicts({node.name}, node)")
     if not links.above_of(Weighs):
-        raise GraphError(
-            f"{node.title} has no precision: add graph.weighs(PrecisionNode(...), {node.name}) for its motion error"
-        )
+        raise GraphError(f"{node.title} has no precision: add graph.weighs(PrecisionNode(...), {node.name})")
     causes = [link.parent for link in links.above_of(Drives)]
     width = sum(cause.error_shape.dim for cause in causes if cause.error_shape is not None)
     functions: list[tuple[str, Function, Node[Any, Any] | None, int]] = [(f"the flow of {node.title}", flow, None, dim)]

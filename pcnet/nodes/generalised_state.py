@@ -14,7 +14,7 @@ from pcnet.functions.base import Function, subtract_contracted_hessian
 from pcnet.functions.linearisation import Linearisation
 from pcnet.functions.traced import as_function
 from pcnet.model.context import Neighbours
-from pcnet.model.links import Drives, Link, Parametrises, Predicts, Weighs
+from pcnet.model.links import AnyLink, Drives, Parametrises, Predicts, Weighs
 from pcnet.model.messages import Error, PredictionError, ScoreError
 from pcnet.model.node import Node
 from pcnet.model.protocols import ForecastContext, ForecastStart
@@ -44,6 +44,7 @@ class GeneralisedStateNode(GeneralisedVariable):
     last_error: Literal["keep", "drop"] = "keep"
     jacobian_derivative: Literal["keep", "drop"] = "keep"
     kind: ClassVar[str] = "state"
+    child_of: ClassVar[tuple[type[AnyLink], ...]] = (Drives, Parametrises, Weighs)
 
     def __post_init__(self) -> None:
         GeneralisedVariable.__post_init__(self)
@@ -53,17 +54,12 @@ class GeneralisedStateNode(GeneralisedVariable):
             raise SettingError(f"{self.title}: give a flow; for a random walk, lambda x, theta: 0 * x")
         object.__setattr__(self, "flow", as_function(self.flow, self.dim))
 
-    # --- composing -----------------------------------------------------------------------------------------------
     @property
     def rows(self) -> int:
         return self.orders if self.last_error == "keep" else self.orders - 1
 
     def describe(self) -> str:
         return f"dim {self.dim}, orders {self.orders}, flow {self.flow!r}"
-
-    def check_as_child(self, link: Link[Any, Any]) -> None:
-        if not isinstance(link, (Drives, Parametrises, Weighs)):
-            Node.check_as_child(self, link)
 
     def check(self, links: Neighbours, like: Tensor) -> None:
         check_state(self, self.dim, self.flow, links, like)
@@ -75,7 +71,6 @@ class GeneralisedStateNode(GeneralisedVariable):
                     f"{link.parent.name!r}; give {self.name!r} more orders"
                 )
 
-    # --- beginning -----------------------------------------------------------------------------------------------
     def initialise(self, ctx: Context) -> GeneralisedState:
         """Find the value from the first observation; the velocity then follows the flow.
 
@@ -103,8 +98,7 @@ class GeneralisedStateNode(GeneralisedVariable):
         """The state with this value (B, dim), at rest."""
         return ctx.state._replace(mean=torch.constant_pad_nd(value[:, None], (0, 0, 0, self.orders - 1)))
 
-    # --- messages ------------------------------------------------------------------------------------------------
-    def error(self, ctx: Context, link: Link[Any, Any]) -> ScoreError | PredictionError:
+    def error(self, ctx: Context, link: AnyLink) -> ScoreError | PredictionError:
         local = self.local_errors(ctx)
         if isinstance(link, Weighs):
             return precision_score(local.precision, local.error, local.weighted)
@@ -116,9 +110,7 @@ class GeneralisedStateNode(GeneralisedVariable):
         (below,) = (other for other in ctx.below_of(Predicts) if other.child is link.of)
         return self._parameter_error(ctx, link, below.function, ctx.error(below))
 
-    def _parameter_error(
-        self, ctx: Context, link: Link[Any, Any], function: Function, error: PredictionError
-    ) -> ScoreError:
+    def _parameter_error(self, ctx: Context, link: AnyLink, function: Function, error: PredictionError) -> ScoreError:
         """An error, pulled back to the parameters of the function that made the prediction."""
         weighted, rows = error.weighted, error.weighted.shape[1]
         x = self._argument(ctx, function)
@@ -167,7 +159,6 @@ class GeneralisedStateNode(GeneralisedVariable):
         answer = (lambda: self.eliminated_error(ctx, own, through)) if ctx.bound.integrator.implicit else None
         return PredictionError(weighted, precision, remainder, answer)
 
-    # --- forecasts -----------------------------------------------------------------------------------------------
     def forecast_start(self, ctx: Context) -> ForecastStart:
         mean, covariance = (self.quantities[name].read(ctx) for name in ("mean", "covariance"))
         return ForecastStart(mean[:, 0], covariance[:, : self.dim, : self.dim])
@@ -175,14 +166,13 @@ class GeneralisedStateNode(GeneralisedVariable):
     def velocity(self, ctx: Context, now: ForecastContext) -> Tensor:
         return future_value(ctx, self.flow, None, now) + now.noise
 
-    def forecast_message(self, ctx: Context, link: Link[Any, Any], now: ForecastContext) -> Tensor:
+    def forecast_message(self, ctx: Context, link: AnyLink, now: ForecastContext) -> Tensor:
         assert link.function is not None
         return future_value(ctx, link.function, link.child, now)
 
     def forecast_value(self, ctx: Context, now: ForecastContext) -> Tensor:
         return now.own
 
-    # --- shared by the rules -------------------------------------------------------------------------------------
     def local_errors(self, ctx: Context) -> LocalErrors:
         mean = ctx.state.mean
 
@@ -269,7 +259,7 @@ class GeneralisedStateNode(GeneralisedVariable):
             first += other.parent.error_shape.dim
         return first
 
-    def _slice(self, ctx: Context, link: Link[Any, Any]) -> slice:
+    def _slice(self, ctx: Context, link: AnyLink) -> slice:
         """The place of a parameter node among the parameters of its function."""
         first = 0
         for other in ctx.above_of(Parametrises, link.of):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY
 from functools import partial
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from pydantic import Field
@@ -16,7 +16,7 @@ from torch import Tensor
 from pcnet.errors import GraphError, SettingError
 from pcnet.functions.linearisation import Linearisation
 from pcnet.model.context import Neighbours, NodeContext
-from pcnet.model.links import Drives, Link, Predicts
+from pcnet.model.links import AnyLink, Drives, Predicts
 from pcnet.model.messages import PointPrediction, PredictionError
 from pcnet.model.node import INDEFINITE, BatchSpec, Energy, ErrorShape, Indefinite, Node, Recordable
 from pcnet.model.protocols import Forecasts
@@ -101,18 +101,15 @@ class GeneralisedVariable(Node[GeneralisedState, GeneralisedBound], Forecasts):
     curvature: Literal["gauss-newton", "exact"] = "gauss-newton"
     indefinite: Indefinite = "clamp"
     role: ClassVar[str] = "state"
+    parent_of: ClassVar[tuple[type[AnyLink], ...]] = (Predicts,)
     private_fields: ClassVar[frozenset[str]] = frozenset({"precision", "log_det_covariance", "regularised"})
 
     def __post_init__(self) -> None:
         Node.__post_init__(self)
         shape = (self.orders, self.dim)
         if self.initial_mean is not None and tuple(self.initial_mean.shape[-2:]) != shape:
-            raise SettingError(
-                f"{self.title}: initial_mean has shape {tuple(self.initial_mean.shape)}; "
-                f"it must end in (orders, dim) = {shape}"
-            )
+            raise SettingError(f"{self.title}: initial_mean must end in (orders, dim) = {shape}")
 
-    # --- composing -----------------------------------------------------------------------------------------------
     @property
     def rows(self) -> int:
         """Orders of the node's own error."""
@@ -122,19 +119,15 @@ class GeneralisedVariable(Node[GeneralisedState, GeneralisedBound], Forecasts):
     def error_shape(self) -> ErrorShape:
         return ErrorShape(self.rows, self.dim)
 
-    def check_as_parent(self, link: Link[Any, Any]) -> None:
-        if not isinstance(link, Predicts):
-            Node.check_as_parent(self, link)
+    def check_as_parent(self, link: AnyLink) -> None:
+        super().check_as_parent(link)
         shape = link.child.error_shape
-        if shape is None:
-            Node.check_as_parent(self, link)
-        elif shape.rows > self.orders:
+        if isinstance(link, Predicts) and shape is not None and shape.rows > self.orders:
             raise GraphError(
                 f"{self.title} has {self.orders} orders and cannot predict the {shape.rows} of "
                 f"{link.child.name!r}; give {self.name!r} more orders or {link.child.name!r} fewer"
             )
 
-    # --- beginning -----------------------------------------------------------------------------------------------
     def bind(self, links: Neighbours, spec: BatchSpec) -> GeneralisedBound:
         zero = spec.zeros(self.orders, self.dim)
         mean = zero if self.initial_mean is None else spec.expand(self.initial_mean, 2)
@@ -145,8 +138,7 @@ class GeneralisedVariable(Node[GeneralisedState, GeneralisedBound], Forecasts):
         none = spec.zeros()
         return GeneralisedState(bound.initial_mean, spec.eye(self.orders * self.dim), none, none)
 
-    # --- messages ------------------------------------------------------------------------------------------------
-    def prediction(self, ctx: Context, link: Link[Any, Any]) -> PointPrediction:
+    def prediction(self, ctx: Context, link: AnyLink) -> PointPrediction:
         if isinstance(link, Predicts):
             return PointPrediction(self.local_errors(ctx).mappings[link].value)
         return PointPrediction(ctx.state.mean)
@@ -176,7 +168,6 @@ class GeneralisedVariable(Node[GeneralisedState, GeneralisedBound], Forecasts):
             weighted - torch.bmm(cross.mT, answer.step[..., None])[..., 0], lambda: DenseCurvature(left)
         )
 
-    # --- actions -------------------------------------------------------------------------------------------------
     def update(self, ctx: Context) -> GeneralisedState:
         mean = ctx.state.mean
         step = ctx.bound.integrator.step(self._quadratic(ctx))
@@ -223,7 +214,6 @@ class GeneralisedVariable(Node[GeneralisedState, GeneralisedBound], Forecasts):
             "weighted_error": Recordable(("error_order", "dimension"), lambda ctx: self.local_errors(ctx).weighted),
         }
 
-    # --- shared by the rules -------------------------------------------------------------------------------------
     @abstractmethod
     def local_errors(self, ctx: Context) -> LocalErrors:
         """The node's own error and its mappings; computed once for the same belief and messages."""

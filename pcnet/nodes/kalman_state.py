@@ -14,7 +14,7 @@ from pcnet.errors import GraphError, SettingError
 from pcnet.functions.linearisation import Linearisation
 from pcnet.functions.traced import as_function
 from pcnet.model.context import Neighbours, NodeContext, Now
-from pcnet.model.links import Drives, Link, Parametrises, Predicts, Weighs
+from pcnet.model.links import AnyLink, Drives, Parametrises, Predicts, Weighs
 from pcnet.model.messages import GaussianPrediction, ParameterTransition, PredictionError, ScoreError, score_error
 from pcnet.model.node import BatchSpec, Energy, ErrorShape, Node, Recordable
 from pcnet.model.protocols import ForecastContext, Forecasts, ForecastsAlone, ForecastStart, ForecastStep
@@ -138,6 +138,8 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], Forecasts, ForecastsAlone)
     substeps: int = Field(default=1, ge=1)
     role: ClassVar[str] = "state"
     kind: ClassVar[str] = "state"
+    parent_of: ClassVar[tuple[type[AnyLink], ...]] = (Predicts,)
+    child_of: ClassVar[tuple[type[AnyLink], ...]] = (Parametrises, Weighs)
     sends_covariance: ClassVar[bool] = True
     multiple_noises: ClassVar[bool] = True
     required_actions: ClassVar[tuple[str, ...]] = ("predict", "update")
@@ -148,9 +150,7 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], Forecasts, ForecastsAlone)
             raise SettingError(f"{self.title}: give a flow; for a random walk, lambda x, theta: 0 * x")
         object.__setattr__(self, "flow", as_function(self.flow, self.dim))
         if self.initial_mean is not None and at_least_1d(self.initial_mean).shape[-1] != self.dim:
-            raise SettingError(
-                f"{self.title}: initial_mean has shape {tuple(self.initial_mean.shape)}; it must end in {self.dim}"
-            )
+            raise SettingError(f"{self.title}: initial_mean must end in {self.dim}, the dimension of the state")
         if at_least_1d(self.initial_sd).shape[-1] not in (1, self.dim):
             raise SettingError(
                 f"{self.title}: initial_sd must be one number or end in {self.dim} (for a batch of single values add a "
@@ -159,7 +159,6 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], Forecasts, ForecastsAlone)
         if 0 < self.n_pulses < 3:
             raise SettingError(f"{self.title}: smooth noise needs n_pulses=3 or more; 0 replaces it by white noise")
 
-    # --- composing -----------------------------------------------------------------------------------------------
     @property
     def error_shape(self) -> ErrorShape:
         return ErrorShape(1, self.dim)
@@ -167,33 +166,28 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], Forecasts, ForecastsAlone)
     def describe(self) -> str:
         return f"dim {self.dim}, flow {self.flow!r}"
 
-    def check_as_parent(self, link: Link[Any, Any]) -> None:
-        if not isinstance(link, Predicts):
-            Node.check_as_parent(self, link)
+    def check_as_parent(self, link: AnyLink) -> None:
+        super().check_as_parent(link)
         shape = link.child.error_shape
-        if shape is None:
-            Node.check_as_parent(self, link)
-        elif shape.rows != 1:
+        if shape is not None and shape.rows != 1:
             raise GraphError(f"{self.title} predicts values only: give {link.child.name!r} one order, orders=1")
 
-    def check_as_child(self, link: Link[Any, Any]) -> None:
+    def check_as_child(self, link: AnyLink) -> None:
         if isinstance(link, (Predicts, Drives)):
             raise GraphError(
                 f"{self.title} cannot be the child in {link.parent.name!r} {link.key} {self.name!r}; use a "
                 "GeneralisedStateNode, or make the input part of the state"
             )
-        if not isinstance(link, (Parametrises, Weighs)):
-            Node.check_as_child(self, link)
+        super().check_as_child(link)
 
     def check(self, links: Neighbours, like: Tensor) -> None:
         check_state(self, self.dim, self.flow, links, like)
 
-    def default_estimator(self, link: Link[Any, Any], above: tuple[Link[Any, Any], ...]) -> ParameterEstimator | None:
+    def default_estimator(self, link: AnyLink, above: tuple[AnyLink, ...]) -> ParameterEstimator | None:
         if isinstance(link, Parametrises):
             return parameter_estimator()
         return noise_estimator(process=isinstance(link, Weighs)) if self.learn_noise else None
 
-    # --- beginning -----------------------------------------------------------------------------------------------
     def bind(self, links: Neighbours, spec: BatchSpec) -> KalmanBound:
         sd = at_least_1d(self.initial_sd)
         mean = spec.zeros(self.dim) if self.initial_mean is None else spec.expand(self.initial_mean, 1)
@@ -307,8 +301,7 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], Forecasts, ForecastsAlone)
         none = [torch.zeros_like(each.lagged_covariance) for each in state.sent]
         return started._replace(sent=self._predictions(ctx, started, none))
 
-    # --- messages ------------------------------------------------------------------------------------------------
-    def prediction(self, ctx: Context, link: Link[Any, Any]) -> GaussianPrediction:
+    def prediction(self, ctx: Context, link: AnyLink) -> GaussianPrediction:
         assert isinstance(link, Predicts)
         sent = ctx.state.sent[ctx.below.index(link)]
         levels = ctx.bound.layout.below[link].levels
@@ -325,7 +318,7 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], Forecasts, ForecastsAlone)
 
         return ctx.cached(f"prediction of {link.child.name}", restricted, *sent.distribution, sent.lagged_covariance)
 
-    def error(self, ctx: Context, link: Link[Any, Any]) -> ScoreError:
+    def error(self, ctx: Context, link: AnyLink) -> ScoreError:
         evidence, layout = ctx.state.evidence, ctx.bound.layout
         if isinstance(link, Weighs):
             here = layout.own[link].levels
@@ -338,7 +331,6 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], Forecasts, ForecastsAlone)
         score, information = evidence.parameters
         return score_error(ScoreAndInformation(score[:, mine], information[:, mine, mine]))
 
-    # --- actions -------------------------------------------------------------------------------------------------
     def predict(self, ctx: Context) -> KalmanState:
         """Time update of the belief, and the predictions of the nodes below."""
         ctx.propose(self._started(ctx))
@@ -483,7 +475,6 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], Forecasts, ForecastsAlone)
         reference = Reference(theta, variance, self._lengthscales(ctx), transitions)
         return state._replace(belief=GaussianWithSensitivities(mean, parts, dtheta, dlogvar), reference=reference)
 
-    # --- predictions of the nodes below ---------------------------------------------------------------------------
     def _predictions(self, ctx: Context, state: KalmanState, lagged: list[Tensor]) -> tuple[GaussianPrediction, ...]:
         links = ctx.below_of(Predicts)
         return tuple(self._predict_child(ctx, state, *pair) for pair in zip(links, lagged, strict=True))
@@ -563,7 +554,6 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], Forecasts, ForecastsAlone)
         first = layout.parameters[links[0]].start
         return torch.constant_pad_nd(found, (first, layout.n_parameters - first - found.shape[-1]))
 
-    # --- what the neighbours say ----------------------------------------------------------------------------------
     def _noises(self, ctx: Context) -> list[Noise]:
         """Own noises, then those of the nodes below."""
         found = [ctx.message(link).noise for link in ctx.above_of(Weighs)]
@@ -612,7 +602,6 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], Forecasts, ForecastsAlone)
                 found[:, part, part] = message.covariance
         return found
 
-    # --- forecasts -----------------------------------------------------------------------------------------------
     def forecast(self, ctx: Context, step: Tensor, every: int, count: int, parameters: bool) -> list[ForecastStep]:
         found, state, time = [], ctx.state, ctx.time
         relative = step / (ctx.dt if ctx.relative_dt is None else ctx.dt / ctx.relative_dt)
@@ -642,14 +631,13 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], Forecasts, ForecastsAlone)
     def velocity(self, ctx: Context, now: ForecastContext) -> Tensor:
         return future_value(ctx, self.flow, None, now) + now.noise
 
-    def forecast_message(self, ctx: Context, link: Link[Any, Any], now: ForecastContext) -> Tensor:
+    def forecast_message(self, ctx: Context, link: AnyLink, now: ForecastContext) -> Tensor:
         assert link.function is not None
         return future_value(ctx, link.function, link.child, now)
 
     def forecast_value(self, ctx: Context, now: ForecastContext) -> Tensor:
         return now.own
 
-    # --- energy and quantities -----------------------------------------------------------------------------------
     def energy(self, ctx: Context) -> Energy:
         """None of its own: the energies of the nodes below are predictive log-likelihoods."""
         return Energy()

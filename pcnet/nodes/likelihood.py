@@ -65,7 +65,6 @@ class LikelihoodNode(SensoryNode):
         y, log_precision = given.chunk(2, -1)
         return self.log_likelihood(y, prediction, log_precision)
 
-    # --- composing -----------------------------------------------------------------------------------------------
     def check(self, links: Neighbours, like: Tensor) -> None:
         if not links.above_of(Predicts):
             raise GraphError(f"{self.title} is predicted by nothing: add graph.predicts(state, {self.name})")
@@ -77,7 +76,6 @@ class LikelihoodNode(SensoryNode):
         """No Gaussian noise: all of it is in the likelihood."""
         return NoiseSpec(White(), self.dim, 0)
 
-    # --- messages ------------------------------------------------------------------------------------------------
     def error(self, ctx: Context, link: AnyLink) -> PredictionError | ScoreError:
         found = self.laplace(ctx)
         if isinstance(link, Predicts):
@@ -109,7 +107,6 @@ class LikelihoodNode(SensoryNode):
             "weighted_error": Recordable(shape, lambda ctx: self.laplace(ctx).weighted[:, None]),
         }
 
-    # --- shared by the rules -------------------------------------------------------------------------------------
     @property
     def _function(self) -> TracedFunction:
         function: TracedFunction = vars(self)["_traced"]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pcnet.errors import GraphError, SettingError
 from pcnet.model.context import Neighbours, NodeContext
-from pcnet.model.links import Link, Predicts, Weighs
+from pcnet.model.links import AnyLink, Predicts, Weighs
 from pcnet.model.messages import GaussianPrediction, PredictionError, ScoreError
 from pcnet.model.node import BatchSpec, Energy, ErrorShape, Node, Recordable
 from pcnet.model.protocols import ForecastContext, Forecasts
@@ -115,6 +115,7 @@ class SensoryNode(Node[SensoryState, SensoryBound], Forecasts):
     extrapolate: NotNegative = number(0.0)
     role: ClassVar[str] = "sensory"
     kind: ClassVar[str] = "sensory"
+    child_of: ClassVar[tuple[type[AnyLink], ...]] = (Predicts, Weighs)
     observes: ClassVar[bool] = True
     required_actions: ClassVar[tuple[str, ...]] = ("observe",)
 
@@ -123,13 +124,10 @@ class SensoryNode(Node[SensoryState, SensoryBound], Forecasts):
         if self.dt is None and self.orders > 1 and self.derivatives in ("backward", "fit"):
             raise SettingError(f"{self.title}: give dt, the sampling interval, for {self.orders} orders")
         if self.window is not None and (self.derivatives != "fit" or self.window < self.orders):
-            raise SettingError(
-                f"{self.title}: window is for derivatives='fit', and must be {self.orders} or more for as many orders"
-            )
+            raise SettingError(f"{self.title}: window is for derivatives='fit', and must be {self.orders} or more")
         if not bool((self.max_gap >= 1).all()):
             raise SettingError(f"{self.title}: max_gap must be 1 (sampling interval) or more")
 
-    # --- composing -----------------------------------------------------------------------------------------------
     @property
     def error_shape(self) -> ErrorShape:
         return ErrorShape(self.orders, self.dim)
@@ -163,32 +161,22 @@ class SensoryNode(Node[SensoryState, SensoryBound], Forecasts):
         dt = f"{interval.item():g}" if interval.numel() == 1 else "one for each batch element"
         return f"dim {self.dim}, orders {self.orders}, dt {dt}"
 
-    def check_as_child(self, link: Link[Any, Any]) -> None:
-        if not isinstance(link, (Predicts, Weighs)):
-            Node.check_as_child(self, link)
-
     def check(self, links: Neighbours, like: Tensor) -> None:
         states = [link.parent for link in links.above_of(Predicts)]
         if not states:
             raise GraphError(f"{self.title} is predicted by nothing: add graph.predicts(state, {self.name})")
         if not links.above_of(Weighs):
-            raise GraphError(
-                f"{self.title} has no precision: add graph.weighs(PrecisionNode(...), {self.name}) for its error"
-            )
+            raise GraphError(f"{self.title} has no precision: add graph.weighs(PrecisionNode(...), {self.name})")
         if len(states) > 1 and any(state.sends_covariance for state in states):
-            raise GraphError(
-                f"{self.title} is predicted by {states[0].name!r} and {states[1].name!r}, one of which is a Kalman "
-                "state: join them into one state"
-            )
+            raise GraphError(f"{self.title} is predicted by a Kalman state beside others; join them into one state")
 
-    def default_estimator(self, link: Link[Any, Any], above: tuple[Link[Any, Any], ...]) -> ParameterEstimator | None:
+    def default_estimator(self, link: AnyLink, above: tuple[AnyLink, ...]) -> ParameterEstimator | None:
         for other in above:
             if isinstance(other, Predicts):
                 return other.parent.default_estimator(other, above)
         return None
 
-    # --- beginning -----------------------------------------------------------------------------------------------
-    def noise_spec(self, above: tuple[Link[Any, Any], ...], spec: BatchSpec) -> NoiseSpec | None:
+    def noise_spec(self, above: tuple[AnyLink, ...], spec: BatchSpec) -> NoiseSpec | None:
         for link in above:
             if isinstance(link, Weighs) and isinstance(link.parent, PrecisionNode):
                 return link.parent.spec_of(link, spec)
@@ -233,7 +221,6 @@ class SensoryNode(Node[SensoryState, SensoryBound], Forecasts):
             observation.new_full((len(first), 4, self.dim), torch.nan),
         )
 
-    # --- observing -----------------------------------------------------------------------------------------------
     def preprocess(self, observation: Tensor) -> Tensor:
         """What the node makes of an observation (B, observation_size) before it is used; NaN marks missing values."""
         return observation
@@ -341,8 +328,7 @@ class SensoryNode(Node[SensoryState, SensoryBound], Forecasts):
             return ctx.state
         return ctx.state._replace(observation=torch.bmm(shift, ctx.state.observation))
 
-    # --- messages ------------------------------------------------------------------------------------------------
-    def error(self, ctx: Context, link: Link[Any, Any]) -> PredictionError | ScoreError:
+    def error(self, ctx: Context, link: AnyLink) -> PredictionError | ScoreError:
         found = self.sensory_errors(ctx)
         if isinstance(link, Predicts):
             return PredictionError(found.weighted, lambda: found.precision, noise=self._noise(ctx))

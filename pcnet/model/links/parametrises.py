@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pcnet.errors import GraphError
-from pcnet.model.links.base import Link, LinkStyle
+from pcnet.model.links.base import AnyLink, Link, LinkStyle
 from pcnet.model.links.predicts import Predicts
 from pcnet.model.messages import ParameterPrediction, ScoreError
 
@@ -29,7 +29,7 @@ class Parametrises(Link[ParameterPrediction, ScoreError]):
     def of(self) -> AnyNode | None:
         return self._of
 
-    def check(self, links: Iterable[Link[Any, Any]]) -> None:
+    def check(self, links: Iterable[AnyLink]) -> None:
         links = list(links)
         mappings = [link for link in links if isinstance(link, Predicts) and link.parent is self.child]
         if self.of is not None and not any(link.child is self.of for link in mappings):
