@@ -16,7 +16,6 @@ import dataclasses
 import itertools
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from statistics import NormalDist
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -69,10 +68,7 @@ class Fit(NamedTuple):
 
     def interval(self, node: str, probability: float = 0.95) -> Interval:
         """The central credible interval of the fitted values."""
-        if not 0 < probability < 1:
-            raise ResultError(f"a probability must be between 0 and 1, not {probability}")
-        reach = NormalDist().inv_cdf(0.5 + probability / 2) * self.sd(node)
-        return Interval(self.mean(node) - reach, self.mean(node) + reach)
+        return Interval.normal(self.mean(node), self.sd(node), probability)
 
     def _known(self, node: str) -> str:
         if node not in self.means:
@@ -114,12 +110,10 @@ class Passes:
         return session
 
     def evaluate(self, mean: Tensor, scales: Tensor | None) -> tuple[Iterate, Session]:
-        """One pass at these values with the update after it.
+        """One pass at these values (B, n) with the update after it.
 
-        Args:
-            mean: The values, (B, n).
-            scales: Units (B, n) in which to vary them, to find slopes from the free actions of copies of the run; None
-                for the slopes of messages.
+        scales: units (B, n) in which to vary them, to find slopes from the free actions of copies of the run; None for
+        the slopes of messages.
         """
         batch, varied = len(mean), mean[None]
         if scales is not None:
@@ -134,7 +128,9 @@ class Passes:
         states: Mapping[str, Any] = session.state.nodes
         slopes = torch.cat([states[name].accumulated.gradient[:batch] for name in self.names], 1)
         session.finish()
-        after: dict[str, Any] = {name: _first(session.state.nodes[name], batch) for name in self.names}
+        after: dict[str, Any] = {
+            name: tree_map(lambda part: part[:batch], session.state.nodes[name]) for name in self.names
+        }
         able = torch.as_tensor(session.diverged.at == -1, device=mean.device).view(-1, batch)[0]
         step = torch.cat([state.mean for state in after.values()], 1) - mean
         precision = torch.zeros_like(step).diag_embed()
@@ -161,11 +157,6 @@ class Passes:
         session.replace_nodes(changed)
 
 
-def _first(state: Any, batch: int) -> Any:
-    """The state of the first of all copies."""
-    return tree_map(lambda part: part[:batch], state)
-
-
 def _scales(states: Iterable[Any]) -> Tensor:
     """Standard deviation of each value given the others, (B, n)."""
     return torch.cat([state.precision.diagonal(dim1=-2, dim2=-1) ** -0.5 for state in states], 1)
@@ -186,7 +177,7 @@ def fit(
     **options: Any,
 ) -> Fit:
     """Passes until the free action converges; see `Model.fit`."""
-    if isinstance(max_iterations, bool) or not isinstance(max_iterations, int) or max_iterations < 1:
+    if type(max_iterations) is not int or max_iterations < 1:
         raise SettingError(f"max_iterations must be a whole number, 1 or more, not {max_iterations!r}")
     if not tolerance >= 0:
         raise SettingError(f"tolerance must be 0 or more, not {tolerance!r}")
@@ -214,10 +205,8 @@ def fit(
             descent = descent.update(passes.evaluate(descent.candidate, scales)[0], tolerance, remember=exact)
             actions.append(descent.best.free_action)
         bar.set_description("last pass")
-        found = {
-            name: state._replace(mean=descent.best.mean[:, passes.parts[name]])
-            for name, state in descent.best.states.items()
-        }
+        best, states = descent.best.mean, descent.best.states.items()
+        found = {name: state._replace(mean=best[:, passes.parts[name]]) for name, state in states}
         session = passes.run(found, record=record, on_divergence=on_divergence)
     shape = session.batch_shape
     return Fit(
@@ -237,9 +226,8 @@ def _check(model: Model) -> list[str]:
     nodes = graph.nodes
     graph.check()
     schedule.check(nodes)
-    ending = {
-        action: _takes(model, schedule.on_end, action) for action in ("update", "update_covariance", "renew_prior")
-    }
+    after = ("update", "update_covariance", "renew_prior")
+    ending = {action: _takes(model, schedule.on_end, action) for action in after}
     names = [name for name in nodes if name in ending["update"]]
     if not names:
         raise ScheduleError(

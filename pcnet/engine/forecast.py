@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -58,10 +57,7 @@ class Forecast:
 
     def interval(self, node: str, probability: float = 0.95) -> Interval:
         """The central interval that contains the state or the observation with this probability."""
-        if not 0 < probability < 1:
-            raise ResultError(f"a probability must be between 0 and 1, not {probability}")
-        reach = NormalDist().inv_cdf(0.5 + probability / 2)
-        return Interval(self.mean(node) - reach * self.sd(node), self.mean(node) + reach * self.sd(node))
+        return Interval.normal(self.mean(node), self.sd(node), probability)
 
     def to_dataframe(self) -> pd.DataFrame:
         """A long table: time, node, dimension, batch…, mean, sd."""
@@ -139,7 +135,7 @@ def _forecast_alone(
 def draw(session: Session, horizon: float, draws: int, every: float | None, seed: int) -> Draws:
     """Draws from the model that the graph is; see `Live.sample`."""
     every, count = _grid(session, horizon, every)
-    if isinstance(draws, bool) or not isinstance(draws, int) or draws < 1:
+    if type(draws) is not int or draws < 1:
         raise SettingError(f"draws must be a whole number, 1 or more, not {draws!r}")
     substeps = _substeps(session, every)
     if count * substeps > MAX_STEPS:
@@ -238,7 +234,10 @@ class System:
                 first += mean.shape[-1]
         if not any(order[name].role == "state" for name in self.places):
             raise GraphError("there is no state in the graph that can be forecast")
-        self.mean, self.covariance = torch.cat(means, -1), _block_diagonal(covariances)
+        self.mean = torch.cat(means, -1)
+        self.covariance = torch.zeros_like(self.mean).diag_embed()
+        for place, covariance in zip(self.places.values(), covariances, strict=True):
+            self.covariance[:, place, place] = covariance
         self.sources: list[NoiseSource] = []
         self._inputs: dict[str, list[slice]] = {name: [] for name in self.nodes}
         self.noises = 0
@@ -299,23 +298,11 @@ class System:
         return found
 
 
-def _block_diagonal(blocks: list[Tensor]) -> Tensor:
-    size = sum(block.shape[-1] for block in blocks)
-    whole = blocks[0].new_zeros(blocks[0].shape[0], size, size)
-    first = 0
-    for block in blocks:
-        last = first + block.shape[-1]
-        whole[:, first:last, first:last] = block
-        first = last
-    return whole
-
-
 def _slope(function: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:
     """∂function/∂at of (B, n) → (B, m), batch element by batch element; (B, m, n)."""
     units = torch.eye(at.shape[-1], dtype=at.dtype, device=at.device)[:, None].expand(-1, *at.shape)
     along = vmap(lambda way: jvp(function, (at,), (way,))[1])
-    found: Tensor = along(units)
-    return found.movedim(0, -1)
+    return along(units).movedim(0, -1)  # type: ignore[no-any-return]
 
 
 def _cells(kernel: Kernel, step: float, most: int, interval: Tensor) -> Tensor:
@@ -400,7 +387,8 @@ def _simulate(system: System, every: float, count: int, substeps: int, generator
     step, steps = every / substeps, count * substeps
     values, vectors = torch.linalg.eigh(system.covariance)  # singular where something is known exactly
     start = vectors * values.clamp_min(0).sqrt()[:, None, :]
-    z = system.offset(system.mean + (start @ _normal(system.mean[..., None], generator))[..., 0])
+    white = torch.randn(*system.mean.shape, 1, generator=generator, dtype=system.mean.dtype).to(system.mean.device)
+    z = system.offset(system.mean + (start @ white)[..., 0])
     noise = z.new_zeros(steps, z.shape[0], system.noises)
     for source in system.sources:
         weights = _cells(source.kernel, step, steps, source.hold) / step**2
@@ -417,17 +405,10 @@ def _simulate(system: System, every: float, count: int, substeps: int, generator
                 found[name].append(value)
     paths = {name: torch.stack(path) for name, path in found.items()}
     for name in system.sensors:
-        noises = system.noises_of(name)
-        if not noises:  # a likelihood of its own
-            continue
-        ((covariance, kernel),) = noises
-        weights = kernel.correlation(every * torch.arange(count, dtype=z.dtype)[:, None])
-        paths[name] = paths[name] + _coloured(weights, count, covariance, generator)
+        for covariance, kernel in system.noises_of(name):  # none with a likelihood of its own
+            weights = kernel.correlation(every * torch.arange(count, dtype=z.dtype)[:, None])
+            paths[name] = paths[name] + _coloured(weights, count, covariance, generator)
     return paths
-
-
-def _normal(like: Tensor, generator: torch.Generator) -> Tensor:
-    return torch.randn(like.shape, generator=generator, dtype=like.dtype).to(like.device)
 
 
 def _coloured(weights: Tensor, steps: int, covariance: Tensor, generator: torch.Generator) -> Tensor:
@@ -440,6 +421,4 @@ def _coloured(weights: Tensor, steps: int, covariance: Tensor, generator: torch.
     batch, m, _ = covariance.shape
     white = torch.randn(batch, steps, m, generator=generator, dtype=covariance.dtype).to(covariance.device)
     smooth = (root @ white.view(-1, root.shape[0], steps, m)).view(batch, steps, m)  # copy by copy of a batch
-    scale: Tensor = torch.linalg.cholesky(covariance)
-    scaled: Tensor = smooth @ scale.mT
-    return scaled.movedim(0, 1)
+    return (smooth @ torch.linalg.cholesky(covariance).mT).movedim(0, 1)  # type: ignore[no-any-return]

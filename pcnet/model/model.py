@@ -193,11 +193,9 @@ def fitting_schedule(graph: Graph) -> Schedule:
         names = tuple(dict.fromkeys(link.parent.name for link in above))
         if not names:
             break
-        weighed = [*names, *(below if not levels else [])]
-        precisions = _parents(graph, weighed, Weighs)
-        parameters = _parents(graph, names, Parametrises)
-        levels.append(LevelNodes(names, precisions, parameters))
-        below = list(parameters)
+        precisions = _parents(graph, [*names, *(below if not levels else [])], Weighs)
+        levels.append(LevelNodes(names, precisions, _parents(graph, names, Parametrises)))
+        below = list(levels[-1].parameters)
     if any(not (level.precisions or level.parameters) for level in levels[:-1]):
         raise ScheduleError("a level of the stack has no parameters or precisions; give a schedule")
     return adaptive_filtering(levels=levels, warmup="doubling" if len(levels) == 1 else "none")

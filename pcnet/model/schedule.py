@@ -118,11 +118,8 @@ class Schedule:
         for name, node in nodes.items():
             for action in node.required_actions:
                 if (action, name) not in taken:
-                    remedy = (
-                        f"add act('observe', {name!r})"
-                        if node.observes
-                        else "use a schedule that has it, such as pcnet.adaptive_filtering()"
-                    )
+                    other = "use a schedule that has it, such as pcnet.adaptive_filtering()"
+                    remedy = f"add act('observe', {name!r})" if node.observes else other
                     raise ScheduleError(f"{self.name}: {node.title} never takes the action {action!r}; {remedy}")
 
     def __str__(self) -> str:
@@ -160,6 +157,8 @@ SLOW_STEP: tuple[Action, ...] = ("update", "update_covariance", "renew_prior")
 
 INITIALISE = act("initialise", "state", repeats=5)
 """Find the first states from the first observation. Repeated, because mappings may be nonlinear."""
+
+OBSERVE_AND_UPDATE = (act("observe", "sensory"), act("update", "state"))
 
 ROLES = ("sensory", "state", "precision", "parameter")
 """Roles that schedules may name even if the graph has no node of that role."""
@@ -203,12 +202,7 @@ def states_only() -> Schedule:
     return Schedule(
         name="states only",
         on_start=(INITIALISE,),
-        acts=(
-            act("predict", "state"),
-            act("observe", "sensory"),
-            act("update", "state"),
-            act("update_covariance", "state"),
-        ),
+        acts=(act("predict", "state"), *OBSERVE_AND_UPDATE, act("update_covariance", "state")),
     )
 
 
@@ -226,8 +220,7 @@ def batch(nodes: str | Sequence[str] = SLOW) -> Schedule:
         on_start=(INITIALISE,),
         acts=(
             act("predict", "state"),
-            act("observe", "sensory"),
-            act("update", "state"),
+            *OBSERVE_AND_UPDATE,
             act("accumulate", *slow),
             act("update_covariance", "state"),
         ),

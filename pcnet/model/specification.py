@@ -94,15 +94,9 @@ def to_spec(model: Model) -> dict[str, Any]:
 
 def _act(act: Act) -> dict[str, Any]:
     found: dict[str, Any] = {act.action: list(act.nodes)}
-    if bool((act.clock.every != 1).any()):
-        found["every"] = act.clock.every.tolist()
-    if act.clock.warmup != "none":
-        found["warmup"] = act.clock.warmup
-    if act.repeats != 1:
-        found["repeats"] = act.repeats
-    if act.exclude:
-        found["exclude"] = list(act.exclude)
-    return found
+    found |= {"every": act.clock.every.tolist()} if bool((act.clock.every != 1).any()) else {}
+    plain = {"warmup": act.clock.warmup, "repeats": act.repeats, "exclude": list(act.exclude)}
+    return found | {name: value for name, value in plain.items() if value not in ("none", 1, [])}
 
 
 def _part(part: Any, where: str) -> dict[str, Any]:

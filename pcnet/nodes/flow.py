@@ -8,15 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pcnet.errors import GraphError
+from pcnet.errors import GraphError, SettingError
 from pcnet.functions.base import Function
 from pcnet.functions.check import check_function
 from pcnet.functions.linearisation import Linearisation
+from pcnet.functions.traced import as_function
 from pcnet.model.context import Neighbours, NodeContext
-from pcnet.model.links import Drives, Parametrises, Predicts, Weighs
+from pcnet.model.links import AnyLink, Drives, Parametrises, Predicts, Weighs
 from pcnet.model.messages import PredictionError
 from pcnet.model.node import Node
-from pcnet.model.protocols import ForecastContext
+from pcnet.model.protocols import ForecastContext, Forecasts
 from pcnet.numerics.branching import holds
 
 MAX_HALVINGS = 30
@@ -100,3 +101,26 @@ def future_value(ctx: Context, function: Function, of: Node[Any, Any] | None, no
     parameters = [now.messages[link] for link in ctx.above_of(Parametrises, of)]
     none = now.own.new_zeros(*now.own.shape[:-1], 0)
     return function(torch.cat([now.own, *causes], -1), torch.cat(parameters, -1) if parameters else none)
+
+
+class FlowForecasts(Forecasts):
+    """A state whose own variables move by its flow, in forecasts."""
+
+    flow: Any
+
+    def velocity(self, ctx: Context, now: ForecastContext) -> Tensor:
+        return future_value(ctx, self.flow, None, now) + now.noise
+
+    def forecast_message(self, ctx: Context, link: AnyLink, now: ForecastContext) -> Tensor:
+        assert link.function is not None
+        return future_value(ctx, link.function, link.child, now)
+
+    def forecast_value(self, ctx: Context, now: ForecastContext) -> Tensor:
+        return now.own
+
+
+def checked_flow(node: Node[Any, Any], flow: Any, dim: int) -> Function:
+    """The flow of a state as a `Function`."""
+    if flow is None:
+        raise SettingError(f"{node.title}: give a flow; for a random walk, lambda x, theta: 0 * x")
+    return as_function(flow, dim)

@@ -12,13 +12,12 @@ from torch import Tensor
 from pcnet.errors import GraphError, SettingError
 from pcnet.functions.base import Function, subtract_contracted_hessian
 from pcnet.functions.linearisation import Linearisation
-from pcnet.functions.traced import as_function
 from pcnet.model.context import Neighbours
 from pcnet.model.links import AnyLink, Drives, Parametrises, Predicts, Weighs
 from pcnet.model.messages import Error, PredictionError, ScoreError
 from pcnet.model.node import Node
-from pcnet.model.protocols import ForecastContext, ForecastStart
-from pcnet.nodes.flow import check_state, first_value, future_value, parameters_of
+from pcnet.model.protocols import ForecastStart
+from pcnet.nodes.flow import FlowForecasts, check_state, checked_flow, first_value, parameters_of
 from pcnet.nodes.generalised_variable import Context, GeneralisedState, GeneralisedVariable, LocalErrors
 from pcnet.nodes.precision import precision_score
 from pcnet.numerics.precision import DenseCurvature
@@ -26,7 +25,7 @@ from pcnet.settings import settings
 
 
 @settings
-class GeneralisedStateNode(GeneralisedVariable):
+class GeneralisedStateNode(FlowForecasts, GeneralisedVariable):
     """A generalised hidden state (..., orders, dim) with a flow, which predicts the nodes below it.
 
     Local energy ½ε̃ᵀΠ̃ε̃ − ½log|Π̃| of the motion error ε̃ = Dx̃ − f̃(x̃, ṽ, θ).
@@ -50,9 +49,7 @@ class GeneralisedStateNode(GeneralisedVariable):
         GeneralisedVariable.__post_init__(self)
         if self.last_error == "drop" and self.orders < 2:
             raise SettingError(f"{self.title}: last_error='drop' leaves no motion error with one order; use orders=2")
-        if self.flow is None:
-            raise SettingError(f"{self.title}: give a flow; for a random walk, lambda x, theta: 0 * x")
-        object.__setattr__(self, "flow", as_function(self.flow, self.dim))
+        object.__setattr__(self, "flow", checked_flow(self, self.flow, self.dim))
 
     @property
     def rows(self) -> int:
@@ -162,16 +159,6 @@ class GeneralisedStateNode(GeneralisedVariable):
     def forecast_start(self, ctx: Context) -> ForecastStart:
         mean, covariance = (self.quantities[name].read(ctx) for name in ("mean", "covariance"))
         return ForecastStart(mean[:, 0], covariance[:, : self.dim, : self.dim])
-
-    def velocity(self, ctx: Context, now: ForecastContext) -> Tensor:
-        return future_value(ctx, self.flow, None, now) + now.noise
-
-    def forecast_message(self, ctx: Context, link: AnyLink, now: ForecastContext) -> Tensor:
-        assert link.function is not None
-        return future_value(ctx, link.function, link.child, now)
-
-    def forecast_value(self, ctx: Context, now: ForecastContext) -> Tensor:
-        return now.own
 
     def local_errors(self, ctx: Context) -> LocalErrors:
         mean = ctx.state.mean

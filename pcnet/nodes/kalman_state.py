@@ -12,14 +12,13 @@ from torch import Tensor
 
 from pcnet.errors import GraphError, SettingError
 from pcnet.functions.linearisation import Linearisation
-from pcnet.functions.traced import as_function
 from pcnet.model.context import Neighbours, NodeContext, Now
 from pcnet.model.links import AnyLink, Drives, Parametrises, Predicts, Weighs
 from pcnet.model.messages import GaussianPrediction, ParameterTransition, PredictionError, ScoreError, score_error
 from pcnet.model.node import BatchSpec, Energy, ErrorShape, Node, Recordable
-from pcnet.model.protocols import ForecastContext, Forecasts, ForecastsAlone, ForecastStart, ForecastStep
+from pcnet.model.protocols import ForecastsAlone, ForecastStart, ForecastStep
 from pcnet.nodes.augmented_layout import AugmentedStateLayout, NoiseBlock, make_layout, repeat_per_channel
-from pcnet.nodes.flow import check_state, first_value, future_value, parameters_of
+from pcnet.nodes.flow import FlowForecasts, check_state, checked_flow, first_value, parameters_of
 from pcnet.nodes.precision import PrecisionNode, noise_score_error
 from pcnet.numerics import kalman
 from pcnet.numerics.branching import holds
@@ -103,7 +102,7 @@ def noise_estimator(process: bool = False) -> NoiseScoring:
 
 @final
 @settings
-class KalmanStateNode(Node[KalmanState, KalmanBound], Forecasts, ForecastsAlone):
+class KalmanStateNode(Node[KalmanState, KalmanBound], FlowForecasts, ForecastsAlone):
     """A hidden state (..., dim) that carries mean, covariance and sensitivities from one observation to the next.
 
     `predict` is the time update x ← x + dt f(x, θ), P ← FPFᵀ + Q. `update` is the measurement update with the errors of
@@ -146,9 +145,7 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], Forecasts, ForecastsAlone)
 
     def __post_init__(self) -> None:
         Node.__post_init__(self)
-        if self.flow is None:
-            raise SettingError(f"{self.title}: give a flow; for a random walk, lambda x, theta: 0 * x")
-        object.__setattr__(self, "flow", as_function(self.flow, self.dim))
+        object.__setattr__(self, "flow", checked_flow(self, self.flow, self.dim))
         if self.initial_mean is not None and at_least_1d(self.initial_mean).shape[-1] != self.dim:
             raise SettingError(f"{self.title}: initial_mean must end in {self.dim}, the dimension of the state")
         if at_least_1d(self.initial_sd).shape[-1] not in (1, self.dim):
@@ -627,16 +624,6 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], Forecasts, ForecastsAlone)
 
     def forecast_start(self, ctx: Context) -> ForecastStart:
         return ForecastStart(ctx.state.belief.mean[:, : self.dim], self.covariance(ctx))
-
-    def velocity(self, ctx: Context, now: ForecastContext) -> Tensor:
-        return future_value(ctx, self.flow, None, now) + now.noise
-
-    def forecast_message(self, ctx: Context, link: AnyLink, now: ForecastContext) -> Tensor:
-        assert link.function is not None
-        return future_value(ctx, link.function, link.child, now)
-
-    def forecast_value(self, ctx: Context, now: ForecastContext) -> Tensor:
-        return now.own
 
     def energy(self, ctx: Context) -> Energy:
         """None of its own: the energies of the nodes below are predictive log-likelihoods."""

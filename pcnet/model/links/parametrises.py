@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pcnet.errors import GraphError
@@ -38,15 +38,6 @@ class Parametrises(Link[ParameterPrediction, ScoreError]):
                 f"that mapping; add graph.predicts({self.child.name}, {self.of.name}, via=...) first"
             )
         super().check(links)
-
-    def to_spec(self, describe: Callable[[Any], Any]) -> dict[str, Any]:
-        return {} if self.of is None else {"of": self.of.name}
-
-    @classmethod
-    def from_spec(
-        cls, options: Mapping[str, Any], nodes: Mapping[str, AnyNode], find: Callable[[Any], Any]
-    ) -> dict[str, Any]:
-        return {"of": nodes[options["of"]]} if "of" in options else {}
 
     def describe(self) -> str:
         of = "" if self.of is None else f"'s prediction of {self.of.name}"
