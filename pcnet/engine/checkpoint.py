@@ -123,8 +123,11 @@ def resume(
         on_divergence=about["on_divergence"] if on_divergence is None else on_divergence,
     )
     place = session.device
-    full = {name: tensors.pop(RECORDED + name) for name in _names(tensors, RECORDED)}
-    raw = {name: tensors.pop(RAW + name).to(place) for name in _names(tensors, RAW)}
+
+    def take(prefix: str) -> dict[str, Tensor]:
+        return {name.removeprefix(prefix): tensors.pop(name) for name in list(tensors) if name.startswith(prefix)}
+
+    full, raw = take(RECORDED), {name: value.to(place) for name, value in take(RAW).items()}
     running = tensors.pop(RUNNING, None)
     moved = {name: _strided(value.to(place), about["strides"][name]) for name, value in tensors.items()}
 
@@ -144,16 +147,8 @@ def resume(
     return session
 
 
-def _names(tensors: Mapping[str, Tensor], prefix: str) -> list[str]:
-    return [name.removeprefix(prefix) for name in tensors if name.startswith(prefix)]
-
-
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Header and tensors of a checkpoint.
-
-    Raises:
-        CheckpointError: If it cannot be read, is damaged, or has another format.
-    """
+    """Header and tensors of a checkpoint; `CheckpointError` if it is damaged or has another format."""
     if not path.is_file():
         raise CheckpointError(f"there is no file {str(path)!r}")
     try:
@@ -194,7 +189,6 @@ def _strided(value: Tensor, strides: list[int]) -> Tensor:
     if list(value.stride()) == strides:
         return value.clone()
     once = value[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in strides)]
-    made = torch.empty_strided(
-        once.shape, [max(1, stride) for stride in strides], dtype=value.dtype, device=value.device
-    )
+    positive = [max(1, stride) for stride in strides]
+    made = torch.empty_strided(once.shape, positive, dtype=value.dtype, device=value.device)
     return made.copy_(once).expand(value.shape)

@@ -13,7 +13,6 @@ approximation of −log p(y), for comparing models.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple, get_args
@@ -30,7 +29,7 @@ from pcnet.model.protocols import FitsRecordedData
 from pcnet.model.schedule import Act
 from pcnet.numerics.estimators import ParameterEstimator
 from pcnet.numerics.lbfgs import LBFGS, Iterate
-from pcnet.numerics.trees import tree_map
+from pcnet.numerics.trees import spans, tree_map
 from pcnet.results.recorder import Record
 from pcnet.results.result import Array, Interval, Result
 
@@ -96,8 +95,8 @@ class Passes:
         self.options = options
         session = Session(model, record=(), **options).prepare(observations)
         self.prior: dict[str, Any] = {name: session.state.nodes[name] for name in self.names}
-        ends = [0, *itertools.accumulate(state.mean.shape[1] for state in self.prior.values())]
-        self.parts = {name: slice(*ends[i : i + 2]) for i, name in enumerate(self.names)}
+        sizes = (state.mean.shape[1] for state in self.prior.values())
+        self.parts = dict(zip(self.names, spans(sizes), strict=True))
         self.first = torch.cat([state.mean for state in self.prior.values()], 1)
 
     def run(self, states: Mapping[str, Any], copies: int | None = None, **options: Any) -> Session:

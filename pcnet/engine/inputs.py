@@ -39,12 +39,9 @@ class ObservationReader:
     """Reads observations for sensory nodes of given names and sizes."""
 
     def __init__(self, sizes: Mapping[str, int], dtype: torch.dtype, device: torch.device) -> None:
-        self.sizes = dict(sizes)
-        self.dtype = dtype
-        self.device = device
-        self._missing = {
-            name: torch.full((size,), torch.nan, dtype=dtype, device=device) for name, size in sizes.items()
-        }
+        self.sizes, self.dtype, self.device = dict(sizes), dtype, device
+        nan = torch.tensor(torch.nan, dtype=dtype, device=device)
+        self._missing = {name: nan.repeat(size) for name, size in sizes.items()}
 
     def one(self, given: Any) -> Observation:
         """A single observation: (..., dim), or a mapping from names to these; None for a missing one."""
@@ -72,11 +69,11 @@ class ObservationReader:
             self._check_names(given)
             series = {name: self._tensor(name, v, 2).movedim(-2, 0).contiguous() for name, v in given.items()}
             lengths = {name: len(value) for name, value in series.items()}
-            if len(set(lengths.values())) > 1:
-                raise ObservationError(f"observations differ in length: {lengths}")
             if not lengths:
                 raise ObservationError("there are no observations; give at least one")
-            total = next(iter(lengths.values()))
+            total, *others = set(lengths.values())
+            if others:
+                raise ObservationError(f"observations differ in length: {lengths}")
             absent = {name: missing for name, missing in self._missing.items() if name not in series}
             return ({name: value[t] for name, value in series.items()} | absent for t in range(total)), total
         if not isinstance(given, Iterable) or isinstance(given, (str, bytes)):
@@ -127,11 +124,7 @@ class ObservationReader:
 
 
 def time_of(given: Any) -> float:
-    """A time as a number.
-
-    Raises:
-        ObservationError: If it is not a finite number.
-    """
+    """A time as a number; `ObservationError` if it is not a finite number."""
     try:
         time = float(given)
     except (TypeError, ValueError, RuntimeError, OverflowError):

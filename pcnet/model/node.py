@@ -15,7 +15,7 @@ from pcnet.errors import GraphError, SettingError
 from pcnet.model.context import B, Neighbours, NodeContext, S
 from pcnet.model.links import AnyLink
 from pcnet.numerics.coloured_noise import NoiseSpec
-from pcnet.settings import batch_shape_of, settings
+from pcnet.settings import at_least_1d, batch_shape_of, settings
 
 if TYPE_CHECKING:
     from pcnet.numerics.estimators import ParameterEstimator
@@ -62,6 +62,11 @@ class BatchSpec(NamedTuple):
         if value.dim() > own:
             value = value.expand(self.batch_shape + inner).reshape(self.batch, *inner)
         return value.expand(self.batch, *inner).contiguous()
+
+    def expand_vector(self, value: Tensor, n: int) -> Tensor:
+        """A setting of one number or (..., n) as (B, n)."""
+        value = at_least_1d(value)
+        return self.expand(value.expand(*value.shape[:-1], n), 1)
 
     def expand_to_batch(self, part: T) -> T:
         """A copy of an integrator, estimator or kernel with settings that are single numbers or (B,)."""
@@ -164,6 +169,12 @@ class Node(ABC, Generic[S, B]):
         return None
 
     @property
+    def shape(self) -> ErrorShape:
+        """`error_shape` of a node that has one."""
+        assert self.error_shape is not None
+        return self.error_shape
+
+    @property
     def observation_size(self) -> int:
         """Number of values of an observation."""
         return self.error_shape.dim if self.error_shape is not None else 0
@@ -194,12 +205,7 @@ class Node(ABC, Generic[S, B]):
         return ""
 
     def default_estimator(self, link: AnyLink, above: tuple[AnyLink, ...]) -> ParameterEstimator | None:
-        """The estimator for a parameter or precision node above that has none; None for the paper's.
-
-        Args:
-            link: The link from that node.
-            above: All links above this node.
-        """
+        """The estimator for a parameter or precision node at a link above that has none; None for the paper's."""
         return None
 
     def noise_spec(self, above: tuple[AnyLink, ...], spec: BatchSpec) -> NoiseSpec | None:

@@ -61,13 +61,11 @@ class CauseNode(GeneralisedVariable):
         if not links.above_of(Weighs):
             raise GraphError(f"{self.title} has no precision: add graph.weighs(PrecisionNode(...), {self.name})")
         for link in links.below_of(Predicts):
-            if link.child.error_shape is not None:
-                what = f"the mapping from {self.name!r} to {link.child.name!r}"
-                check_function(what, link.function, self.dim, 0, link.child.error_shape.dim, like)
+            what = f"the mapping from {self.name!r} to {link.child.name!r}"
+            check_function(what, link.function, self.dim, 0, link.child.shape.dim, like)
 
     def bind(self, links: Neighbours, spec: BatchSpec) -> GeneralisedBound:
-        prior = at_least_1d(self.prior)
-        value = spec.expand(prior.expand(*prior.shape[:-1], self.dim), 1)
+        value = spec.expand_vector(self.prior, self.dim)
         at_rest = torch.constant_pad_nd(value[:, None], (0, 0, 0, self.orders - 1))
         return GeneralisedVariable.bind(self, links, spec)._replace(prior=at_rest)
 
@@ -92,11 +90,8 @@ class CauseNode(GeneralisedVariable):
             error = mean - self._predicted(ctx)
             batch, n = mean.shape[0], self.orders * self.dim
             jacobian = torch.eye(n, dtype=mean.dtype, device=mean.device).expand(batch, -1, -1)
-            mappings = {}
-            for below in ctx.below_of(Predicts):
-                shape = below.child.error_shape
-                assert shape is not None
-                mappings[below] = below.function.linearise(mean, mean.new_zeros(batch, 0), shape.rows)
+            none, links = mean.new_zeros(batch, 0), ctx.below_of(Predicts)
+            mappings = {link: link.function.linearise(mean, none, link.child.shape.rows) for link in links}
             return LocalErrors(error, jacobian, precision, precision.weigh(error), mappings)
 
         return ctx.cached("local errors", compute, mean, *[ctx.message(link).value for link in ctx.above])

@@ -32,12 +32,11 @@ def check_state(node: Node[Any, Any], dim: int, flow: Function, links: Neighbour
     if not links.above_of(Weighs):
         raise GraphError(f"{node.title} has no precision: add graph.weighs(PrecisionNode(...), {node.name})")
     causes = [link.parent for link in links.above_of(Drives)]
-    width = sum(cause.error_shape.dim for cause in causes if cause.error_shape is not None)
+    width = sum(cause.shape.dim for cause in causes)
     functions: list[tuple[str, Function, Node[Any, Any] | None, int]] = [(f"the flow of {node.title}", flow, None, dim)]
     for link in links.below_of(Predicts):
-        assert link.child.error_shape is not None
         what = f"the mapping from {node.name!r} to {link.child.name!r}"
-        functions.append((what, link.function, link.child, link.child.error_shape.dim))
+        functions.append((what, link.function, link.child, link.child.shape.dim))
     for what, function, of, out in functions:
         if function.takes_causes and not causes:
             raise GraphError(f"{what} takes causes: add graph.drives(cause, {node.name})")
@@ -69,10 +68,7 @@ def first_value(
 ) -> Tensor:
     """One Gauss–Newton step of a value (B, dim) on the errors from below, halved until these fall.
 
-    Args:
-        value: Where to start.
-        mappings: The mappings to the nodes below, linearised there.
-        errors: Gives the errors from below at a value.
+    mappings: those to the nodes below, linearised at the value. errors: gives the errors from below at a value.
     """
     dim, found = value.shape[-1], errors(value)
     before = _squared(found)

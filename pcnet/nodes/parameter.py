@@ -22,7 +22,7 @@ from pcnet.numerics.estimators import GradientAccumulator, ParameterEstimator
 from pcnet.numerics.kernels import White
 from pcnet.numerics.laplace import covariance_of, laplace_posterior, standard_deviations
 from pcnet.numerics.precision import DenseCurvature
-from pcnet.settings import PositiveVector, Vector, at_least_1d, broadcast, settings
+from pcnet.settings import PositiveVector, Vector, broadcast, settings
 
 
 class ParameterState(NamedTuple):
@@ -139,10 +139,9 @@ class ParameterNode(SlowBelief, Forecasts):
         return NoiseSpec(White(), self.n_parameters, 0)
 
     def bind(self, links: Neighbours, spec: BatchSpec) -> ParameterBound:
-        sd = at_least_1d(self.sd)
         estimator = spec.expand_to_batch(self.resolve_estimator(links))
-        deviation = spec.expand(sd.expand(*sd.shape[:-1], self.n_parameters), 1)
-        return ParameterBound(estimator, spec.expand(self.mean, 1), deviation, links.online)
+        sd = spec.expand_vector(self.sd, self.n_parameters)
+        return ParameterBound(estimator, spec.expand(self.mean, 1), sd, links.online)
 
     def init(self, bound: ParameterBound, spec: BatchSpec) -> ParameterState:
         mean, sd = bound.mean, bound.sd

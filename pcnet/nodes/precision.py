@@ -115,18 +115,15 @@ class PrecisionNode(SlowBelief):
             raise SettingError(f"{self.title}: give either prior_precision (a precision) or mean (a log-precision)")
         if (self.correlation_time is None) == (self.kernel is None):
             raise SettingError(f"{self.title}: give either correlation_time (in time units) or a kernel")
-        if self.correlation_time_sd is not None:
-            self._check_learned_lengthscale()
+        learned = self.correlation_time_sd is not None
+        if learned and not isinstance(self.noise_kernel, (SquaredExponential, Matern, Autocorrelation)):
+            raise SettingError(f"{self.title}: {self.noise_kernel!r} has no lengthscale to learn")
+        if learned and (self.channels == "full" or self.curvature == "exact"):
+            raise SettingError(f"{self.title}: correlation_time_sd excludes channels='full' and curvature='exact'")
         try:
             _ = broadcast(self.prior_mean.shape, at_least_1d(self.sd).shape)
         except RuntimeError:
             raise SettingError(f"{self.title}: the shapes of sd and mean do not fit together") from None
-
-    def _check_learned_lengthscale(self) -> None:
-        if not isinstance(self.noise_kernel, (SquaredExponential, Matern, Autocorrelation)):
-            raise SettingError(f"{self.title}: {self.noise_kernel!r} has no lengthscale to learn")
-        if self.channels == "full" or self.curvature == "exact":
-            raise SettingError(f"{self.title}: correlation_time_sd excludes channels='full' and curvature='exact'")
 
     @property
     def noise_kernel(self) -> Kernel:
@@ -146,9 +143,8 @@ class PrecisionNode(SlowBelief):
 
     def describe(self) -> str:
         time = self.correlation_time
-        kernel = (
-            f"correlation time {time.item():g}" if time is not None and time.numel() == 1 else repr(self.noise_kernel)
-        )
+        single = time is not None and time.numel() == 1
+        kernel = f"correlation time {time:g}" if single else repr(self.noise_kernel)
         return f"{CHANNELS[self.channels]}, {kernel}"
 
     def check_as_parent(self, link: AnyLink) -> None:
@@ -168,15 +164,15 @@ class PrecisionNode(SlowBelief):
     def check(self, links: Neighbours, like: Tensor) -> None:
         if not links.below:
             raise GraphError(f"{self.title} weighs nothing: add graph.weighs({self.name}, node)")
-        dims = {link.child.error_shape.dim for link in links.below if link.child.error_shape is not None}
+        dims = {link.child.shape.dim for link in links.below}
         if len(dims) > 1 and self.channels != "shared":
             raise GraphError(f"{self.title} weighs errors of {sorted(dims)} channels; use channels='shared'")
-        for shape, name in {(link.child.error_shape, link.child.name) for link in links.below}:
-            assert shape is not None
+        for child in (link.child for link in links.below):
+            rows = child.shape.rows
             try:
-                check_smoothness(self.noise_kernel, shape.rows, self.ridge)
+                check_smoothness(self.noise_kernel, rows, self.ridge)
             except SettingError as error:
-                raise GraphError(f"{self.title} weighs {shape.rows} orders of {name!r}, but {error}") from None
+                raise GraphError(f"{self.title} weighs {rows} orders of {child.name!r}, but {error}") from None
 
     def check_fit(self, links: Neighbours) -> None:
         self.resolve_estimator(links).check_batch(self.title)
@@ -188,22 +184,15 @@ class PrecisionNode(SlowBelief):
 
     def spec_of(self, link: Weighs, spec: BatchSpec) -> NoiseSpec | None:
         """The noise of a child, as a Kalman state carries it; None if its channels are coupled."""
-        shape = link.child.error_shape
-        if self.channels == "full" or shape is None:
+        if self.channels == "full":
             return None
-        levels = 1 if self.channels == "shared" else shape.dim
-        kernel = spec.expand_to_batch(self.noise_kernel)
-        return NoiseSpec(kernel, shape.dim, levels, self.correlation_time_sd is not None)
+        dim, kernel = link.child.shape.dim, spec.expand_to_batch(self.noise_kernel)
+        return NoiseSpec(kernel, dim, 1 if self.channels == "shared" else dim, self.correlation_time_sd is not None)
 
     def bind(self, links: Neighbours, spec: BatchSpec) -> PrecisionBound:
-        shapes = [link.child.error_shape for link in links.below if link.child.error_shape is not None]
+        shapes = [link.child.shape for link in links.below]
         channels = 1 if self.channels == "shared" else shapes[0].dim
-
-        def expand(value: Tensor) -> Tensor:
-            value = at_least_1d(value)
-            return spec.expand(value.expand(*value.shape[:-1], channels), 1)
-
-        mean, sd = expand(self.prior_mean), expand(self.sd)
+        mean, sd = spec.expand_vector(self.prior_mean, channels), spec.expand_vector(self.sd, channels)
         if self.channels == "full":
             i, j = torch.tril_indices(channels, channels, -1, device=mean.device)
             units = (0.5 * (mean[:, j] - mean[:, i])).exp()
@@ -225,8 +214,7 @@ class PrecisionNode(SlowBelief):
     def init(self, bound: PrecisionBound, spec: BatchSpec) -> PrecisionState:
         mean, sd = bound.mean, bound.sd
         precision, log_det = sd**-2, 2 * sd.log().sum(-1)
-        if bound.interacting:
-            precision = precision.diag_embed()
+        precision = precision.diag_embed() if bound.interacting else precision
         accumulated = bound.estimator.init(mean, precision)
         return PrecisionState(mean, precision, log_det, mean, precision, log_det, accumulated)
 
@@ -239,9 +227,7 @@ class PrecisionNode(SlowBelief):
         return state._replace(mean=mean, prior_mean=mean)
 
     def prediction(self, ctx: Context, link: AnyLink) -> NoisePrediction:
-        shape = link.child.error_shape
-        assert shape is not None
-        bound = ctx.bound
+        shape, bound = link.child.shape, ctx.bound
         (temporal, log_det), kernel = bound.temporal[shape.rows], bound.kernel
         mean = ctx.state.mean[:, : bound.levels].expand(-1, shape.dim)
         learned = self.correlation_time_sd is not None
@@ -275,10 +261,9 @@ class PrecisionNode(SlowBelief):
         return state
 
     def shape_curvature(self, ctx: Context, curvature: Tensor) -> Tensor:
-        if curvature.dim() == 2:
-            curvature = self.shape_gradient(curvature)
-        else:
-            curvature = self.shape_gradient(self.shape_gradient(curvature).mT).mT
+        curvature = self.shape_gradient(curvature)
+        if curvature.dim() == 3:
+            curvature = self.shape_gradient(curvature.mT).mT
         if ctx.bound.interacting:
             return as_matrix(curvature)
         return curvature if curvature.dim() == 2 else curvature.diagonal(dim1=-2, dim2=-1)
@@ -299,13 +284,11 @@ class PrecisionNode(SlowBelief):
         }
         if self.correlation_time_sd is not None:
             known["correlation_time"] = Recordable(("lengthscale",), self._lengthscale)
-            known["log_correlation_time_sd"] = Recordable(
-                ("lengthscale",), lambda ctx: self.covariance(ctx)[:, -1:, -1].sqrt()
-            )
+            sd = Recordable(("lengthscale",), lambda ctx: self.covariance(ctx)[:, -1:, -1].sqrt())
+            known["log_correlation_time_sd"] = sd
         if self.channels == "full":
-            known["matrix"] = Recordable(
-                ("channel", "channel_"), lambda ctx: self.prediction(ctx, ctx.below[0]).value.channel
-            )
+            dims = ("channel", "channel_")
+            known["matrix"] = Recordable(dims, lambda ctx: self.prediction(ctx, ctx.below[0]).value.channel)
         return known
 
     def _level_covariance(self, ctx: Context) -> Tensor:
@@ -344,12 +327,9 @@ def precision_score(precision: Precision, error: Tensor, weighted: Tensor) -> Sc
 def noise_score_error(
     levels: ScoreAndInformation, n_levels: int, lengthscale: ScoreAndInformation | None = None
 ) -> ScoreError:
-    """A score of log-variances, and of a log-lengthscale, as an error of log-precisions and that lengthscale.
+    """A score of log-variances, and of a log-lengthscale, as an error of n_levels log-precisions and that lengthscale.
 
-    Args:
-        levels: Score of the log-variances.
-        n_levels: Number of log-precisions; those without a score get zero.
-        lengthscale: Score of the log-lengthscale.
+    Log-precisions without a score get zero.
     """
     missing = n_levels - levels.score.shape[1]
     gradient = torch.constant_pad_nd(-levels.score, (0, missing))

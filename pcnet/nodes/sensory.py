@@ -142,9 +142,8 @@ class SensoryNode(Node[SensoryState, SensoryBound], Forecasts):
 
     @property
     def data(self) -> Mapping[str, Any]:
-        dt = None if self.dt is None else self.dt.tolist()
-        known: dict[str, Any] = {"orders": self.orders, "channels": self.dim, "dt": dt}
-        known["derivative_init"] = self.derivative_init
+        known: dict[str, Any] = {"orders": self.orders, "channels": self.dim}
+        known |= {"dt": None if self.dt is None else self.dt.tolist(), "derivative_init": self.derivative_init}
         known |= {} if self.derivatives == "backward" else {"derivatives": self.derivatives}
         known |= {} if bool((self.max_gap == 2).all()) else {"max_gap": self.max_gap.tolist()}
         return known | ({"window": self.samples} if self.derivatives == "fit" else {})
@@ -152,9 +151,7 @@ class SensoryNode(Node[SensoryState, SensoryBound], Forecasts):
     @property
     def samples(self) -> int:
         """Number of samples of the Taylor fit."""
-        if self.derivatives != "fit":
-            return 0
-        return self.orders + 1 if self.window is None else self.window
+        return (self.window or self.orders + 1) if self.derivatives == "fit" else 0
 
     def describe(self) -> str:
         interval = number(1.0) if self.dt is None else self.dt
@@ -171,16 +168,12 @@ class SensoryNode(Node[SensoryState, SensoryBound], Forecasts):
             raise GraphError(f"{self.title} is predicted by a Kalman state beside others; join them into one state")
 
     def default_estimator(self, link: AnyLink, above: tuple[AnyLink, ...]) -> ParameterEstimator | None:
-        for other in above:
-            if isinstance(other, Predicts):
-                return other.parent.default_estimator(other, above)
-        return None
+        states = [other for other in above if isinstance(other, Predicts)]
+        return states[0].parent.default_estimator(states[0], above) if states else None
 
     def noise_spec(self, above: tuple[AnyLink, ...], spec: BatchSpec) -> NoiseSpec | None:
-        for link in above:
-            if isinstance(link, Weighs) and isinstance(link.parent, PrecisionNode):
-                return link.parent.spec_of(link, spec)
-        return None
+        pairs = [(link, link.parent) for link in above if isinstance(link, Weighs)]
+        return next((node.spec_of(link, spec) for link, node in pairs if isinstance(node, PrecisionNode)), None)
 
     def bind(self, links: Neighbours, spec: BatchSpec) -> SensoryBound:
         dt = spec.expand(number(1.0) if self.dt is None else self.dt, 0)
@@ -248,9 +241,8 @@ class SensoryNode(Node[SensoryState, SensoryBound], Forecasts):
     def _steady(self, ctx: Context) -> bool:
         """Whether all channels were observed at the previous tick, in all orders."""
         full, since, known = ctx.bound.full, ctx.state.since, ctx.state.known
-        return ctx.cached("since", lambda: holds((since == 0).all()), since) and ctx.cached(
-            "known", lambda: holds((known == full).all()), known
-        )
+        recent = ctx.cached("since", lambda: holds((since == 0).all()), since)
+        return recent and ctx.cached("known", lambda: holds((known == full).all()), known)
 
     def complete(self, ctx: Context) -> bool:
         """Whether all orders of all channels are observed now."""
@@ -323,10 +315,8 @@ class SensoryNode(Node[SensoryState, SensoryBound], Forecasts):
 
     def update(self, ctx: Context) -> SensoryState:
         """Extrapolate the data by their own derivatives."""
-        shift = ctx.bound.extrapolation
-        if shift is None:
-            return ctx.state
-        return ctx.state._replace(observation=torch.bmm(shift, ctx.state.observation))
+        state, shift = ctx.state, ctx.bound.extrapolation
+        return state if shift is None else state._replace(observation=torch.bmm(shift, state.observation))
 
     def error(self, ctx: Context, link: AnyLink) -> PredictionError | ScoreError:
         found = self.sensory_errors(ctx)
@@ -336,8 +326,10 @@ class SensoryNode(Node[SensoryState, SensoryBound], Forecasts):
             assert isinstance(found.precision, Precision)
             return precision_score(found.precision, found.error, found.weighted)
         assert isinstance(found.precision, DensePrecision)
-        score = kalman.noise_score(found.distribution, found.error[:, 0], found.precision.matrix)
-        noise = self._noise(ctx)
+        score, noise = (
+            kalman.noise_score(found.distribution, found.error[:, 0], found.precision.matrix),
+            self._noise(ctx),
+        )
         assert noise is not None
         lengthscale = self._lengthscale_score(ctx, noise) if noise.learned_lengthscale else None
         return noise_score_error(score, noise.levels, lengthscale)
