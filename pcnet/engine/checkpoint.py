@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -47,12 +48,14 @@ def save(session: Session, path: Path, recording: bool = True) -> Path:
         tensors |= {RECORDED + name: value for name, value in full.items()}
         tensors |= {RAW + name: value for name, value in raw.items()}
         tensors |= {} if running is None else {RUNNING: running}
-    record = session.record
+    record, spec = session.record, None
+    with suppress(SpecificationError):  # functions without names cannot be written
+        spec = to_spec(session.model)
     about = {
         "format": FORMAT,
         "pcnet_version": package_version(),
         "torch_version": torch.__version__,
-        "spec": _spec(session.model),
+        "spec": spec,
         "model": digest(session.model),
         "dtype": str(session.dtype).removeprefix("torch."),
         "on_divergence": session.on_divergence,
@@ -72,14 +75,6 @@ def save(session: Session, path: Path, recording: bool = True) -> Path:
     with atomic_write(path) as scratch:
         save_file(kept, scratch, {"pcnet": text, "digest": _digest(text, kept)})
     return path
-
-
-def _spec(model: Model) -> dict[str, Any] | None:
-    """The model as plain data, if its functions have names."""
-    try:
-        return to_spec(model)
-    except SpecificationError:
-        return None
 
 
 def resume(

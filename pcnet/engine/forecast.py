@@ -122,13 +122,13 @@ def _forecast_alone(
     stacked = any(isinstance(link, Predicts) and not link.child.observes for link in graph.links)
     if len(states) != 1 or stacked or bool((session.intervals != session.intervals[0]).any()):
         return None
-    name = states[0].name
-    if not isinstance(states[0], ForecastsAlone):
+    name, state = states[0].name, states[0]
+    if not isinstance(state, ForecastsAlone):
         return None
     steps = max(1, round(every / session.interval))  # of about the sampling interval
     with torch.inference_mode():
         step = torch.full_like(session.intervals, every / steps)
-        found = states[0].forecast(session.context(name), step, steps, count, parameters)
+        found = state.forecast(session.context(name), step, steps, count, parameters)
     return [{name: (each.mean, each.covariance), **each.below} for each in found]
 
 
@@ -218,8 +218,7 @@ class System:
 
     def __init__(self, session: Session, copies: int = 1, parameters: bool = True) -> None:
         order = session.graph.topological_order
-        self.nodes: dict[str, Forecasts] = {name: node for name, node in order.items() if isinstance(node, Forecasts)}
-        self.copies = copies
+        self.nodes, self.copies = {name: node for name, node in order.items() if isinstance(node, Forecasts)}, copies
         self.contexts: dict[str, NodeContext[Any, Any]] = {name: session.context(name) for name in order}
         self.places: dict[str, slice] = {}
         means, covariances, first = [], [], 0
@@ -230,8 +229,7 @@ class System:
                 known = order[name].role == "parameter" and not parameters
                 means.append(mean)
                 covariances.append(torch.zeros_like(covariance) if known else covariance)
-                self.places[name] = slice(first, first + mean.shape[-1])
-                first += mean.shape[-1]
+                self.places[name] = slice(first, first := first + mean.shape[-1])
         if not any(order[name].role == "state" for name in self.places):
             raise GraphError("there is no state in the graph that can be forecast")
         self.mean = torch.cat(means, -1)
@@ -290,12 +288,9 @@ class System:
 
     def values(self, z: Tensor) -> dict[str, Tensor]:
         """What forecasts show, by node."""
-        now, found = self.at(z), {}
-        for name, node in self.nodes.items():
-            value = node.forecast_value(self.contexts[name], now[name])
-            if value is not None:
-                found[name] = value
-        return found
+        now = self.at(z)
+        shown = {name: node.forecast_value(self.contexts[name], now[name]) for name, node in self.nodes.items()}
+        return {name: value for name, value in shown.items() if value is not None}
 
 
 def _slope(function: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import sys
-from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -88,7 +88,12 @@ class Session:
         self._nodes = self.graph.nodes
         sizes = {name: node.observation_size for name, node in self._nodes.items() if node.observes}
         self._reader = ObservationReader(sizes, dtype, device)
-        self._check_record()
+        known = {quantity for node in self._nodes.values() for quantity in node.quantities} | {ENERGY}
+        for quantity in self.record.quantities:
+            if quantity not in known:
+                raise ScheduleError(f"there is no quantity {quantity!r}; there is: {', '.join(sorted(known))}")
+        for name in self.record.nodes or ():
+            _ = self.graph[name]
         self._warm_start, self._copies = warm_start or {}, copies
         # these exist from the first observation on; see __getattr__
         self.program: Program
@@ -125,8 +130,14 @@ class Session:
         hidden = not (sys.stderr.isatty() if progress is None else progress)
         with torch.inference_mode(), ThreadLimit(self.threads):
             shown = tqdm(stream, total=total, disable=hidden, unit="obs", desc=self.schedule.name)
-            for observation, t in _with_times(shown, times):
-                self._take(observation, t)
+            pairs = zip(shown, itertools.repeat(None)) if times is None else zip(shown, times, strict=True)
+            try:
+                for observation, t in pairs:
+                    self._take(observation, t)
+            except ValueError as error:
+                if "zip()" not in str(error):
+                    raise
+                raise ObservationError("there must be as many times as observations") from None
         return self._not_empty()
 
     async def arun(self, observations: AsyncIterable[Any]) -> Session:
@@ -194,7 +205,13 @@ class Session:
 
     def _advance(self, observation: Observation, t: float | None) -> None:
         program, now, space = self.program, self._now, self._space
-        filled = {name: self._expanded(name, value) for name, value in observation.items()}
+        filled = {}
+        for name, value in observation.items():
+            try:
+                filled[name] = program.spec.expand(value, 1)
+            except RuntimeError:
+                shapes = f"{tuple(value.shape[:-1])}; the run began with {self.batch_shape}"
+                raise ObservationError(f"observation {now.tick} of {name!r} has batch dimensions {shapes}") from None
         clock, dt, relative_dt = self._interval.advance(now.clock, t, now.tick)
         inputs = Inputs(filled, dt, relative_dt, program.due(now.tick), now.tick == 0)
         try:
@@ -225,15 +242,6 @@ class Session:
         """Append the last row to the recording, if that was interrupted or not done yet."""
         if self._now.row is not None and len(self.recorder) < self._now.rows:
             self.recorder.append(self._now.row)
-
-    def _expanded(self, name: str, value: Tensor) -> Tensor:
-        try:
-            return self.program.spec.expand(value, 1)
-        except RuntimeError:
-            shape = tuple(value.shape[:-1])
-            raise ObservationError(
-                f"observation {self.tick} of {name!r} has batch dimensions {shape}; it began with {self.batch_shape}"
-            ) from None
 
     @property
     def tick(self) -> int:
@@ -468,14 +476,6 @@ class Session:
     def _shaped(self, value: Tensor) -> Tensor:
         return value.reshape(self.batch_shape).clone()
 
-    def _check_record(self) -> None:
-        known = {quantity for node in self._nodes.values() for quantity in node.quantities} | {ENERGY}
-        for quantity in self.record.quantities:
-            if quantity not in known:
-                raise ScheduleError(f"there is no quantity {quantity!r}; there is: {', '.join(sorted(known))}")
-        for name in self.record.nodes or ():
-            _ = self.graph[name]
-
     def recorder_for(self, record: Record) -> Recorder:
         """An empty recorder for what a record asks for."""
         columns: dict[str, Column] = {}
@@ -515,20 +515,6 @@ def _message_name(link: AnyLink, down: bool) -> str:
     sender, receiver = ends if down else reversed(ends)
     of = f" ({link.of.name})" if link.of is not None else ""
     return f"{sender} to {receiver}{of}.{'prediction' if down else 'error'}"
-
-
-def _with_times(
-    observations: Iterable[Observation | Sample], times: Iterable[float] | None
-) -> Iterator[tuple[Observation | Sample, float | None]]:
-    if times is None:
-        yield from ((observation, None) for observation in observations)
-        return
-    try:
-        yield from zip(observations, times, strict=True)
-    except ValueError as error:
-        if "zip()" not in str(error):
-            raise
-        raise ObservationError("there must be as many times as observations") from None
 
 
 class ThreadLimit:

@@ -78,13 +78,8 @@ class Surroundings(Protocol):
 class NodeContext(Generic[S, B]):
     """What one node sees during a tick. It can reach nothing else: locality is enforced, not a convention.
 
-    Attributes:
-        name: Name of the node.
-        links: Its links.
-        bound: What its `bind` returned.
-        state: Its state, which changes only by what its actions return.
-        observation: What was observed of it, (B, observation_size), NaN where it is missing; None if it does not
-            observe.
+    bound: what its `bind` returned. state: its state, which changes only by what its actions return. observation: what
+    was observed of it, (B, observation_size), NaN where it is missing; None if it does not observe.
     """
 
     __slots__ = (

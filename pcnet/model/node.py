@@ -92,11 +92,8 @@ class BatchSpec(NamedTuple):
 class Recordable(NamedTuple):
     """A quantity of a node that a run can record, (B, *dims).
 
-    Args:
-        dims: Names of its dimensions.
-        raw: Reads the quantity or, with `transform`, the tensor that it is computed from. The tensor must not change
-            afterwards.
-        transform: Computes the quantity from raw values; called for many ticks at once, as one batch.
+    dims: names of its dimensions. raw: reads the quantity or, with `transform`, the tensor that it is computed from,
+    which must not change afterwards. transform: computes the quantity from raw values of many ticks, as one batch.
     """
 
     dims: tuple[str, ...]

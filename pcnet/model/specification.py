@@ -52,13 +52,12 @@ def _adaptive_filtering(every: Any = 64, levels: Any = ({},), warmup: Literal["n
     """`adaptive_filtering` with levels as mappings: [{states: [x], precisions: [noise], parameters: []}, …]."""
     if not isinstance(levels, (list, tuple)) or not levels:
         raise SpecificationError("levels must be a list, such as [{states: [x], precisions: [noise_x]}]")
-    made = []
     for number, level in enumerate(levels):
         _check_keys(level, f"level {number}", LevelNodes._fields)
         for name, nodes in level.items():
             if not isinstance(nodes, list) or not all(isinstance(each, str) for each in nodes):
                 raise SpecificationError(f"level {number}: {name} must be a list of nodes or roles")
-        made.append(LevelNodes(**{name: tuple(nodes) for name, nodes in level.items()}))
+    made = [LevelNodes(**{name: tuple(nodes) for name, nodes in level.items()}) for level in levels]
     return schedules.adaptive_filtering(every, levels=made, warmup=warmup)
 
 
@@ -73,23 +72,19 @@ SCHEDULES: dict[str, Callable[..., Schedule]] = {
 
 
 def to_spec(model: Model) -> dict[str, Any]:
-    """A model as plain data.
-
-    Raises:
-        SpecificationError: If a function has no name, or a class is not decorated with `settings`.
-    """
+    """A model as plain data; its functions must have names, and its classes be decorated with `settings`."""
     graph, schedule = model
-    spec: dict[str, Any] = {"pcnet": FORMAT, "nodes": {}, "links": []}
-    for name, node in graph.nodes.items():
-        spec["nodes"][name] = {key: value for key, value in _part(node, repr(name)).items() if key != "name"}
+    nodes = {name: _part(node, repr(name)) for name, node in graph.nodes.items()}
+    for part in nodes.values():
+        del part["name"]
+    links = []
     for link in graph.links:
-        item: dict[str, Any] = {link.key: [link.parent.name, link.child.name]}
-        item |= link.to_spec(partial(_plain, where=repr(link)))
-        spec["links"].append(item)
+        ends: dict[str, Any] = {link.key: [link.parent.name, link.child.name]}
+        links.append(ends | link.to_spec(partial(_plain, where=repr(link))))
     acts = {"acts": schedule.acts, "on_start": schedule.on_start}
     acts |= {"on_end": schedule.on_end} if schedule.on_end else {}
-    spec["schedule"] = {"name": schedule.name} | {key: [_act(act) for act in part] for key, part in acts.items()}
-    return spec
+    steps = {"name": schedule.name} | {key: [_act(act) for act in part] for key, part in acts.items()}
+    return {"pcnet": FORMAT, "nodes": nodes, "links": links, "schedule": steps}
 
 
 def _act(act: Act) -> dict[str, Any]:
@@ -149,11 +144,7 @@ def _at(where: str) -> Iterator[None]:
 
 
 def from_spec(spec: Mapping[str, Any]) -> Model:
-    """The model that plain data specify; without a schedule, the one that fits its nodes.
-
-    Raises:
-        SpecificationError: With the place of the mistake, for anything that is not a valid model.
-    """
+    """The model that plain data specify; without a schedule, the one that fits its nodes."""
     _check_keys(spec, "the specification of a model", ("pcnet", "nodes", "links", "schedule"), ("nodes", "links"))
     _check_values(spec)
     version = spec.get("pcnet", FORMAT)

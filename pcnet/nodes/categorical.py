@@ -81,20 +81,16 @@ class CategoricalNode(Node[CategoricalState, CategoricalBound], Forecasts):
     def __post_init__(self) -> None:
         Node.__post_init__(self)
         if self.values.dim() < 2 or self.values.shape[-2] < 2:
-            raise SettingError(
-                f"{self.title}: values must end in (categories, parameters), with two categories or more: "
-                "[[0.2], [0.35]] are two of one parameter"
-            )
+            wanted = "(categories, parameters), with two categories or more: [[0.2], [0.35]]"
+            raise SettingError(f"{self.title}: values must end in {wanted}")
         if sum(part is not None for part in (self.stay, self.dwell, self.transition)) != 1:
             raise SettingError(
                 f"{self.title}: give one of stay=0.9, dwell=DwellTime(mean=..., sd=...) and transition=[[...]]"
             )
         k, t = self.categories, self.transition
         if t is not None and (t.dim() < 2 or t.shape[-1] != t.shape[-2] or t.shape[-1] % k):
-            raise SettingError(
-                f"{self.title}: transition must end in ({k}, {k}), one row for each category, or in a multiple of it "
-                f"for stages, not in {tuple(t.shape)[-2:]}"
-            )
+            wanted = f"({k}, {k}), one row for each category, or in a multiple of it for stages"
+            raise SettingError(f"{self.title}: transition must end in {wanted}, not in {tuple(t.shape)[-2:]}")
         if t is not None:
             self._check_sum(t, "each row of transition")
         try:
@@ -174,10 +170,8 @@ class CategoricalNode(Node[CategoricalState, CategoricalBound], Forecasts):
 
     def prediction(self, ctx: Context, link: AnyLink) -> GaussianPrediction:
         _, mean, covariance, lagged = ctx.state
-        (batch, p), none = mean.shape, mean.new_zeros
-        distribution = PredictiveDistribution(
-            mean, covariance, none(batch, p, 0), none(batch, 0, p, p), none(batch, 0, 0)
-        )
+        (b, p), none = mean.shape, mean.new_zeros
+        distribution = PredictiveDistribution(mean, covariance, none(b, p, 0), none(b, 0, p, p), none(b, 0, 0))
         return ctx.cached("prediction", lambda: GaussianPrediction(distribution, lagged), mean, covariance, lagged)
 
     def update(self, ctx: Context) -> CategoricalState:
@@ -237,9 +231,5 @@ class CategoricalNode(Node[CategoricalState, CategoricalBound], Forecasts):
             "probability": Recordable(("category",), lambda ctx: ctx.state.probability.sum(-1)),
             "stage": Recordable(("category", "stage"), lambda ctx: ctx.state.probability),
             "mean": Recordable(shape, lambda ctx: ctx.state.predicted_mean[:, None]),
-            "sd": Recordable(
-                shape,
-                lambda ctx: ctx.state.predicted_covariance,
-                lambda found: standard_deviations(found)[..., None, :],
-            ),
+            "sd": Recordable(shape, lambda ctx: standard_deviations(ctx.state.predicted_covariance)[:, None]),
         }

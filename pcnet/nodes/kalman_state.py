@@ -543,27 +543,24 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], FlowForecasts, ForecastsAl
         return found
 
     def forecast(self, ctx: Context, step: Tensor, every: int, count: int, parameters: bool) -> list[ForecastStep]:
-        found, state, time = [], ctx.state, ctx.time
+        found, state, here = [], ctx.state, slice(self.dim)
         relative = step / (ctx.dt if ctx.relative_dt is None else ctx.dt / ctx.relative_dt)
         for i in range(count * every):
-            at = ctx.at(state._replace(time=time - step), Now(time, step, relative))
+            at = ctx.at(state._replace(time=ctx.time - step), Now(ctx.time, step, relative))
             state = self.predict(at)
-            if (i + 1) % every == 0:
-                found.append(self._forecast_step(ctx.at(state, at.now), parameters))
+            if (i + 1) % every:
+                continue
+            at, belief = ctx.at(state, at.now), state.belief
+            covariance = self.covariance(at) if parameters else belief.covariance[:, here, here]
+            doubt = self._parameter_covariance(at) * parameters
+            below = {}
+            for link, sent in zip(ctx.below_of(Predicts), state.sent, strict=True):
+                jacobian = self._jacobian(at, link, self._linearise(at, belief, link))
+                through = kalman.total_derivative(jacobian, belief.dmean_dtheta, self._direct(at, belief, link))
+                total = sent.distribution.covariance + through @ doubt @ through.mT
+                below[link.child.name] = sent.distribution.mean, total
+            found.append(ForecastStep(belief.mean[:, here], covariance, below))
         return found
-
-    def _forecast_step(self, ctx: Context, parameters: bool) -> ForecastStep:
-        belief = ctx.state.belief
-        here = slice(self.dim)
-        covariance = self.covariance(ctx) if parameters else belief.covariance[:, here, here]
-        doubt = self._parameter_covariance(ctx) * parameters
-        below = {}
-        for link, sent in zip(ctx.below_of(Predicts), ctx.state.sent, strict=True):
-            jacobian = self._jacobian(ctx, link, self._linearise(ctx, belief, link))
-            through = kalman.total_derivative(jacobian, belief.dmean_dtheta, self._direct(ctx, belief, link))
-            total = sent.distribution.covariance + through @ doubt @ through.mT
-            below[link.child.name] = sent.distribution.mean, total
-        return ForecastStep(belief.mean[:, here], covariance, below)
 
     def forecast_start(self, ctx: Context) -> ForecastStart:
         return ForecastStart(ctx.state.belief.mean[:, : self.dim], self.covariance(ctx))

@@ -72,6 +72,12 @@ class Link(ABC, Generic[P_co, E_co]):
             if type(other) is type(self) and other.ends == self.ends:
                 raise GraphError(f"{self.parent.name!r} already {self.key} {self.child.name!r}")
 
+    def check_ends(self) -> bool:
+        """Raise `GraphError` if one of its nodes does not accept the link."""
+        self.child.check_as_child(self)
+        self.parent.check_as_parent(self)
+        return True
+
     @property
     def ends(self) -> tuple[AnyNode | None, ...]:
         """The nodes that the link joins."""
