@@ -77,7 +77,8 @@ class ObservationReader:
             absent = {name: missing for name, missing in self._missing.items() if name not in series}
             return ({name: value[t] for name, value in series.items()} | absent for t in range(total)), total
         if not isinstance(given, Iterable) or isinstance(given, (str, bytes)):
-            raise ObservationError(f"give arrays or iterables, not {type(given).__name__}; read files first")
+            remedy = f"not {type(given).__name__}; read files first, for example by numpy.loadtxt"
+            raise ObservationError(f"observations must be an array or an iterable, {remedy}")
         return (self.timed(item) for item in given), None
 
     def timed(self, given: Any) -> Observation | Sample:

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from pcnet.engine.forecast import Draws, Forecast, Innovation
 
 Watcher = Callable[[float, Tensor | None], None]
+BOUND = ("program", "recorder", "_space", "_interval", "_now", "_showing")
+"""Attributes of a session that exist from the first observation on."""
 
 
 class Snapshot(NamedTuple):
@@ -95,7 +97,6 @@ class Session:
         for name in self.record.nodes or ():
             _ = self.graph[name]
         self._warm_start, self._copies = warm_start or {}, copies
-        # these exist from the first observation on; see __getattr__
         self.program: Program
         self.recorder: Recorder
         self._space: Workspace
@@ -104,7 +105,7 @@ class Session:
         self._showing: Snapshot
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("program", "recorder", "_space", "_interval", "_now", "_showing"):
+        if name in BOUND:
             raise ObservationError("there is nothing to read before the first observation; call step(y) first")
         raise AttributeError(f"a session has no {name!r}")
 
@@ -199,8 +200,8 @@ class Session:
         try:
             self._advance(observation, t)
         except BaseException:
-            if new:
-                del self.program
+            for name in BOUND if new else ():
+                vars(self).pop(name, None)
             raise
 
     def _advance(self, observation: Observation, t: float | None) -> None:
@@ -269,11 +270,9 @@ class Session:
         return value.reshape(*self.batch_shape, *value.shape[1:]).clone()
 
     def mean(self, node: str) -> Tensor:
-        """The mean of a node's belief, (..., *dims)."""
         return self.read(node, "mean")
 
     def sd(self, node: str) -> Tensor:
-        """The standard deviation of a node's belief, (..., *dims)."""
         return self.read(node, "sd")
 
     @property
@@ -401,12 +400,7 @@ class Session:
         )
 
     def save(self, path: str | Path, *, recording: bool = True) -> Path:
-        """Write a checkpoint, atomically, from which `pcnet.resume` continues to the same digits.
-
-        Args:
-            path: Where to.
-            recording: Whether to include what was recorded so far.
-        """
+        """Write a checkpoint, atomically, from which `pcnet.resume` continues; recording: with what was recorded."""
         from pcnet.engine.checkpoint import save
 
         self._flush()

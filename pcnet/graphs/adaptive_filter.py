@@ -90,14 +90,12 @@ def adaptive_filter(
     x = KalmanStateNode("x", dim=dim, flow=flow, initial_mean=initial_mean, initial_sd=initial_sd, substeps=substeps)
     y = SensoryNode("y", dim=channels, orders=1, dt=dt)
 
-    def precision(
-        name: str, expected: Any, kernel: Kernel, estimator: NoiseScoring, sd_factor: float = 1.0
-    ) -> PrecisionNode:
+    def precision(name: str, expected: Any, kernel: Kernel, estimator: NoiseScoring, sd: float = 1.0) -> PrecisionNode:
         shared: Literal["each", "shared"] = "each" if given.get(name[-1]) else "shared"
         return PrecisionNode(
             name,
             mean=at_least_1d(to_tensor(expected)).log(),
-            sd=sd_factor * to_tensor(sd_lambda),
+            sd=sd * to_tensor(sd_lambda),
             kernel=kernel,
             correlation_time_sd=correlation_time_sd if name == "noise_y" else None,
             channels=shared,
@@ -112,7 +110,7 @@ def adaptive_filter(
     graph.weighs(precision("noise_x", expected_precision_x, kernel_x, noise_estimator(process=True)), x)
     if model_error_time is not None:
         kernel = Matern(model_error_time, number(0.5))
-        graph.weighs(precision("model_error_x", expected_precision_x, kernel, noise_estimator(), sd_factor=2.0), x)
+        graph.weighs(precision("model_error_x", expected_precision_x, kernel, noise_estimator(), sd=2.0), x)
     graph.weighs(precision("noise_y", expected_precision_y, kernel_y, noise_estimator()), y)
     level = LevelNodes(parameters=() if parameter_mean is None else ("parameter",))
     return Model(graph, adaptive_filtering(every, levels=(level,), warmup="doubling"))

@@ -113,15 +113,9 @@ def hierarchy(
         learned = (f"noise{i}",) if level.learn_noise else ()
         if i == 1 and learn_noise_y:
             learned = (*learned, noise_y.name)
-        x = KalmanStateNode(
-            f"x{i}",
-            dim=level.dim,
-            flow=level.flow,
-            initial_mean=level.initial_mean,
-            initial_sd=level.initial_sd,
-            substeps=level.substeps,
-            learn_noise=bool(learned),
-        )
+        same = ("dim", "flow", "initial_mean", "initial_sd", "substeps")
+        shared: dict[str, Any] = {name: getattr(level, name) for name in same}
+        x = KalmanStateNode(f"x{i}", learn_noise=bool(learned), **shared)
         graph.predicts(x, below, via=level.mapping)
         graph.weighs(precision(f"noise{i}", level.expected_precision, level.correlation_time, process=True), x)
         if i == 1:

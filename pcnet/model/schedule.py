@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -106,14 +107,13 @@ class Schedule:
     def check(self, nodes: Mapping[str, AnyNode]) -> None:
         """Raise `ScheduleError` for unknown nodes, and where an action that a node requires is missing."""
         roles = {node.role for node in nodes.values()}
-        for name in nodes:
-            if name in roles:
-                raise ScheduleError(f"the node name {name!r} is also a role in schedules; rename the node")
-        known, names = {*nodes, *roles, *ROLES}, ", ".join([*nodes, *sorted(roles)])
-        for act in self.all_acts:
-            for name in (*act.nodes, *act.exclude):
-                if name not in known:
-                    raise ScheduleError(f"{self.name}: there is no node or role {name!r}; there are {names}")
+        for name in roles & nodes.keys():
+            raise ScheduleError(f"the node name {name!r} is also a role in schedules; rename the node")
+        known = {*nodes, *roles, *ROLES}
+        names = f"nodes: {', '.join(nodes)}; roles: {', '.join(sorted(roles))}"
+        for name in (name for act in self.all_acts for name in (*act.nodes, *act.exclude)):
+            if name not in known:
+                raise ScheduleError(f"{self.name}: there is no node or role {name!r}; {names}")
         taken = {(act.action, name) for act in self.acts for name in act.names(nodes)}
         for name, node in nodes.items():
             for action in node.required_actions:
@@ -193,8 +193,7 @@ def odem(every: Any = 64, *, periods: Mapping[str, Any] | None = None) -> Schedu
 
 def generalised_filtering() -> Schedule:
     """States, precisions and parameters at every observation."""
-    filtering = odem(every=1)
-    return Schedule(name="generalised filtering", on_start=filtering.on_start, acts=filtering.acts)
+    return dataclasses.replace(odem(every=1), name="generalised filtering")
 
 
 def states_only() -> Schedule:

@@ -102,7 +102,8 @@ class GeneralisedVariable(Node[GeneralisedState, GeneralisedBound], Forecasts):
         Node.__post_init__(self)
         shape = (self.orders, self.dim)
         if self.initial_mean is not None and tuple(self.initial_mean.shape[-2:]) != shape:
-            raise SettingError(f"{self.title}: initial_mean must end in (orders, dim) = {shape}")
+            given = tuple(self.initial_mean.shape)
+            raise SettingError(f"{self.title}: initial_mean has shape {given}; it must end in (orders, dim) = {shape}")
 
     @property
     def rows(self) -> int:

@@ -148,7 +148,8 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], FlowForecasts, ForecastsAl
         Node.__post_init__(self)
         object.__setattr__(self, "flow", checked_flow(self, self.flow, self.dim))
         if self.initial_mean is not None and at_least_1d(self.initial_mean).shape[-1] != self.dim:
-            raise SettingError(f"{self.title}: initial_mean must end in {self.dim}, the dimension of the state")
+            given = tuple(self.initial_mean.shape)
+            raise SettingError(f"{self.title}: initial_mean has shape {given}; it must end in {self.dim}")
         if at_least_1d(self.initial_sd).shape[-1] not in (1, self.dim):
             raise SettingError(
                 f"{self.title}: initial_sd must be one number or end in {self.dim} (for a batch of single values add a "

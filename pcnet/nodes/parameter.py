@@ -89,7 +89,8 @@ class ParameterNode(SlowBelief, Forecasts):
         if self.mean.dim() == 0:
             object.__setattr__(self, "mean", self.mean[None])
         if self.sd.dim() and self.sd.shape[-1] not in (1, self.n_parameters):
-            raise SettingError(f"{self.title}: sd must be one number or end in {self.n_parameters}, as mean does")
+            given = f"sd has {self.sd.shape[-1]} values in its last dimension, mean has {self.n_parameters}"
+            raise SettingError(f"{self.title}: {given}")
         try:
             _ = broadcast(self.mean.shape, self.sd.shape)
         except RuntimeError:
@@ -117,15 +118,11 @@ class ParameterNode(SlowBelief, Forecasts):
         if kalman and len(states) > 1:
             raise GraphError(f"{self.title} is predicted by a Kalman state beside others; join them into one state")
         if estimator.needs_curvature and states and not kalman:
-            raise GraphError(
-                f"{self.title} is predicted from above, but {type(estimator).__name__} keeps its first prior; use "
-                "RobbinsMonro, or a KalmanStateNode above"
-            )
+            keeps = f"{type(estimator).__name__} keeps its first prior; use RobbinsMonro, or a KalmanStateNode above"
+            raise GraphError(f"{self.title} is predicted from above, but {keeps}")
         if kalman and not estimator.needs_curvature:
-            raise GraphError(
-                f"{self.title} is predicted by {kalman[0].name!r}, which needs its covariance; use "
-                "estimator=pcnet.estimators.Newton()"
-            )
+            needs = f"{kalman[0].name!r}, which needs its covariance; use estimator=pcnet.estimators.Newton()"
+            raise GraphError(f"{self.title} is predicted by {needs}")
 
     def check_fit(self, links: Neighbours) -> None:
         self.resolve_estimator(links).check_batch(self.title)
@@ -211,9 +208,8 @@ class ParameterNode(SlowBelief, Forecasts):
         explained = gain @ v1 @ gain.mT
         # where the distribution above is not normal, its moments may explain more than there was
         most = torch.linalg.eigvals(state.precision @ explained).real.amax(-1).clamp_min(1.0)[:, None, None]
-        transition = ParameterTransition(
-            state.transition.number + 1, state.mean, gain / most.sqrt(), v0 - explained / most
-        )
+        number = state.transition.number + 1
+        transition = ParameterTransition(number, state.mean, gain / most.sqrt(), v0 - explained / most)
         belief = (message.distribution.mean, found.precision, found.log_det_covariance)
         accumulated = state.accumulated._replace(precision=found.precision, prior_precision=found.precision)
         return ParameterState(*belief, *belief, transition, accumulated)

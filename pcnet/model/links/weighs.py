@@ -21,4 +21,5 @@ class Weighs(Link[NoisePrediction, ScoreError]):
         super().check(links)
         others = [link.parent for link in links if isinstance(link, Weighs) and link.child is self.child]
         if others and not self.child.multiple_noises:
-            raise GraphError(f"{self.child.name!r} already has the precision {others[-1].name!r}")
+            other = others[-1].name
+            raise GraphError(f"{self.child.name!r} already has the precision {other!r}; an error has exactly one")
