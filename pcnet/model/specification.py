@@ -173,7 +173,7 @@ def _make(given: Any, base: type, where: str, extra: Mapping[str, Any] | None = 
     kinds = {name: each for name, each in kinds.items() if each}
     if not isinstance(given, Mapping) or not isinstance(given.get("kind"), str):
         example = next((name for name, (kind, *_) in kinds.items() if not inspect.isabstract(kind)), "…")
-        raise SpecificationError(f"{where}: give a mapping such as {{kind: {example}}}, not {_short(given)}")
+        raise SpecificationError(f"{where}: give a mapping with a kind, {{kind: {example}}}, not {_short(given)}")
     name, settings = given["kind"], dict(extra or {})
     if name not in kinds:
         raise SpecificationError(f"{where}: there is no kind {name!r} that fits here; {suggestion(name, kinds)}")
