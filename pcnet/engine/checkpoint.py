@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from pcnet.engine.tick import Outputs
 from pcnet.errors import CheckpointError, SpecificationError
 from pcnet.files import atomic_write
 from pcnet.model.digest import digest
-from pcnet.model.model import Model, OnDivergence, device_of
+from pcnet.model.model import Model, OnDivergence
 from pcnet.model.specification import from_spec, to_spec
 from pcnet.results.recorder import Record
 from pcnet.results.result import package_version
@@ -47,12 +48,14 @@ def save(session: Session, path: Path, recording: bool = True) -> Path:
         tensors |= {RECORDED + name: value for name, value in full.items()}
         tensors |= {RAW + name: value for name, value in raw.items()}
         tensors |= {} if running is None else {RUNNING: running}
-    record = session.record
+    record, spec = session.record, None
+    with suppress(SpecificationError):  # functions without names cannot be written
+        spec = to_spec(session.model)
     about = {
         "format": FORMAT,
         "pcnet_version": package_version(),
         "torch_version": torch.__version__,
-        "spec": _spec(session.model),
+        "spec": spec,
         "model": digest(session.model),
         "dtype": str(session.dtype).removeprefix("torch."),
         "on_divergence": session.on_divergence,
@@ -72,14 +75,6 @@ def save(session: Session, path: Path, recording: bool = True) -> Path:
     with atomic_write(path) as scratch:
         save_file(kept, scratch, {"pcnet": text, "digest": _digest(text, kept)})
     return path
-
-
-def _spec(model: Model) -> dict[str, Any] | None:
-    """The model as plain data, if its functions have names."""
-    try:
-        return to_spec(model)
-    except SpecificationError:
-        return None
 
 
 def resume(
@@ -112,22 +107,22 @@ def resume(
     if not isinstance(model, Model):
         raise CheckpointError(f"give the model of the session, a pcnet.Model, not {model!r}")
     if strict and digest(model) != about["model"]:
-        raise CheckpointError(
-            f"{str(path)!r} was written by a run of another graph or schedule, or of other settings; give the model of "
-            "that run, or strict=False to continue with this one"
-        )
+        raise CheckpointError(f"{str(path)!r} is of another graph or schedule; give its model, or strict=False")
     quantities, nodes, every, messages = about["record"]
-    place = device_of(device)
     session = Session(
         model,
         record=Record(tuple(quantities), None if nodes is None else tuple(nodes), every, messages),
         dtype=getattr(torch, about["dtype"]),
-        device=place,
+        device=device,
         threads=threads,
         on_divergence=about["on_divergence"] if on_divergence is None else on_divergence,
     )
-    full = {name: tensors.pop(RECORDED + name) for name in _names(tensors, RECORDED)}
-    raw = {name: tensors.pop(RAW + name).to(place) for name in _names(tensors, RAW)}
+    place = session.device
+
+    def take(prefix: str) -> dict[str, Tensor]:
+        return {name.removeprefix(prefix): tensors.pop(name) for name in list(tensors) if name.startswith(prefix)}
+
+    full, raw = take(RECORDED), {name: value.to(place) for name, value in take(RAW).items()}
     running = tensors.pop(RUNNING, None)
     moved = {name: _strided(value.to(place), about["strides"][name]) for name, value in tensors.items()}
 
@@ -147,16 +142,8 @@ def resume(
     return session
 
 
-def _names(tensors: Mapping[str, Tensor], prefix: str) -> list[str]:
-    return [name.removeprefix(prefix) for name in tensors if name.startswith(prefix)]
-
-
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Header and tensors of a checkpoint.
-
-    Raises:
-        CheckpointError: If it cannot be read, is damaged, or has another format.
-    """
+    """Header and tensors of a checkpoint; `CheckpointError` if it is damaged or has another format."""
     if not path.is_file():
         raise CheckpointError(f"there is no file {str(path)!r}")
     try:
@@ -197,7 +184,6 @@ def _strided(value: Tensor, strides: list[int]) -> Tensor:
     if list(value.stride()) == strides:
         return value.clone()
     once = value[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in strides)]
-    made = torch.empty_strided(
-        once.shape, [max(1, stride) for stride in strides], dtype=value.dtype, device=value.device
-    )
+    positive = [max(1, stride) for stride in strides]
+    made = torch.empty_strided(once.shape, positive, dtype=value.dtype, device=value.device)
     return made.copy_(once).expand(value.shape)

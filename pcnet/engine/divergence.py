@@ -71,10 +71,7 @@ def resolve(
     """Apply the policy to batch elements that have diverged in a tick.
 
     Elements that stopped, now or earlier, keep the state before. Held elements keep it too, and their sensory nodes
-    observe a missing value. Reset elements get the initial state.
-
-    Returns:
-        The state after the tick with its energies summed up, and the events.
+    observe a missing value. Reset elements get the initial state. The energies of the returned state are summed up.
     """
     program, running = space.program, before.running
     failed_by = _failures(program, before, after, outputs, policy, tick)
@@ -91,9 +88,8 @@ def resolve(
         state = _sum_energies(state._replace(running=running), None, running)
     else:
         if events:
-            missing = {
-                name: torch.where(failed[:, None], torch.nan, value) for name, value in inputs.observations.items()
-            }
+            given = inputs.observations.items()
+            missing = {name: torch.where(failed[:, None], torch.nan, value) for name, value in given}
             space.load(state.nodes, Now(state.time, inputs.dt, inputs.relative_dt), missing)
             if policy == "hold":
                 space.take("observe", program.observers, failed)
@@ -115,9 +111,8 @@ def _failures(
     for failure in outputs.failures:
         indices = (failure.where & running).nonzero()[:, 0].tolist()
         if indices and policy == "raise":
-            raise DivergenceError(
-                f"{failure.node.title} at observation {tick}{_elements(indices, len(running))}: {failure.why}"
-            )
+            where = _elements(indices, len(running))
+            raise DivergenceError(f"{failure.node.title} at observation {tick}{where}: {failure.why}")
         for i in indices:
             found.setdefault(i, (failure.node, failure.why))
     free = after.complexity - after.accuracy
@@ -150,19 +145,16 @@ def _culprit(i: int, program: Program, state: GraphState, outputs: Outputs) -> t
 
 def _sum_energies(state: GraphState, failed: Tensor | None, running: Tensor | None) -> GraphState:
     """Add the energies of the tick to the sums: NaN for elements that have stopped, nothing for a lost tick."""
-    accuracy, complexity = state.accuracy, state.complexity
+    energies = state.accuracy, state.complexity
     if running is not None:
-        accuracy, complexity = (torch.where(running, each, torch.nan) for each in (accuracy, complexity))
-    added = (accuracy, complexity)
-    if failed is not None:
-        added = torch.where(failed, 0.0, accuracy), torch.where(failed, 0.0, complexity)
-        accuracy, complexity = (torch.where(failed, torch.nan, each) for each in (accuracy, complexity))
-    return state._replace(
-        accuracy=accuracy,
-        complexity=complexity,
-        sum_accuracy=state.sum_accuracy + added[0],
-        sum_complexity=state.sum_complexity + added[1],
-    )
+        energies = torch.where(running, energies[0], torch.nan), torch.where(running, energies[1], torch.nan)
+    sums = state.sum_accuracy, state.sum_complexity
+    if failed is None:
+        sums = sums[0] + energies[0], sums[1] + energies[1]
+    else:
+        sums = sums[0] + torch.where(failed, 0.0, energies[0]), sums[1] + torch.where(failed, 0.0, energies[1])
+        energies = torch.where(failed, torch.nan, energies[0]), torch.where(failed, torch.nan, energies[1])
+    return state._replace(accuracy=energies[0], complexity=energies[1], sum_accuracy=sums[0], sum_complexity=sums[1])
 
 
 def _elements(indices: list[int], batch: int) -> str:

@@ -13,10 +13,8 @@ approximation of −log p(y), for comparing models.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from statistics import NormalDist
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -26,12 +24,12 @@ from tqdm import tqdm
 
 from pcnet.engine.session import Session
 from pcnet.errors import DivergenceError, GraphError, ObservationError, ResultError, ScheduleError, SettingError
-from pcnet.model.model import Model
+from pcnet.model.model import Model, OnDivergence
 from pcnet.model.protocols import FitsRecordedData
 from pcnet.model.schedule import Act
 from pcnet.numerics.estimators import ParameterEstimator
 from pcnet.numerics.lbfgs import LBFGS, Iterate
-from pcnet.numerics.trees import tree_map
+from pcnet.numerics.trees import spans, tree_map
 from pcnet.results.recorder import Record
 from pcnet.results.result import Array, Interval, Result
 
@@ -69,10 +67,7 @@ class Fit(NamedTuple):
 
     def interval(self, node: str, probability: float = 0.95) -> Interval:
         """The central credible interval of the fitted values."""
-        if not 0 < probability < 1:
-            raise ResultError(f"a probability must be between 0 and 1, not {probability}")
-        reach = NormalDist().inv_cdf(0.5 + probability / 2) * self.sd(node)
-        return Interval(self.mean(node) - reach, self.mean(node) + reach)
+        return Interval.normal(self.mean(node), self.sd(node), probability)
 
     def _known(self, node: str) -> str:
         if node not in self.means:
@@ -100,8 +95,8 @@ class Passes:
         self.options = options
         session = Session(model, record=(), **options).prepare(observations)
         self.prior: dict[str, Any] = {name: session.state.nodes[name] for name in self.names}
-        ends = [0, *itertools.accumulate(state.mean.shape[1] for state in self.prior.values())]
-        self.parts = {name: slice(*ends[i : i + 2]) for i, name in enumerate(self.names)}
+        sizes = (state.mean.shape[1] for state in self.prior.values())
+        self.parts = dict(zip(self.names, spans(sizes), strict=True))
         self.first = torch.cat([state.mean for state in self.prior.values()], 1)
 
     def run(self, states: Mapping[str, Any], copies: int | None = None, **options: Any) -> Session:
@@ -114,12 +109,10 @@ class Passes:
         return session
 
     def evaluate(self, mean: Tensor, scales: Tensor | None) -> tuple[Iterate, Session]:
-        """One pass at these values with the update after it.
+        """One pass at these values (B, n) with the update after it.
 
-        Args:
-            mean: The values, (B, n).
-            scales: Units (B, n) in which to vary them, to find slopes from the free actions of copies of the run; None
-                for the slopes of messages.
+        scales: units (B, n) in which to vary them, to find slopes from the free actions of copies of the run; None for
+        the slopes of messages.
         """
         batch, varied = len(mean), mean[None]
         if scales is not None:
@@ -134,7 +127,9 @@ class Passes:
         states: Mapping[str, Any] = session.state.nodes
         slopes = torch.cat([states[name].accumulated.gradient[:batch] for name in self.names], 1)
         session.finish()
-        after: dict[str, Any] = {name: _first(session.state.nodes[name], batch) for name in self.names}
+        after: dict[str, Any] = {
+            name: tree_map(lambda part: part[:batch], session.state.nodes[name]) for name in self.names
+        }
         able = torch.as_tensor(session.diverged.at == -1, device=mean.device).view(-1, batch)[0]
         step = torch.cat([state.mean for state in after.values()], 1) - mean
         precision = torch.zeros_like(step).diag_embed()
@@ -161,11 +156,6 @@ class Passes:
         session.replace_nodes(changed)
 
 
-def _first(state: Any, batch: int) -> Any:
-    """The state of the first of all copies."""
-    return tree_map(lambda part: part[:batch], state)
-
-
 def _scales(states: Iterable[Any]) -> Tensor:
     """Standard deviation of each value given the others, (B, n)."""
     return torch.cat([state.precision.diagonal(dim1=-2, dim2=-1) ** -0.5 for state in states], 1)
@@ -179,16 +169,14 @@ def fit(
     tolerance: float,
     estimator: ParameterEstimator | None,
     slopes: Slopes,
-    record: Record | Iterable[str] | None,
-    dtype: torch.dtype,
-    device: torch.device,
-    threads: int | None,
-    on_divergence: Literal["raise", "stop"],
     progress: bool | None,
     times: Iterable[float] | None,
+    record: Record | Iterable[str] | None = None,
+    on_divergence: OnDivergence = "raise",
+    **options: Any,
 ) -> Fit:
     """Passes until the free action converges; see `Model.fit`."""
-    if isinstance(max_iterations, bool) or not isinstance(max_iterations, int) or max_iterations < 1:
+    if type(max_iterations) is not int or max_iterations < 1:
         raise SettingError(f"max_iterations must be a whole number, 1 or more, not {max_iterations!r}")
     if not tolerance >= 0:
         raise SettingError(f"tolerance must be 0 or more, not {tolerance!r}")
@@ -197,14 +185,10 @@ def fit(
     if slopes not in get_args(Slopes):
         raise SettingError(f"slopes must be 'exact' or 'messages', not {slopes!r}")
     if isinstance(observations, Iterator):
-        raise ObservationError(
-            f"observations are read once for each pass, and a {type(observations).__name__} can be read only once: "
-            "give an array, or a list: list(observations)"
-        )
+        raise ObservationError("observations can be read only once; give an array, or list(observations)")
     if estimator is not None:
         model = _with_estimator(model, estimator)
     hidden = not (sys.stderr.isatty() if progress is None else progress)
-    options = {"dtype": dtype, "device": device, "threads": threads}
     with torch.inference_mode(), tqdm(disable=hidden, unit="obs", leave=False) as bar:
         passes = Passes(model, observations, None if times is None else list(times), bar, **options)
         exact = slopes == "exact"
@@ -220,10 +204,8 @@ def fit(
             descent = descent.update(passes.evaluate(descent.candidate, scales)[0], tolerance, remember=exact)
             actions.append(descent.best.free_action)
         bar.set_description("last pass")
-        found = {
-            name: state._replace(mean=descent.best.mean[:, passes.parts[name]])
-            for name, state in descent.best.states.items()
-        }
+        best, states = descent.best.mean, descent.best.states.items()
+        found = {name: state._replace(mean=best[:, passes.parts[name]]) for name, state in states}
         session = passes.run(found, record=record, on_divergence=on_divergence)
     shape = session.batch_shape
     return Fit(
@@ -243,9 +225,8 @@ def _check(model: Model) -> list[str]:
     nodes = graph.nodes
     graph.check()
     schedule.check(nodes)
-    ending = {
-        action: _takes(model, schedule.on_end, action) for action in ("update", "update_covariance", "renew_prior")
-    }
+    after = ("update", "update_covariance", "renew_prior")
+    ending = {action: _takes(model, schedule.on_end, action) for action in after}
     names = [name for name in nodes if name in ending["update"]]
     if not names:
         raise ScheduleError(
@@ -257,19 +238,11 @@ def _check(model: Model) -> list[str]:
             if name in _takes(model, schedule.acts, action):
                 raise ScheduleError(f"{schedule.name}: {name!r} takes {action!r} within a pass and is updated after it")
         if name in ending["renew_prior"]:
-            raise ScheduleError(
-                f"{schedule.name}: {name!r} renews its prior after a pass, so that the same data would count twice; "
-                "leave that out"
-            )
+            raise ScheduleError(f"{schedule.name}: {name!r} must not renew its prior: the same data would count twice")
         if name not in ending["update_covariance"]:
-            raise ScheduleError(
-                f"{schedule.name}: {name!r} is updated after a pass; add act('update_covariance', {name!r}) to on_end"
-            )
+            raise ScheduleError(f"{schedule.name}: add act('update_covariance', {name!r}) to on_end")
         if name not in _takes(model, schedule.acts, "accumulate"):
-            raise ScheduleError(
-                f"{schedule.name}: {name!r} is updated after a pass but accumulates nothing; add "
-                f"act('accumulate', {name!r})"
-            )
+            raise ScheduleError(f"{schedule.name}: {name!r} accumulates nothing; add act('accumulate', {name!r})")
         node = nodes[name]
         if not isinstance(node, FitsRecordedData):
             raise GraphError(f"{node.title} cannot be updated after a pass; let it act at every observation")

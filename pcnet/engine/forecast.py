@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -58,10 +57,7 @@ class Forecast:
 
     def interval(self, node: str, probability: float = 0.95) -> Interval:
         """The central interval that contains the state or the observation with this probability."""
-        if not 0 < probability < 1:
-            raise ResultError(f"a probability must be between 0 and 1, not {probability}")
-        reach = NormalDist().inv_cdf(0.5 + probability / 2)
-        return Interval(self.mean(node) - reach * self.sd(node), self.mean(node) + reach * self.sd(node))
+        return Interval.normal(self.mean(node), self.sd(node), probability)
 
     def to_dataframe(self) -> pd.DataFrame:
         """A long table: time, node, dimension, batch…, mean, sd."""
@@ -99,7 +95,6 @@ class Innovation(NamedTuple):
     sd: Array
 
 
-# --- forecasts, draws, innovations -----------------------------------------------------------------------------------
 def forecast(session: Session, horizon: float, every: float | None = None, *, parameters: bool = True) -> Forecast:
     """Means and standard deviations at every `every` until `horizon` from now; see `Live.forecast`."""
     every, count = _grid(session, horizon, every)
@@ -127,20 +122,20 @@ def _forecast_alone(
     stacked = any(isinstance(link, Predicts) and not link.child.observes for link in graph.links)
     if len(states) != 1 or stacked or bool((session.intervals != session.intervals[0]).any()):
         return None
-    name = states[0].name
-    if not isinstance(states[0], ForecastsAlone):
+    name, state = states[0].name, states[0]
+    if not isinstance(state, ForecastsAlone):
         return None
     steps = max(1, round(every / session.interval))  # of about the sampling interval
     with torch.inference_mode():
         step = torch.full_like(session.intervals, every / steps)
-        found = states[0].forecast(session.context(name), step, steps, count, parameters)
+        found = state.forecast(session.context(name), step, steps, count, parameters)
     return [{name: (each.mean, each.covariance), **each.below} for each in found]
 
 
 def draw(session: Session, horizon: float, draws: int, every: float | None, seed: int) -> Draws:
     """Draws from the model that the graph is; see `Live.sample`."""
     every, count = _grid(session, horizon, every)
-    if isinstance(draws, bool) or not isinstance(draws, int) or draws < 1:
+    if type(draws) is not int or draws < 1:
         raise SettingError(f"draws must be a whole number, 1 or more, not {draws!r}")
     substeps = _substeps(session, every)
     if count * substeps > MAX_STEPS:
@@ -198,12 +193,9 @@ def _check_finite(values: Mapping[str, Tensor], times: Array) -> None:
         good = torch.isfinite(value).flatten(1).all(1)
         if not bool(good.all()):
             when = float(times[int((~good).nonzero()[0])])
-            raise DivergenceError(
-                f"the forecast of {name} is not finite from t = {when:g} on: its flow runs away; use a shorter horizon"
-            )
+            raise DivergenceError(f"the forecast of {name} is not finite from t = {when:g} on; use a shorter horizon")
 
 
-# --- the graph as one dynamical system -------------------------------------------------------------------------------
 class NoiseSource(NamedTuple):
     """A noise: its place among the noise inputs, its covariance (B, m, m) and its autocorrelation.
 
@@ -226,8 +218,7 @@ class System:
 
     def __init__(self, session: Session, copies: int = 1, parameters: bool = True) -> None:
         order = session.graph.topological_order
-        self.nodes: dict[str, Forecasts] = {name: node for name, node in order.items() if isinstance(node, Forecasts)}
-        self.copies = copies
+        self.nodes, self.copies = {name: node for name, node in order.items() if isinstance(node, Forecasts)}, copies
         self.contexts: dict[str, NodeContext[Any, Any]] = {name: session.context(name) for name in order}
         self.places: dict[str, slice] = {}
         means, covariances, first = [], [], 0
@@ -238,11 +229,13 @@ class System:
                 known = order[name].role == "parameter" and not parameters
                 means.append(mean)
                 covariances.append(torch.zeros_like(covariance) if known else covariance)
-                self.places[name] = slice(first, first + mean.shape[-1])
-                first += mean.shape[-1]
+                self.places[name] = slice(first, first := first + mean.shape[-1])
         if not any(order[name].role == "state" for name in self.places):
             raise GraphError("there is no state in the graph that can be forecast")
-        self.mean, self.covariance = torch.cat(means, -1), _block_diagonal(covariances)
+        self.mean = torch.cat(means, -1)
+        self.covariance = torch.zeros_like(self.mean).diag_embed()
+        for place, covariance in zip(self.places.values(), covariances, strict=True):
+            self.covariance[:, place, place] = covariance
         self.sources: list[NoiseSource] = []
         self._inputs: dict[str, list[slice]] = {name: [] for name in self.nodes}
         self.noises = 0
@@ -270,7 +263,6 @@ class System:
             found.append((covariance, message.kernel))
         return found
 
-    # --- functions of z ------------------------------------------------------------------------------------------
     def at(self, z: Tensor, noise: Tensor | None = None) -> dict[str, ForecastContext]:
         """The future z as each node sees it."""
         found: dict[str, ForecastContext] = {}
@@ -296,34 +288,18 @@ class System:
 
     def values(self, z: Tensor) -> dict[str, Tensor]:
         """What forecasts show, by node."""
-        now, found = self.at(z), {}
-        for name, node in self.nodes.items():
-            value = node.forecast_value(self.contexts[name], now[name])
-            if value is not None:
-                found[name] = value
-        return found
-
-
-def _block_diagonal(blocks: list[Tensor]) -> Tensor:
-    size = sum(block.shape[-1] for block in blocks)
-    whole = blocks[0].new_zeros(blocks[0].shape[0], size, size)
-    first = 0
-    for block in blocks:
-        last = first + block.shape[-1]
-        whole[:, first:last, first:last] = block
-        first = last
-    return whole
+        now = self.at(z)
+        shown = {name: node.forecast_value(self.contexts[name], now[name]) for name, node in self.nodes.items()}
+        return {name: value for name, value in shown.items() if value is not None}
 
 
 def _slope(function: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:
     """∂function/∂at of (B, n) → (B, m), batch element by batch element; (B, m, n)."""
     units = torch.eye(at.shape[-1], dtype=at.dtype, device=at.device)[:, None].expand(-1, *at.shape)
     along = vmap(lambda way: jvp(function, (at,), (way,))[1])
-    found: Tensor = along(units)
-    return found.movedim(0, -1)
+    return along(units).movedim(0, -1)  # type: ignore[no-any-return]
 
 
-# --- moments ---------------------------------------------------------------------------------------------------------
 def _cells(kernel: Kernel, step: float, most: int, interval: Tensor) -> Tensor:
     """Covariances ∫∫κ of a noise of variance 1, integrated over time cells that are j apart; (cells, B or 1).
 
@@ -401,13 +377,13 @@ def _runge_kutta(
     return middle, after, eye + step / 6 * (m1 + 2 * m2 + 2 * m3 + m4)
 
 
-# --- draws -----------------------------------------------------------------------------------------------------------
 def _simulate(system: System, every: float, count: int, substeps: int, generator: torch.Generator) -> dict[str, Tensor]:
     """One path for each batch element and copy; (T, B, dim) of each state and sensor."""
     step, steps = every / substeps, count * substeps
     values, vectors = torch.linalg.eigh(system.covariance)  # singular where something is known exactly
     start = vectors * values.clamp_min(0).sqrt()[:, None, :]
-    z = system.offset(system.mean + (start @ _normal(system.mean[..., None], generator))[..., 0])
+    white = torch.randn(*system.mean.shape, 1, generator=generator, dtype=system.mean.dtype).to(system.mean.device)
+    z = system.offset(system.mean + (start @ white)[..., 0])
     noise = z.new_zeros(steps, z.shape[0], system.noises)
     for source in system.sources:
         weights = _cells(source.kernel, step, steps, source.hold) / step**2
@@ -424,17 +400,10 @@ def _simulate(system: System, every: float, count: int, substeps: int, generator
                 found[name].append(value)
     paths = {name: torch.stack(path) for name, path in found.items()}
     for name in system.sensors:
-        noises = system.noises_of(name)
-        if not noises:  # a likelihood of its own
-            continue
-        ((covariance, kernel),) = noises
-        weights = kernel.correlation(every * torch.arange(count, dtype=z.dtype)[:, None])
-        paths[name] = paths[name] + _coloured(weights, count, covariance, generator)
+        for covariance, kernel in system.noises_of(name):  # none with a likelihood of its own
+            weights = kernel.correlation(every * torch.arange(count, dtype=z.dtype)[:, None])
+            paths[name] = paths[name] + _coloured(weights, count, covariance, generator)
     return paths
-
-
-def _normal(like: Tensor, generator: torch.Generator) -> Tensor:
-    return torch.randn(like.shape, generator=generator, dtype=like.dtype).to(like.device)
 
 
 def _coloured(weights: Tensor, steps: int, covariance: Tensor, generator: torch.Generator) -> Tensor:
@@ -447,6 +416,4 @@ def _coloured(weights: Tensor, steps: int, covariance: Tensor, generator: torch.
     batch, m, _ = covariance.shape
     white = torch.randn(batch, steps, m, generator=generator, dtype=covariance.dtype).to(covariance.device)
     smooth = (root @ white.view(-1, root.shape[0], steps, m)).view(batch, steps, m)  # copy by copy of a batch
-    scale: Tensor = torch.linalg.cholesky(covariance)
-    scaled: Tensor = smooth @ scale.mT
-    return scaled.movedim(0, 1)
+    return (smooth @ torch.linalg.cholesky(covariance).mT).movedim(0, 1)  # type: ignore[no-any-return]

@@ -39,12 +39,9 @@ class ObservationReader:
     """Reads observations for sensory nodes of given names and sizes."""
 
     def __init__(self, sizes: Mapping[str, int], dtype: torch.dtype, device: torch.device) -> None:
-        self.sizes = dict(sizes)
-        self.dtype = dtype
-        self.device = device
-        self._missing = {
-            name: torch.full((size,), torch.nan, dtype=dtype, device=device) for name, size in sizes.items()
-        }
+        self.sizes, self.dtype, self.device = dict(sizes), dtype, device
+        nan = torch.tensor(torch.nan, dtype=dtype, device=device)
+        self._missing = {name: nan.repeat(size) for name, size in sizes.items()}
 
     def one(self, given: Any) -> Observation:
         """A single observation: (..., dim), or a mapping from names to these; None for a missing one."""
@@ -72,18 +69,16 @@ class ObservationReader:
             self._check_names(given)
             series = {name: self._tensor(name, v, 2).movedim(-2, 0).contiguous() for name, v in given.items()}
             lengths = {name: len(value) for name, value in series.items()}
-            if len(set(lengths.values())) > 1:
-                raise ObservationError(f"observations differ in length: {lengths}")
             if not lengths:
                 raise ObservationError("there are no observations; give at least one")
-            total = next(iter(lengths.values()))
+            total, *others = set(lengths.values())
+            if others:
+                raise ObservationError(f"observations differ in length: {lengths}")
             absent = {name: missing for name, missing in self._missing.items() if name not in series}
             return ({name: value[t] for name, value in series.items()} | absent for t in range(total)), total
         if not isinstance(given, Iterable) or isinstance(given, (str, bytes)):
-            raise ObservationError(
-                f"observations must be an array or an iterable, not {type(given).__name__}; read files first, for "
-                "example by numpy.loadtxt"
-            )
+            remedy = f"not {type(given).__name__}; read files first, for example by numpy.loadtxt"
+            raise ObservationError(f"observations must be an array or an iterable, {remedy}")
         return (self.timed(item) for item in given), None
 
     def timed(self, given: Any) -> Observation | Sample:
@@ -98,9 +93,7 @@ class ObservationReader:
 
     def _check_names(self, given: Mapping[str, Any]) -> None:
         if not given.keys() <= self.sizes.keys():
-            raise ObservationError(
-                f"observations are given for {sorted(map(str, given))}, sensory nodes are {sorted(self.sizes)}"
-            )
+            raise ObservationError(f"observations are given for {sorted(map(str, given))}, not {sorted(self.sizes)}")
 
     def _tensor(self, name: str, value: Any, own: int) -> Tensor:
         """A value with `own` trailing dimensions, (..., dim) or (..., time, dim), as a tensor."""
@@ -119,27 +112,20 @@ class ObservationReader:
         if size == 1 and tensor.dim() == own - 1:
             tensor = tensor[..., None]  # a series of one channel, or a single number
         if tensor.dim() < own or tensor.shape[-1] != size:
-            expected = "(…, time, dim)" if own == 2 else "(…, dim)"
+            expected = ("(…, time, dim)" if own == 2 else "(…, dim)") + f" with dim = {size}"
             turn = own == 2 and tensor.dim() >= 2 and tensor.shape[-2] == size
             remedy = "; time comes first: turn it over, observations.T" if turn else ""
             raise ObservationError(
-                f"observations of {name!r} have shape {tuple(tensor.shape)}; "
-                f"expected {expected} with dim = {size}{remedy}"
+                f"observations of {name!r} have shape {tuple(tensor.shape)}; expected {expected}{remedy}"
             )
         if not math.isfinite(tensor.sum().item()) and bool(torch.isinf(tensor).any()):
             where = torch.isinf(tensor).nonzero()[0].tolist()
-            raise ObservationError(
-                f"observation of {name!r} at index {where} is infinite in {self.dtype}; use NaN for missing values"
-            )
+            raise ObservationError(f"observation of {name!r} at index {where} is infinite; use NaN for missing values")
         return tensor
 
 
 def time_of(given: Any) -> float:
-    """A time as a number.
-
-    Raises:
-        ObservationError: If it is not a finite number.
-    """
+    """A time as a number; `ObservationError` if it is not a finite number."""
     try:
         time = float(given)
     except (TypeError, ValueError, RuntimeError, OverflowError):

@@ -15,7 +15,6 @@ from pcnet.model.links import AnyLink, Predicts
 from pcnet.model.model import Model
 from pcnet.model.node import AnyNode, BatchSpec
 from pcnet.model.schedule import Act, Action
-from pcnet.numerics.coloured_noise import NoiseSpec
 
 
 class ScheduledAction(NamedTuple):
@@ -35,13 +34,10 @@ class ScheduledAction(NamedTuple):
         """Whether it is due at a tick (from 0): for all batch elements, or for which of them (B,)."""
         count = tick + 1
         early = self.doubling and count & tick == 0  # a power of two
-        if self.by_element is None:
-            return count % self.periods[0] == 0 or (early and count < self.periods[0])
-        if not any(count % period == 0 or (early and count < period) for period in self.periods):
-            return False
-        mask = count % self.by_element == 0
-        if early:
-            mask = mask | (count < self.by_element)
+        due = [count % period == 0 or (early and count < period) for period in self.periods]
+        if self.by_element is None or not any(due):
+            return due[0]
+        mask = (count % self.by_element == 0) | (early & (count < self.by_element))
         return True if bool(mask.all()) else mask
 
 
@@ -55,18 +51,9 @@ class Dependencies(NamedTuple):
 class Program:
     """A model bound to a batch, dtype and device.
 
-    Attributes:
-        model: The model.
-        spec: Batch, dtype and device.
-        nodes: The nodes by name, in the order in which they were added.
-        links: The links of each node, with what it knows of its neighbours.
-        bound: What each node's `bind` returned.
-        interval: Shortest sampling interval, (B,).
-        on_start: Actions at the first observation.
-        acts: Actions at each observation.
-        on_end: Actions after the last observation.
-        dependencies: Which messages depend on each node.
-        initial: The state before the first observation.
+    links: of each node, with what it knows of its neighbours. bound: what each node's `bind` returned. interval:
+    shortest sampling interval, (B,). on_start, acts, on_end: actions at the first observation, at each, and after the
+    last. dependencies: which messages depend on each node. initial: the state before the first observation.
     """
 
     def __init__(self, model: Model, spec: BatchSpec) -> None:
@@ -90,12 +77,9 @@ class Program:
         self.interval = torch.stack([spec.expand(each, 0) for each in given]).amin(0) if given else ones
         self.shortest_dt = min((float(each.min()) for each in given), default=1.0)
         """The shortest sampling interval as it was given, before rounding to the run's dtype."""
-        self.initial = self._initial()
-
-    def _initial(self) -> GraphState:
-        zeros, no = self.zeros, torch.zeros_like(self.zeros, dtype=torch.bool)
-        nodes = {name: node.init(self.bound[name], self.spec) for name, node in self.nodes.items()}
-        return GraphState(nodes, zeros.double(), self.interval, no, ~no, zeros, zeros, zeros, zeros, zeros)
+        no = torch.zeros_like(self.zeros, dtype=torch.bool)
+        nodes = {name: node.init(self.bound[name], spec) for name, node in self.nodes.items()}
+        self.initial = GraphState(nodes, self.zeros.double(), self.interval, no, ~no, *[self.zeros] * 5)
 
     def due(self, tick: int) -> tuple[bool | Tensor, ...]:
         """For each of `acts`, whether it is due at a tick."""
@@ -105,18 +89,15 @@ class Program:
         """Number of ticks from one time that a node takes an action to the next, (B,); 1 if it never does."""
         for act in self.acts:
             if act.action == action and name in act.names:
-                if act.by_element is None:
-                    return torch.full_like(self.zeros, act.periods[0])
-                return act.by_element.to(self.zeros)
+                period = act.periods[0] if act.by_element is None else act.by_element
+                return torch.ones_like(self.zeros) * period
         return torch.ones_like(self.zeros)
 
 
 def _neighbours(graph: Graph, node: AnyNode, spec: BatchSpec, online: bool) -> Neighbours:
     links = graph.neighbours(node)
-    predicted = [link for link in links.below if isinstance(link, Predicts)]
-    noise: dict[AnyLink, NoiseSpec | None] = {
-        link: link.child.noise_spec(graph.above(link.child), spec) for link in predicted
-    }
+    below: tuple[AnyLink, ...] = links.below_of(Predicts)
+    noise = {link: link.child.noise_spec(graph.above(link.child), spec) for link in below}
     return links._replace(noise=noise, online=online)
 
 
@@ -126,8 +107,7 @@ def _laid_out(acts: Iterable[Act], nodes: Mapping[str, AnyNode], spec: BatchSpec
         every = act.clock.every
         periods = tuple(sorted({int(period) for period in every.reshape(-1)}))
         by_element = spec.expand(every, 0).to(torch.int64) if len(periods) > 1 else None
-        doubling = act.clock.warmup == "doubling"
-        names = tuple(act.names(nodes))
+        names, doubling = tuple(act.names(nodes)), act.clock.warmup == "doubling"
         found.append(ScheduledAction(act.action, names, act.repeats, periods, by_element, doubling))
     return tuple(found)
 

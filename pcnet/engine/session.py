@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import sys
-from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,12 +20,12 @@ from pcnet.engine.divergence import DivergenceEvent, DivergenceLog, check_policy
 from pcnet.engine.inputs import Observation, ObservationReader, Sample, time_of
 from pcnet.engine.program import Program
 from pcnet.engine.state import GraphState
-from pcnet.engine.tick import Inputs, NumericalError, Outputs, Workspace, tick
+from pcnet.engine.tick import Failure, Inputs, NumericalError, Outputs, Workspace, tick
 from pcnet.errors import ObservationError, ScheduleError, SettingError
 from pcnet.model.context import NodeContext, Now
-from pcnet.model.links import Link
-from pcnet.model.model import Model, OnDivergence
-from pcnet.model.node import BatchSpec
+from pcnet.model.links import AnyLink
+from pcnet.model.model import Model, OnDivergence, RunOptions, device_of
+from pcnet.model.node import BatchSpec, Energy
 from pcnet.model.protocols import FitsRecordedData
 from pcnet.numerics.precision import Precision
 from pcnet.results.graph_summary import GraphSummary
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from pcnet.engine.forecast import Draws, Forecast, Innovation
 
 Watcher = Callable[[float, Tensor | None], None]
+BOUND = ("program", "recorder", "_space", "_interval", "_now", "_showing")
+"""Attributes of a session that exist from the first observation on."""
 
 
 class Snapshot(NamedTuple):
@@ -62,7 +65,7 @@ class Session:
         *,
         record: Record | Iterable[str] | None = None,
         dtype: torch.dtype = torch.float64,
-        device: torch.device | None = None,
+        device: torch.device | str = "cpu",
         threads: int | None = 1,
         on_divergence: OnDivergence = "raise",
         warm_start: Mapping[str, Any] | None = None,
@@ -71,7 +74,7 @@ class Session:
         """warm_start, copies: states of nodes that a fit continues from, as so many copies of the batch."""
         if dtype not in (torch.float32, torch.float64):
             raise SettingError(f"dtype must be torch.float32 or torch.float64, not {dtype!r}")
-        device = device or torch.device("cpu")
+        device = device_of(device)
         model.graph.check(dtype, device)
         check_policy(on_divergence, model.graph.nodes)
         model.schedule.check(model.graph.nodes)
@@ -85,16 +88,29 @@ class Session:
         self._nodes = self.graph.nodes
         sizes = {name: node.observation_size for name, node in self._nodes.items() if node.observes}
         self._reader = ObservationReader(sizes, dtype, device)
-        self._check_record()
+        known = {quantity for node in self._nodes.values() for quantity in node.quantities} | {ENERGY}
+        for quantity in self.record.quantities:
+            if quantity not in known:
+                raise ScheduleError(f"there is no quantity {quantity!r}; there is: {', '.join(sorted(known))}")
+        for name in self.record.nodes or ():
+            _ = self.graph[name]
         self._warm_start, self._copies = warm_start or {}, copies
-        self._program: Program | None = None
+        self.program: Program
+        self.recorder: Recorder
         self._space: Workspace
         self._interval: Interval
-        self._recorder: Recorder
         self._now: Snapshot
         self._showing: Snapshot
 
-    # --- observations --------------------------------------------------------------------------------------------
+    def __getattr__(self, name: str) -> Any:
+        if name in BOUND:
+            raise ObservationError("there is nothing to read before the first observation; call step(y) first")
+        raise AttributeError(f"a session has no {name!r}")
+
+    @property
+    def _bound(self) -> bool:
+        return "program" in vars(self)
+
     def step(self, observation: Any, t: float | None = None) -> Session:
         """Take in one observation.
 
@@ -113,11 +129,15 @@ class Session:
         hidden = not (sys.stderr.isatty() if progress is None else progress)
         with torch.inference_mode(), ThreadLimit(self.threads):
             shown = tqdm(stream, total=total, disable=hidden, unit="obs", desc=self.schedule.name)
-            for observation, t in _with_times(shown, times):
-                self._take(observation, t)
-        if self.tick == 0:
-            raise ObservationError("there are no observations; give at least one")
-        return self
+            pairs = zip(shown, itertools.repeat(None)) if times is None else zip(shown, times, strict=True)
+            try:
+                for observation, t in pairs:
+                    self._take(observation, t)
+            except ValueError as error:
+                if "zip()" not in str(error):
+                    raise
+                raise ObservationError("there must be as many times as observations") from None
+        return self._not_empty()
 
     async def arun(self, observations: AsyncIterable[Any]) -> Session:
         """Take in observations (or `Sample`s) of an asynchronous iterator as they arrive."""
@@ -125,32 +145,32 @@ class Session:
             raise ObservationError(f"give an asynchronous iterator, not {type(observations).__name__}; or call run")
         async for observation in observations:
             self.step(observation)
-        if self.tick == 0:
+        return self._not_empty()
+
+    def _not_empty(self) -> Session:
+        if not self._bound:
             raise ObservationError("there are no observations; give at least one")
         return self
 
     def prepare(self, observations: Any) -> Session:
         """Bind the model to the batch of these observations, without taking any in."""
-        first = next(self._reader.stream(observations)[0], None)
-        if first is None:
-            raise ObservationError("there are no observations; give at least one")
         with torch.inference_mode():
-            self._bind(first.observation if isinstance(first, Sample) else first)
-        return self
+            for first in itertools.islice(self._reader.stream(observations)[0], 1):
+                self._bind(first.observation if isinstance(first, Sample) else first)
+        return self._not_empty()
 
     def finish(self) -> None:
         """Take the actions that the schedule has for the end of a pass."""
-        program, now = self._bound(), self._now
+        program, now = self.program, self._now
         with torch.inference_mode(), ThreadLimit(self.threads):
             self._load()
-            outputs = now.outputs
             try:
                 self._space.take_all(program.on_end, None if bool(now.state.running.all()) else now.state.running)
-                outputs = Outputs({}, tuple(self._space.failures))
+                failures = tuple(self._space.failures)
             except NumericalError as error:
-                outputs = everything_failed(program, now.state, error.node, error.why)
+                failures = (Failure(error.node, now.state.running, error.why),)
             events, running = [], now.state.running.clone()
-            for failure in outputs.failures:
+            for failure in failures:
                 for i in (failure.where & running).nonzero()[:, 0].tolist():
                     events.append(DivergenceEvent(now.tick, failure.node.name, i, failure.why))
                     running[i] = False
@@ -172,19 +192,25 @@ class Session:
         else:
             observation = given
         t = None if t is None else time_of(t)
-        new = self._program is None
+        new = not self._bound
         if new:
             self._bind(observation)
         try:
             self._advance(observation, t)
         except BaseException:
-            if new:
-                self._program = None
+            for name in BOUND if new else ():
+                vars(self).pop(name, None)
             raise
 
     def _advance(self, observation: Observation, t: float | None) -> None:
-        program, now, space = self._bound(), self._now, self._space
-        filled = {name: self._expanded(name, value) for name, value in observation.items()}
+        program, now, space = self.program, self._now, self._space
+        filled = {}
+        for name, value in observation.items():
+            try:
+                filled[name] = program.spec.expand(value, 1)
+            except RuntimeError:
+                shapes = f"{tuple(value.shape[:-1])}; the run began with {self.batch_shape}"
+                raise ObservationError(f"observation {now.tick} of {name!r} has batch dimensions {shapes}") from None
         clock, dt, relative_dt = self._interval.advance(now.clock, t, now.tick)
         inputs = Inputs(filled, dt, relative_dt, program.due(now.tick), now.tick == 0)
         try:
@@ -199,9 +225,9 @@ class Session:
         running = None if bool(state.running.all()) else state.running
         following = Snapshot(now.tick + 1, state, clock, relative_dt, log, outputs, now.rows)
         self._showing = following
-        if (now.tick + 1) % self.record.every == 0 and self._recorder.columns:
-            self._recorder.truncate(now.rows)  # after an interrupted tick
-            self._recorder.append(self._recorder.read(clock.time, running))
+        if (now.tick + 1) % self.record.every == 0 and self.recorder.columns:
+            self.recorder.truncate(now.rows)  # after an interrupted tick
+            self.recorder.append(self.recorder.read(clock.time, running))
             following = following._replace(rows=now.rows + 1)
         self._now = following
         for see in self.watchers:
@@ -209,34 +235,21 @@ class Session:
 
     def _tick(self, state: GraphState, inputs: Inputs) -> tuple[GraphState, Outputs]:
         """The tick itself; a subclass may override it to look on, as examples/benchmark_live.py does."""
-        return tick(self._bound(), state, inputs, self._space)
+        return tick(self.program, state, inputs, self._space)
 
-    def _expanded(self, name: str, value: Tensor) -> Tensor:
-        spec = self._bound().spec
-        try:
-            return spec.expand(value, 1)
-        except RuntimeError:
-            raise ObservationError(
-                f"observation {self.tick} of {name!r} has batch dimensions {tuple(value.shape[:-1])}; the run "
-                f"began with {tuple(spec.batch_shape)}"
-            ) from None
-
-    # --- beliefs -------------------------------------------------------------------------------------------------
     @property
     def tick(self) -> int:
         """Number of observations so far."""
-        return self._now.tick if self._program is not None else 0
+        return self._now.tick if self._bound else 0
 
     @property
     def state(self) -> GraphState:
         """The state of the run: all that changes, as a tree of tensors. It is safe to keep."""
-        self._bound()
         return self._now.state
 
     def context(self, node: str) -> NodeContext[Any, Any]:
         """What a node sees now: its state, and the messages on its links."""
         name = self.graph[node].name
-        self._bound()
         self._load()
         return self._space.contexts[name]
 
@@ -250,11 +263,9 @@ class Session:
         return value.reshape(*self.batch_shape, *value.shape[1:]).clone()
 
     def mean(self, node: str) -> Tensor:
-        """The mean of a node's belief, (..., *dims)."""
         return self.read(node, "mean")
 
     def sd(self, node: str) -> Tensor:
-        """The standard deviation of a node's belief, (..., *dims)."""
         return self.read(node, "sd")
 
     @property
@@ -280,7 +291,7 @@ class Session:
     @property
     def diverged(self) -> Divergence:
         """Which batch elements have stopped, when and at which node."""
-        batch = self._bound().spec.batch
+        batch = self.program.spec.batch
         at, node = np.full(batch, -1), np.full(batch, "", dtype=object)
         for i, (when, name) in self._now.log.stopped.items():
             at[i], node[i] = when, name
@@ -289,12 +300,12 @@ class Session:
     @property
     def divergence_events(self) -> Sequence[DivergenceEvent]:
         """The last batch elements that diverged, if the run went on: when, at which node, and why."""
-        return self._now.log.events if self._program is not None else ()
+        return self._now.log.events if self._bound else ()
 
     @property
     def fallbacks(self) -> dict[str, Tensor]:
         """How often named fallbacks were used, by node, and how many ticks were lost to "hold" or "reset"; (...)."""
-        if self._program is None:
+        if not self._bound:
             return {}
         counts = {name: node.fallbacks(self.context(name)) for name, node in self._nodes.items()}
         found = {name: self._shaped(count) for name, count in counts.items() if count is not None}
@@ -305,29 +316,22 @@ class Session:
     @property
     def time(self) -> float:
         """Time of the last observation; the first is at 0 unless times are given."""
-        return self._now.clock.time if self._program is not None else 0.0
+        return self._now.clock.time if self._bound else 0.0
 
     @property
     def interval(self) -> float:
         """The sampling interval; 1 if batch elements have different ones."""
-        self._bound()
         return self._interval.dt
 
     @property
     def intervals(self) -> Tensor:
         """The sampling interval of each batch element, (B,)."""
-        return self._bound().interval
+        return self.program.interval
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
-        return tuple(self._bound().spec.batch_shape)
+        return tuple(self.program.spec.batch_shape)
 
-    @property
-    def program(self) -> Program:
-        """The bound model."""
-        return self._bound()
-
-    # --- forecasts -----------------------------------------------------------------------------------------------
     def forecast(self, horizon: float, every: float | None = None, *, parameters: bool = True) -> Forecast:
         """Forecast states and observations, with standard deviations.
 
@@ -340,7 +344,6 @@ class Session:
         """
         from pcnet.engine.forecast import forecast
 
-        self._bound()
         with ThreadLimit(self.threads):
             return forecast(self, horizon, every, parameters=parameters)
 
@@ -348,7 +351,6 @@ class Session:
         """Draw futures from the model, from the present beliefs on."""
         from pcnet.engine.forecast import draw
 
-        self._bound()
         with ThreadLimit(self.threads):
             return draw(self, horizon, draws, every, seed)
 
@@ -356,18 +358,15 @@ class Session:
         """The difference of a coming observation from its forecast, by sensory node, with standard deviation."""
         from pcnet.engine.forecast import innovation
 
-        self._bound()
         if t is not None and time_of(t) <= self.time:
             raise ObservationError(f"t = {t} is not after the last observation at t = {self.time:g}")
         with ThreadLimit(self.threads):
             return innovation(self, self._reader.one(observation), None if t is None else time_of(t))
 
-    # --- results and files ---------------------------------------------------------------------------------------
     def result(self) -> Result:
         """Everything that was recorded so far."""
-        self._bound()
-        self._recorder.truncate(self._now.rows)
-        return self.result_of(self._recorder)
+        self.recorder.truncate(self._now.rows)
+        return self.result_of(self.recorder)
 
     def result_of(self, recorder: Recorder, last: int | None = None) -> Result:
         """The rows of a recorder, or the last so many of them, as a result."""
@@ -394,29 +393,16 @@ class Session:
         )
 
     def save(self, path: str | Path, *, recording: bool = True) -> Path:
-        """Write a checkpoint, atomically, from which `pcnet.resume` continues to the same digits.
-
-        Args:
-            path: Where to.
-            recording: Whether to include what was recorded so far.
-        """
+        """Write a checkpoint, atomically, from which `pcnet.resume` continues; recording: with what was recorded."""
         from pcnet.engine.checkpoint import save
 
-        self._bound()
-        self._recorder.truncate(self._now.rows)
+        self.recorder.truncate(self._now.rows)
         return save(self, Path(path), recording)
 
     @property
     def snapshot(self) -> Snapshot:
         """Where the session is, for checkpoints."""
-        self._bound()
         return self._now
-
-    @property
-    def recorder(self) -> Recorder:
-        """What was recorded so far."""
-        self._bound()
-        return self._recorder
 
     def restore(self, batch_shape: Sequence[int], make: Callable[[GraphState], Snapshot]) -> None:
         """Continue from a checkpoint; make: gives the snapshot, from a state of the right form."""
@@ -427,40 +413,28 @@ class Session:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Session:
         """An independent session at the same place. States are never changed, so that they can be shared."""
-        made = Session(
-            self.model,
-            record=self.record,
-            dtype=self.dtype,
-            device=self.device,
-            threads=self.threads,
-            on_divergence=self.on_divergence,
-        )
-        if self._program is not None:
+        options = {name: getattr(self, name) for name in RunOptions.__annotations__}
+        made = Session(self.model, **options)
+        if self._bound:
             with torch.inference_mode():
-                made._bind_to(self._program.spec.batch_shape)
+                made._bind_to(self.program.spec.batch_shape)
                 made._now = self._now
                 made._load()
-            self._recorder.truncate(self._now.rows)
-            made._recorder.restore(self._recorder.times, *self._recorder.state())
+            self.recorder.truncate(self._now.rows)
+            made.recorder.restore(self.recorder.times, *self.recorder.state())
         return made
 
     def __copy__(self) -> Session:
         return copy.deepcopy(self)
-
-    # --- setting up ----------------------------------------------------------------------------------------------
-    def _bound(self) -> Program:
-        if self._program is None:
-            raise ObservationError("there is nothing to read before the first observation; call step(y) first")
-        return self._program
 
     def _bind(self, observation: Observation) -> None:
         given = broadcast(*(value.shape[:-1] for value in observation.values()))
         try:
             shape = broadcast(self.graph.batch_shape, self.schedule.batch_shape, given)
         except RuntimeError:
+            shapes = [tuple(each) for each in (self.graph.batch_shape, self.schedule.batch_shape, given)]
             raise ObservationError(
-                f"the batch dimensions of the settings {tuple(self.graph.batch_shape)}, of the schedule "
-                f"{tuple(self.schedule.batch_shape)} and of the observations {tuple(given)} do not fit together"
+                f"the batch dimensions of settings, schedule and observations do not fit together: {shapes}"
             ) from None
         self._bind_to(shape if self._copies is None else torch.Size((self._copies, *shape)))
 
@@ -476,9 +450,9 @@ class Session:
                 nodes[name] = node.warm_start(self._space.contexts[name], given)
             state = state._replace(nodes=nodes)
         self._interval = Interval.of(program.interval, program.shortest_dt)
-        self._program = program
+        self.program = program
         self._now = Snapshot(0, state, Clock(), None, DivergenceLog(), Outputs({}))
-        self._recorder = self.recorder_for(self.record)
+        self.recorder = self.recorder_for(self.record)
         self._load()
 
     def _load(self) -> None:
@@ -489,23 +463,10 @@ class Session:
     def _shaped(self, value: Tensor) -> Tensor:
         return value.reshape(self.batch_shape).clone()
 
-    # --- recording -----------------------------------------------------------------------------------------------
-    def _check_record(self) -> None:
-        known = {quantity for node in self._nodes.values() for quantity in node.quantities} | {ENERGY}
-        for quantity in self.record.quantities:
-            if quantity not in known:
-                raise ScheduleError(
-                    f"there is no quantity {quantity!r} to record; there is: {', '.join(sorted(known))}"
-                )
-        for name in self.record.nodes or ():
-            _ = self.graph[name]
-
     def recorder_for(self, record: Record) -> Recorder:
         """An empty recorder for what a record asks for."""
-        self._bound()
         columns: dict[str, Column] = {}
-        chosen = record.nodes if record.nodes is not None else tuple(self._nodes)
-        for name in chosen:
+        for name in tuple(self._nodes) if record.nodes is None else record.nodes:
             context = self._space.contexts[name]
             for quantity, (dims, raw, transform) in self._nodes[name].quantities.items():
                 if quantity in record.quantities:
@@ -513,52 +474,34 @@ class Session:
         if ENERGY in record.quantities:
             columns["accuracy"] = Column((), lambda: self._showing.state.accuracy)
             columns["complexity"] = Column((), lambda: self._showing.state.complexity)
-            for name in self._nodes:
-                columns[f"{name}.free_energy"] = Column((), partial(self._node_energy, name))
+
+            def energy(name: str) -> Tensor:
+                free = self._showing.outputs.energies.get(name, Energy()).free
+                return self.program.zeros if free is None else free
+
+            columns |= {f"{name}.free_energy": Column((), partial(energy, name)) for name in self._nodes}
         if record.messages:
-            for link in self.graph.links:
-                columns[_message_name(link, down=True)] = Column(("message",), partial(self._message, link))
-            for link in self.graph.links:
-                columns[_message_name(link, down=False)] = Column(("message",), partial(self._error, link))
+
+            def prediction(link: AnyLink) -> Tensor:
+                value = self._space.message(link).value
+                return (value.channel if isinstance(value, Precision) else value).flatten(1)
+
+            def error(link: AnyLink) -> Tensor:
+                weighted: Tensor = self._space.error(link).weighted
+                return weighted.flatten(1)
+
+            for read in (prediction, error):
+                for link in self.graph.links:
+                    columns[_message_name(link, read is prediction)] = Column(("message",), partial(read, link))
         return Recorder(columns)
 
-    def _node_energy(self, name: str) -> Tensor:
-        """The free energy of a node at the last observation, (B,)."""
-        energy = self._showing.outputs.energies.get(name)
-        free = None if energy is None else energy.free
-        return self._bound().zeros if free is None else free
 
-    def _message(self, link: Link[Any, Any]) -> Tensor:
-        """The prediction on a link as a flat tensor (B, n): its value, or the channels of a precision."""
-        value = self._space.message(link).value
-        return (value.channel if isinstance(value, Precision) else value).flatten(1)
-
-    def _error(self, link: Link[Any, Any]) -> Tensor:
-        """The weighted error on a link as a flat tensor, (B, n)."""
-        weighted: Tensor = self._space.error(link).weighted
-        return weighted.flatten(1)
-
-
-def _message_name(link: Link[Any, Any], down: bool) -> str:
+def _message_name(link: AnyLink, down: bool) -> str:
     """The name of a recorded message: "x to y.prediction"."""
     ends = (link.parent.name, link.child.name)
     sender, receiver = ends if down else reversed(ends)
     of = f" ({link.of.name})" if link.of is not None else ""
     return f"{sender} to {receiver}{of}.{'prediction' if down else 'error'}"
-
-
-def _with_times(
-    observations: Iterable[Observation | Sample], times: Iterable[float] | None
-) -> Iterator[tuple[Observation | Sample, float | None]]:
-    if times is None:
-        yield from ((observation, None) for observation in observations)
-        return
-    try:
-        yield from zip(observations, times, strict=True)
-    except ValueError as error:
-        if "zip()" not in str(error):
-            raise
-        raise ObservationError("there must be as many times as observations") from None
 
 
 class ThreadLimit:

@@ -77,16 +77,12 @@ class Workspace:
         self._mask: Tensor | None = None
         self._predictions: dict[AnyLink, Any] = {}
         self._errors: dict[AnyLink, Any] = {}
+        fields = {name: getattr(state.nodes[name], "_fields", ()) for name in program.nodes}
         self._public = {
-            name: [
-                i
-                for i, field in enumerate(getattr(state.nodes[name], "_fields", ()))
-                if field not in node.private_fields
-            ]
+            name: [i for i, field in enumerate(fields[name]) if field not in node.private_fields]
             for name, node in program.nodes.items()
         }
 
-    # --- for contexts --------------------------------------------------------------------------------------------
     def message(self, link: AnyLink) -> Any:
         found = self._predictions.get(link)
         if found is None:
@@ -118,7 +114,6 @@ class Workspace:
         if holds(where.any()):
             self.failures.append(Failure(self.program.nodes[name], where, why))
 
-    # --- for the engine ------------------------------------------------------------------------------------------
     def load(self, nodes: NodeStates, now: Now, observations: Mapping[str, Tensor] | None = None) -> None:
         """Set states, time and observations; messages that are still valid are kept."""
         self._mask = None
@@ -155,19 +150,10 @@ class Workspace:
 def tick(
     program: Program, state: GraphState, inputs: Inputs, workspace: Workspace | None = None
 ) -> tuple[GraphState, Outputs]:
-    """Take in one observation.
+    """Take in one observation: the state after it, with energies and failures, from the state before.
 
-    Args:
-        program: The bound model.
-        state: The state before.
-        inputs: The observation, its time, and what is due.
-        workspace: Reused to save work; a new one unless given.
-
-    Returns:
-        The state after, and the energies and failures. Divergence is dealt with by `pcnet.engine.divergence`.
-
-    Raises:
-        NumericalError: If some matrix cannot be factorised.
+    workspace: reused to save work; a new one unless given. Divergence is dealt with by `pcnet.engine.divergence`; a
+    `NumericalError` means that some matrix cannot be factorised.
     """
     space = Workspace(program, state) if workspace is None else workspace
     time = inputs.dt + state.time
@@ -194,10 +180,8 @@ def _start(space: Workspace, started: Tensor, inputs: Inputs) -> Tensor:
         space.all_started = started
         return started
     program = space.program
-    seen = torch.zeros_like(started)
-    for name in program.observers:
-        seen = seen | torch.isfinite(inputs.observations[name]).any(-1)
-    new = seen & ~started
+    seen = [torch.isfinite(inputs.observations[name]).any(-1) for name in program.observers]
+    new = torch.stack(seen).any(0) & ~started
     if not holds(new.any()):
         return started
     mask = None if holds(new.all()) else new

@@ -71,9 +71,6 @@ def adaptive_filter(
         initial_sd: Standard deviation of the first state, one number or (..., dim).
         every: Period, in observations, of the updates of parameters and noise levels. Earlier ones come at 1, 2, 4, ….
         substeps: Integration steps between two observations.
-
-    Returns:
-        The model: graph and schedule.
     """
     if (parameter_mean is None) != (parameter_sd is None):
         raise SettingError("adaptive_filter: give both parameter_mean and parameter_sd, or neither")
@@ -87,18 +84,18 @@ def adaptive_filter(
     kernel_y = kernel_of(correlation_time if correlation_time_y is None else correlation_time_y)
     if correlation_time_sd is not None and not isinstance(kernel_y, SquaredExponential):
         raise SettingError("adaptive_filter: correlation_time_sd needs a correlation_time to start from")
-    per_channel = _per_channel(noise_per_channel)
+    given = noise_per_channel if isinstance(noise_per_channel, Mapping) else dict.fromkeys("xy", noise_per_channel)
+    if not set(given) <= {"x", "y"}:
+        raise SettingError(f"adaptive_filter: noise_per_channel has the keys 'x' and 'y', not {sorted(given)}")
     x = KalmanStateNode("x", dim=dim, flow=flow, initial_mean=initial_mean, initial_sd=initial_sd, substeps=substeps)
     y = SensoryNode("y", dim=channels, orders=1, dt=dt)
 
-    def precision(
-        name: str, expected: Any, kernel: Kernel, estimator: NoiseScoring, sd_factor: float = 1.0
-    ) -> PrecisionNode:
-        shared: Literal["each", "shared"] = "each" if per_channel[name[-1]] else "shared"
+    def precision(name: str, expected: Any, kernel: Kernel, estimator: NoiseScoring, sd: float = 1.0) -> PrecisionNode:
+        shared: Literal["each", "shared"] = "each" if given.get(name[-1]) else "shared"
         return PrecisionNode(
             name,
             mean=at_least_1d(to_tensor(expected)).log(),
-            sd=sd_factor * to_tensor(sd_lambda),
+            sd=sd * to_tensor(sd_lambda),
             kernel=kernel,
             correlation_time_sd=correlation_time_sd if name == "noise_y" else None,
             channels=shared,
@@ -113,20 +110,10 @@ def adaptive_filter(
     graph.weighs(precision("noise_x", expected_precision_x, kernel_x, noise_estimator(process=True)), x)
     if model_error_time is not None:
         kernel = Matern(model_error_time, number(0.5))
-        graph.weighs(precision("model_error_x", expected_precision_x, kernel, noise_estimator(), sd_factor=2.0), x)
+        graph.weighs(precision("model_error_x", expected_precision_x, kernel, noise_estimator(), sd=2.0), x)
     graph.weighs(precision("noise_y", expected_precision_y, kernel_y, noise_estimator()), y)
     level = LevelNodes(parameters=() if parameter_mean is None else ("parameter",))
     return Model(graph, adaptive_filtering(every, levels=(level,), warmup="doubling"))
-
-
-def _per_channel(given: bool | Mapping[str, bool]) -> dict[str, bool]:
-    """Whether x and y have a noise level for each channel."""
-    if not isinstance(given, Mapping):
-        return {"x": bool(given), "y": bool(given)}
-    unknown = set(given) - {"x", "y"}
-    if unknown:
-        raise SettingError(f"adaptive_filter: noise_per_channel has the keys 'x' and 'y', not {sorted(unknown)}")
-    return {"x": False, "y": False, **given}
 
 
 def kernel_of(correlation_time: Any) -> Kernel:

@@ -82,9 +82,6 @@ def hierarchy(
             given.
         every: A level acts once in `every` actions of the level below it.
         sd_lambda: Prior standard deviation of log-precisions.
-
-    Returns:
-        The model: graph and schedule.
     """
     if not levels or not isinstance(levels[0], Level):
         raise SettingError("hierarchy: give at least one Level, the lowest first")
@@ -92,10 +89,8 @@ def hierarchy(
         if not isinstance(level, Level):
             raise SettingError(f"hierarchy: {level.title} has no parameters to predict; make it the last level")
         if level.parameter_mean is None:
-            raise SettingError(
-                f"hierarchy: level {i} has no parameters for level {i + 1} to predict: give parameter_mean and "
-                "parameter_sd"
-            )
+            lacking = f"level {i} has no parameters for level {i + 1} to predict"
+            raise SettingError(f"hierarchy: {lacking}: give parameter_mean and parameter_sd")
 
     def precision(name: str, expected: Any, correlation_time: Any, process: bool) -> PrecisionNode:
         log = to_tensor(expected).log()
@@ -118,25 +113,17 @@ def hierarchy(
         learned = (f"noise{i}",) if level.learn_noise else ()
         if i == 1 and learn_noise_y:
             learned = (*learned, noise_y.name)
-        x = KalmanStateNode(
-            f"x{i}",
-            dim=level.dim,
-            flow=level.flow,
-            initial_mean=level.initial_mean,
-            initial_sd=level.initial_sd,
-            substeps=level.substeps,
-            learn_noise=bool(learned),
-        )
+        same = ("dim", "flow", "initial_mean", "initial_sd", "substeps")
+        shared: dict[str, Any] = {name: getattr(level, name) for name in same}
+        x = KalmanStateNode(f"x{i}", learn_noise=bool(learned), **shared)
         graph.predicts(x, below, via=level.mapping)
         graph.weighs(precision(f"noise{i}", level.expected_precision, level.correlation_time, process=True), x)
         if i == 1:
             graph.weighs(noise_y, below)
         if level.parameter_mean is not None:
             estimator = parameter_estimator() if i == len(levels) else Newton()
-            assert level.parameter_sd is not None
-            mean, sd = level.parameter_mean, level.parameter_sd
-            below = ParameterNode(f"theta{i}", mean=mean, sd=sd, estimator=estimator)
+            sd: Any = level.parameter_sd
+            below = ParameterNode(f"theta{i}", mean=level.parameter_mean, sd=sd, estimator=estimator)
             graph.parametrises(below, x)
-        parameters = () if level.parameter_mean is None else (f"theta{i}",)
-        nodes.append(LevelNodes((x.name,), learned, parameters))
+        nodes.append(LevelNodes((x.name,), learned, () if level.parameter_mean is None else (f"theta{i}",)))
     return Model(graph, adaptive_filtering(every, levels=nodes))

@@ -78,33 +78,36 @@ class Surroundings(Protocol):
 class NodeContext(Generic[S, B]):
     """What one node sees during a tick. It can reach nothing else: locality is enforced, not a convention.
 
-    Attributes:
-        name: Name of the node.
-        links: Its links.
-        bound: What its `bind` returned.
-        state: Its state, which changes only by what its actions return.
-        observation: What was observed of it, (B, observation_size), NaN where it is missing; None if it does not
-            observe.
+    bound: what its `bind` returned. state: its state, which changes only by what its actions return. observation: what
+    was observed of it, (B, observation_size), NaN where it is missing; None if it does not observe.
     """
 
-    __slots__ = ("_above", "_below", "_memo", "_now", "_surroundings", "bound", "links", "name", "observation", "state")
+    __slots__ = (
+        "_found",
+        "_host",
+        "_memo",
+        "_now",
+        "above",
+        "below",
+        "bound",
+        "links",
+        "name",
+        "observation",
+        "state",
+    )
 
     def __init__(self, name: str, links: Neighbours, bound: B, state: S, surroundings: Surroundings) -> None:
-        self.name = name
-        self.links = links
-        self.bound = bound
-        self.state = state
+        self.name, self.bound, self.state = name, bound, state
+        self.links, self.above, self.below = links, links.above, links.below
         self.observation: Tensor | None = None
         self._now: Now | None = None  # only in copies for forecasts
-        self._surroundings = surroundings
-        self._above: dict[tuple[type, AnyNode | None], tuple[Any, ...]] = {}
-        self._below: dict[type, tuple[Any, ...]] = {}
+        self._host = surroundings
+        self._found: dict[Any, tuple[Any, ...]] = {}
         self._memo: dict[str, tuple[tuple[Any, ...], Any]] = {}
 
-    # --- time ----------------------------------------------------------------------------------------------------
     @property
     def now(self) -> Now:
-        return self._surroundings.now if self._now is None else self._now
+        return self._host.now if self._now is None else self._now
 
     @property
     def time(self) -> Tensor:
@@ -121,46 +124,34 @@ class NodeContext(Generic[S, B]):
         """dt over the sampling interval, (B,); None while observations come at that interval."""
         return self.now.relative_dt
 
-    # --- links and messages --------------------------------------------------------------------------------------
-    @property
-    def above(self) -> tuple[AnyLink, ...]:
-        return self.links.above
-
-    @property
-    def below(self) -> tuple[AnyLink, ...]:
-        return self.links.below
-
     def above_of(self, kind: type[L], of: AnyNode | None = None) -> tuple[L, ...]:
         """The links above of one kind; for `Parametrises`, those of the flow or of the mapping to `of`."""
-        found = self._above.get((kind, of))
+        found = self._found.get((kind, of))
         if found is None:
-            found = self._above[kind, of] = self.links.above_of(kind, of)
+            found = self._found[kind, of] = self.links.above_of(kind, of)
         return found
 
     def below_of(self, kind: type[L]) -> tuple[L, ...]:
         """The links below of one kind."""
-        found = self._below.get(kind)
+        found = self._found.get(kind)
         if found is None:
-            found = self._below[kind] = self.links.below_of(kind)
+            found = self._found[kind] = self.links.below_of(kind)
         return found
 
     def message(self, link: Link[P, E]) -> P:
         """The prediction that came down a link above."""
-        message: P = self._surroundings.message(link)
-        return message
+        return self._host.message(link)  # type: ignore[no-any-return]
 
     def error(self, link: Link[P, E]) -> E:
         """The error that came up a link below."""
-        error: E = self._surroundings.error(link)
-        return error
+        return self._host.error(link)  # type: ignore[no-any-return]
 
-    # --- within a rule -------------------------------------------------------------------------------------------
     def propose(self, state: S) -> None:
         """Adopt a state on trial, so that errors from below are those at this state."""
         if self._now is not None:
             self.state = state
         elif state is not self.state:
-            self._surroundings.adopt(self.name, state)
+            self._host.adopt(self.name, state)
 
     def at(self, state: S, now: Now) -> NodeContext[S, B]:
         """A copy of this context with another state and time, for forecasts; messages are the present ones."""
@@ -170,7 +161,7 @@ class NodeContext(Generic[S, B]):
 
     def mark_diverged(self, where: Tensor, why: str) -> None:
         """Report batch elements (B,) that cannot go on; their new state is discarded."""
-        self._surroundings.mark_diverged(self.name, where, why)
+        self._host.mark_diverged(self.name, where, why)
 
     def cached(self, name: str, compute: Callable[[], R], *inputs: Any) -> R:
         """compute(), reused as long as its inputs are the same objects."""

@@ -39,7 +39,6 @@ class Graph:
         """Node names with attribute `node`, edges from parent to child with attribute `link`."""
         self._links: list[AnyLink] = []
 
-    # --- composing -----------------------------------------------------------------------------------------------
     def predicts(self, parent: AnyNode, child: AnyNode, via: Function | PlainFunction | None = None) -> None:
         """Let a state predict a node below it through a mapping g(x, θ); the identity unless given."""
         _check_nodes(parent, child)
@@ -70,23 +69,20 @@ class Graph:
         """Add a link of any kind, and its nodes."""
         link.check(self._links)
         for node in (link.parent, link.child):
-            known = self.network.nodes.get(node.name)
+            same = self.network.nodes.get(node.name, {"node": node})["node"] is node
             twice = link.parent is not link.child and link.parent.name == link.child.name
-            if twice or (known is not None and known["node"] is not node):
+            if twice or not same:
                 raise GraphError(f"two nodes are called {node.name!r}; names must differ")
         try:
-            link.child.check_as_child(link)
-            link.parent.check_as_parent(link)
+            link.check_ends()
         except GraphError as error:
             if _fits(link.reversed()):
                 call = f"graph.{link.key}({link.child.name}, {link.parent.name})"
                 raise GraphError(f"{error}; did you mean {call}?") from None
             raise
         parent, child = link.parent.name, link.child.name
-        cyclic = parent == child or (
-            parent in self.network and child in self.network and nx.has_path(self.network, child, parent)
-        )
-        if cyclic:
+        known = parent in self.network and child in self.network
+        if parent == child or (known and nx.has_path(self.network, child, parent)):
             raise GraphError(f"{parent!r} {link.key} {child!r} would close a cycle; predictions must go down only")
         for node in (link.parent, link.child):
             self.network.add_node(node.name, node=node)
@@ -100,7 +96,6 @@ class Graph:
             made.connect(link.between(nodes))
         return made
 
-    # --- looking -------------------------------------------------------------------------------------------------
     @property
     def nodes(self) -> Mapping[str, AnyNode]:
         """The nodes by name, in the order in which they were added."""
@@ -134,8 +129,7 @@ class Graph:
     def __getitem__(self, name: str) -> AnyNode:
         if name not in self.network:
             raise GraphError(f"there is no node {name!r}; nodes: {', '.join(self.network)}")
-        node: AnyNode = self.network.nodes[name]["node"]
-        return node
+        return self.network.nodes[name]["node"]  # type: ignore[no-any-return]
 
     def check(self, dtype: torch.dtype = torch.float64, device: torch.device | str = "cpu") -> None:
         """Raise `GraphError`, with the node and the remedy, if the graph cannot run."""
@@ -168,7 +162,6 @@ class Graph:
 
     __repr__ = __str__
 
-    # --- shortcuts to `Model` ------------------------------------------------------------------------------------
     def run(self, observations: Any, schedule: Schedule | None = None, **options: Any) -> Result:
         """`Model(graph, schedule).run(observations, **options)`."""
         from pcnet.model.model import Model
@@ -202,14 +195,10 @@ class Graph:
 
 def _fits(link: AnyLink | None) -> bool:
     """Whether the nodes of a link accept it."""
-    if link is None:
-        return False
     try:
-        link.child.check_as_child(link)
-        link.parent.check_as_parent(link)
+        return link is not None and link.check_ends()
     except GraphError:
         return False
-    return True
 
 
 def _check_nodes(*given: object) -> None:

@@ -19,7 +19,6 @@ Curvature = Precision | DenseCurvature | DensePrecision
 C_co = TypeVar("C_co", covariant=True)
 
 
-# --- predictions -----------------------------------------------------------------------------------------------------
 class PointPrediction(NamedTuple):
     """A predicted value without its uncertainty, (B, rows, dim)."""
 
@@ -89,18 +88,12 @@ class NoisePrediction:
         return None if self.compute_covariance is None else self.compute_covariance()
 
 
-# --- errors ----------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, eq=False)
 class Error(Generic[C_co]):
     """The error of a prediction p, in the units of p.
 
     With E the energy of the sender: weighted = −∂E/∂p, precision ≈ ∂²E/∂p² (never indefinite), and
     precision + remainder = ∂²E/∂p² exactly. Curvatures are computed at their first use.
-
-    Args:
-        weighted: −∂E/∂p.
-        compute_precision: Gives the curvature.
-        compute_remainder: Gives what the curvature lacks; None if it is exact.
     """
 
     weighted: Tensor
@@ -120,10 +113,8 @@ class Error(Generic[C_co]):
 class PredictionError(Error[Curvature]):
     """The error of a predicted value, for the state or cause that predicted it.
 
-    Args:
-        compute_eliminated: Gives the error that is left once the sender has answered it by a step of its own
-            (elimination); None if the sender does not.
-        noise: The noise of the sender alone, if `precision` is that of a predictive distribution.
+    eliminated: the error that is left once the sender has answered it by a step of its own, if it does. noise: that of
+    the sender alone, if `precision` is that of a predictive distribution.
     """
 
     compute_eliminated: Callable[[], PredictionError] | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 import torch
 
@@ -25,6 +25,16 @@ if TYPE_CHECKING:
 OnDivergence = Literal["raise", "stop", "hold", "reset"]
 """What to do with batch elements that diverge: raise an error; stop them; hold them for that observation, as if it were
 missing; or reset them, to start anew with the next one."""
+
+
+class RunOptions(TypedDict, total=False):
+    """Options of every kind of run; see `Model.run`."""
+
+    record: Record | Iterable[str] | None
+    dtype: torch.dtype
+    device: torch.device | str
+    threads: int | None
+    on_divergence: OnDivergence
 
 
 class Model:
@@ -51,18 +61,13 @@ class Model:
     def __repr__(self) -> str:
         return f"{self.graph}\n{self.schedule}"
 
-    # --- running -------------------------------------------------------------------------------------------------
     def run(
         self,
         observations: Any,
         *,
-        record: Record | Iterable[str] | None = None,
-        dtype: torch.dtype = torch.float64,
-        device: torch.device | str = "cpu",
-        threads: int | None = 1,
-        on_divergence: OnDivergence = "raise",
         progress: bool | None = None,
         times: Iterable[float] | None = None,
+        **options: Unpack[RunOptions],
     ) -> Result:
         """Run over all observations.
 
@@ -70,49 +75,32 @@ class Model:
             observations: (..., T, dim), (T,) for one channel, or any iterable of single observations (..., dim). With
                 several sensory nodes, a mapping from their names to these. NaN is a missing channel, None (or a missing
                 name) a missing node.
-            record: What to keep: a `Record`, or names of quantities.
-            dtype: torch.float64 or torch.float32.
-            device: A device of torch.
-            threads: Threads that torch may use within an operation; 1 is best for small graphs, None leaves torch's
-                own setting.
-            on_divergence: "raise" ends the run with a `DivergenceError`. "stop" ends the batch elements that diverge;
-                `result.diverged` names them, and their traces are NaN from there on. "hold" treats the observation as
-                missing for them, "reset" restarts them with the next one; `result.fallbacks` counts how often.
             progress: Whether to show a progress bar on standard error; by default if that is a terminal.
             times: Time of each observation, if they are not regular.
+            record: What to keep: a `Record`, or names of quantities.
+            dtype: torch.float64 (default) or torch.float32.
+            device: A device of torch; "cpu" unless given.
+            threads: Threads that torch may use within an operation; 1 (default) is best for small graphs, None leaves
+                torch's own setting.
+            on_divergence: "raise" (default) ends the run with a `DivergenceError`. "stop" ends the batch elements that
+                diverge; `result.diverged` names them, and their traces are NaN from there on. "hold" treats the
+                observation as missing for them, "reset" restarts them with the next one; `result.fallbacks` counts
+                how often.
 
         Returns:
             What was recorded.
         """
-        session = self.start(record=record, dtype=dtype, device=device, threads=threads, on_divergence=on_divergence)
+        session = self.start(**options)
         session.run(observations, progress=progress, times=times)
         return session.result()
 
-    def start(
-        self,
-        *,
-        record: Record | Iterable[str] | None = None,
-        dtype: torch.dtype = torch.float64,
-        device: torch.device | str = "cpu",
-        threads: int | None = 1,
-        on_divergence: OnDivergence = "raise",
-    ) -> Session:
+    def start(self, **options: Unpack[RunOptions]) -> Session:
         """A session that takes one observation at a time, `session.step(y)`. The options are those of `run`."""
         from pcnet.engine.session import Session
 
         if self.schedule.on_end:
-            raise ScheduleError(
-                f"{self.schedule.name} is a schedule for recorded data: use model.fit(observations), or a schedule "
-                "without on_end"
-            )
-        return Session(
-            self,
-            record=record,
-            dtype=dtype,
-            device=device_of(device),
-            threads=threads,
-            on_divergence=on_divergence,
-        )
+            raise ScheduleError(f"{self.schedule.name} is for recorded data: use model.fit(observations)")
+        return Session(self, **options)
 
     def fit(
         self,
@@ -122,13 +110,9 @@ class Model:
         tolerance: float = 1e-4,
         estimator: ParameterEstimator | None = None,
         slopes: Literal["exact", "messages"] = "exact",
-        record: Record | Iterable[str] | None = None,
-        dtype: torch.dtype = torch.float64,
-        device: torch.device | str = "cpu",
-        threads: int | None = 1,
-        on_divergence: Literal["raise", "stop"] = "raise",
         progress: bool | None = None,
         times: Iterable[float] | None = None,
+        **options: Unpack[RunOptions],
     ) -> Fit:
         """Fit parameters and precisions to recorded observations by repeated passes; see `pcnet.engine.fit`.
 
@@ -141,8 +125,9 @@ class Model:
             estimator: Estimator of whatever is updated after a pass, instead of its own.
             slopes: "exact" runs 2n + 1 copies side by side, for n fitted numbers, and minimises the free action;
                 "messages" runs one, for large n, and finds where the messages agree, which may differ from the minimum.
-            record: What to keep of the last pass.
-            dtype: As for `run`; so are the options below.
+            progress: As for `run`; so are times and the options. record is for the last pass, and on_divergence is
+                "raise" or "stop".
+            times: Time of each observation.
         """
         from pcnet.engine.fit import fit
 
@@ -154,16 +139,11 @@ class Model:
             tolerance=tolerance,
             estimator=estimator,
             slopes=slopes,
-            record=record,
-            dtype=dtype,
-            device=device_of(device),
-            threads=threads,
-            on_divergence=on_divergence,
             progress=progress,
             times=times,
+            **options,
         )
 
-    # --- drawing and files -----------------------------------------------------------------------------------------
     def draw(self, *, ax: Axes | None = None, dark: bool = False) -> Axes:
         """A drawing of the graph in levels from sensory nodes up, with the clocks of the schedule."""
         return self.graph.draw(self.schedule, ax=ax, dark=dark)
@@ -213,11 +193,9 @@ def fitting_schedule(graph: Graph) -> Schedule:
         names = tuple(dict.fromkeys(link.parent.name for link in above))
         if not names:
             break
-        weighed = [*names, *(below if not levels else [])]
-        precisions = _parents(graph, weighed, Weighs)
-        parameters = _parents(graph, names, Parametrises)
-        levels.append(LevelNodes(names, precisions, parameters))
-        below = list(parameters)
+        precisions = _parents(graph, [*names, *(below if not levels else [])], Weighs)
+        levels.append(LevelNodes(names, precisions, _parents(graph, names, Parametrises)))
+        below = list(levels[-1].parameters)
     if any(not (level.precisions or level.parameters) for level in levels[:-1]):
         raise ScheduleError("a level of the stack has no parameters or precisions; give a schedule")
     return adaptive_filtering(levels=levels, warmup="doubling" if len(levels) == 1 else "none")

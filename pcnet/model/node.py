@@ -13,9 +13,9 @@ from torch import Tensor
 
 from pcnet.errors import GraphError, SettingError
 from pcnet.model.context import B, Neighbours, NodeContext, S
-from pcnet.model.links import Link
+from pcnet.model.links import AnyLink
 from pcnet.numerics.coloured_noise import NoiseSpec
-from pcnet.settings import batch_shape_of, settings
+from pcnet.settings import at_least_1d, batch_shape_of, settings
 
 if TYPE_CHECKING:
     from pcnet.numerics.estimators import ParameterEstimator
@@ -63,6 +63,11 @@ class BatchSpec(NamedTuple):
             value = value.expand(self.batch_shape + inner).reshape(self.batch, *inner)
         return value.expand(self.batch, *inner).contiguous()
 
+    def expand_vector(self, value: Tensor, n: int) -> Tensor:
+        """A setting of one number or (..., n) as (B, n)."""
+        value = at_least_1d(value)
+        return self.expand(value.expand(*value.shape[:-1], n), 1)
+
     def expand_to_batch(self, part: T) -> T:
         """A copy of an integrator, estimator or kernel with settings that are single numbers or (B,)."""
         copied = copy.copy(part)
@@ -87,11 +92,8 @@ class BatchSpec(NamedTuple):
 class Recordable(NamedTuple):
     """A quantity of a node that a run can record, (B, *dims).
 
-    Args:
-        dims: Names of its dimensions.
-        raw: Reads the quantity or, with `transform`, the tensor that it is computed from. The tensor must not change
-            afterwards.
-        transform: Computes the quantity from raw values; called for many ticks at once, as one batch.
+    dims: names of its dimensions. raw: reads the quantity or, with `transform`, the tensor that it is computed from,
+    which must not change afterwards. transform: computes the quantity from raw values of many ticks, as one batch.
     """
 
     dims: tuple[str, ...]
@@ -126,6 +128,10 @@ class Node(ABC, Generic[S, B]):
     """Whether more than one precision node may weigh it, each for a noise of its own."""
     required_actions: ClassVar[tuple[str, ...]] = ()
     """Actions that a schedule must contain for it."""
+    parent_of: ClassVar[tuple[type[AnyLink], ...]] = ()
+    """Kinds of link that it may be the parent of."""
+    child_of: ClassVar[tuple[type[AnyLink], ...]] = ()
+    """Kinds of link that it may be the child of."""
     private_fields: ClassVar[frozenset[str]] = frozenset()
     """Fields of the state on which no message depends, such as accumulators."""
 
@@ -133,14 +139,16 @@ class Node(ABC, Generic[S, B]):
         if not self.name or not self.name.isprintable() or "/" in self.name:
             raise SettingError(f"{type(self).__name__}: a name must be printable text without /, not {self.name!r}")
 
-    # --- composing -----------------------------------------------------------------------------------------------
-    def check_as_parent(self, link: Link[Any, Any]) -> None:
+    def check_as_parent(self, link: AnyLink) -> None:
         """Raise `GraphError` if this node cannot be the parent of a link."""
-        raise GraphError(f"{self.title} cannot be the parent in {self.name!r} {link.key} {link.child.name!r}")
+        shapeless = link.function is not None and link.child.error_shape is None
+        if shapeless or not isinstance(link, self.parent_of):
+            raise GraphError(f"{self.title} cannot be the parent in {self.name!r} {link.key} {link.child.name!r}")
 
-    def check_as_child(self, link: Link[Any, Any]) -> None:
+    def check_as_child(self, link: AnyLink) -> None:
         """Raise `GraphError` if this node cannot be the child of a link."""
-        raise GraphError(f"{self.title} cannot be the child in {link.parent.name!r} {link.key} {self.name!r}")
+        if not isinstance(link, self.child_of):
+            raise GraphError(f"{self.title} cannot be the child in {link.parent.name!r} {link.key} {self.name!r}")
 
     def check(self, links: Neighbours, like: Tensor) -> None:
         """Raise `GraphError` if the node cannot run with these links; `like` has the dtype and device of the run."""
@@ -156,6 +164,12 @@ class Node(ABC, Generic[S, B]):
     def error_shape(self) -> ErrorShape | None:
         """Shape of the node's own error, if it has one."""
         return None
+
+    @property
+    def shape(self) -> ErrorShape:
+        """`error_shape` of a node that has one."""
+        assert self.error_shape is not None
+        return self.error_shape
 
     @property
     def observation_size(self) -> int:
@@ -187,17 +201,11 @@ class Node(ABC, Generic[S, B]):
         """A few words for the summary of the graph."""
         return ""
 
-    def default_estimator(self, link: Link[Any, Any], above: tuple[Link[Any, Any], ...]) -> ParameterEstimator | None:
-        """The estimator for a parameter or precision node above that has none; None for the paper's.
-
-        Args:
-            link: The link from that node.
-            above: All links above this node.
-        """
+    def default_estimator(self, link: AnyLink, above: tuple[AnyLink, ...]) -> ParameterEstimator | None:
+        """The estimator for a parameter or precision node at a link above that has none; None for the paper's."""
         return None
 
-    # --- running -------------------------------------------------------------------------------------------------
-    def noise_spec(self, above: tuple[Link[Any, Any], ...], spec: BatchSpec) -> NoiseSpec | None:
+    def noise_spec(self, above: tuple[AnyLink, ...], spec: BatchSpec) -> NoiseSpec | None:
         """The noise behind the node's own error, as a state above would carry it; None if it cannot."""
         return None
 
@@ -209,11 +217,11 @@ class Node(ABC, Generic[S, B]):
     def init(self, bound: B, spec: BatchSpec) -> S:
         """The state before the first observation."""
 
-    def prediction(self, ctx: NodeContext[S, B], link: Link[Any, Any]) -> Any:
+    def prediction(self, ctx: NodeContext[S, B], link: AnyLink) -> Any:
         """The prediction to send down a link."""
         raise GraphError(f"{self.title} sends no predictions")
 
-    def error(self, ctx: NodeContext[S, B], link: Link[Any, Any]) -> Any:
+    def error(self, ctx: NodeContext[S, B], link: AnyLink) -> Any:
         """The error to send up a link."""
         raise GraphError(f"{self.title} sends no errors")
 

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from pcnet.errors import GraphError
 from pcnet.model.context import Neighbours, NodeContext
-from pcnet.model.links import Link
+from pcnet.model.links import AnyLink
 
-L = TypeVar("L", bound=Link[Any, Any])
+L = TypeVar("L", bound=AnyLink)
 Context = NodeContext[Any, Any]
 
 
@@ -32,7 +32,7 @@ class ForecastContext(NamedTuple):
 
     own: Tensor
     noise: Tensor
-    messages: Mapping[Link[Any, Any], Tensor]
+    messages: Mapping[AnyLink, Tensor]
 
     def of(self, kind: type[L]) -> list[Tensor]:
         """The messages on links of one kind."""
@@ -66,7 +66,7 @@ class Forecasts(ABC):
         """Time derivative of its variables, (B, n)."""
         return torch.zeros_like(now.own)
 
-    def forecast_message(self, ctx: Context, link: Link[Any, Any], now: ForecastContext) -> Tensor:
+    def forecast_message(self, ctx: Context, link: AnyLink, now: ForecastContext) -> Tensor:
         """The value (B, ...) that it would send down a link."""
         raise GraphError(f"{type(self).__name__} {ctx.name!r} cannot be forecast")
 

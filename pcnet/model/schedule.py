@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -106,26 +107,19 @@ class Schedule:
     def check(self, nodes: Mapping[str, AnyNode]) -> None:
         """Raise `ScheduleError` for unknown nodes, and where an action that a node requires is missing."""
         roles = {node.role for node in nodes.values()}
-        for name in nodes:
-            if name in roles:
-                raise ScheduleError(f"the node name {name!r} is also a role in schedules; rename the node")
+        for name in roles & nodes.keys():
+            raise ScheduleError(f"the node name {name!r} is also a role in schedules; rename the node")
         known = {*nodes, *roles, *ROLES}
-        for act in self.all_acts:
-            for name in (*act.nodes, *act.exclude):
-                if name not in known:
-                    raise ScheduleError(
-                        f"{self.name}: there is no node or role {name!r}; nodes: {', '.join(nodes)}; "
-                        f"roles: {', '.join(sorted(roles))}"
-                    )
+        names = f"nodes: {', '.join(nodes)}; roles: {', '.join(sorted(roles))}"
+        for name in (name for act in self.all_acts for name in (*act.nodes, *act.exclude)):
+            if name not in known:
+                raise ScheduleError(f"{self.name}: there is no node or role {name!r}; {names}")
         taken = {(act.action, name) for act in self.acts for name in act.names(nodes)}
         for name, node in nodes.items():
             for action in node.required_actions:
                 if (action, name) not in taken:
-                    remedy = (
-                        f"add act('observe', {name!r})"
-                        if node.observes
-                        else "use a schedule that has it, such as pcnet.adaptive_filtering()"
-                    )
+                    other = "use a schedule that has it, such as pcnet.adaptive_filtering()"
+                    remedy = f"add act('observe', {name!r})" if node.observes else other
                     raise ScheduleError(f"{self.name}: {node.title} never takes the action {action!r}; {remedy}")
 
     def __str__(self) -> str:
@@ -164,6 +158,8 @@ SLOW_STEP: tuple[Action, ...] = ("update", "update_covariance", "renew_prior")
 INITIALISE = act("initialise", "state", repeats=5)
 """Find the first states from the first observation. Repeated, because mappings may be nonlinear."""
 
+OBSERVE_AND_UPDATE = (act("observe", "sensory"), act("update", "state"))
+
 ROLES = ("sensory", "state", "precision", "parameter")
 """Roles that schedules may name even if the graph has no node of that role."""
 
@@ -197,8 +193,7 @@ def odem(every: Any = 64, *, periods: Mapping[str, Any] | None = None) -> Schedu
 
 def generalised_filtering() -> Schedule:
     """States, precisions and parameters at every observation."""
-    filtering = odem(every=1)
-    return Schedule(name="generalised filtering", on_start=filtering.on_start, acts=filtering.acts)
+    return dataclasses.replace(odem(every=1), name="generalised filtering")
 
 
 def states_only() -> Schedule:
@@ -206,12 +201,7 @@ def states_only() -> Schedule:
     return Schedule(
         name="states only",
         on_start=(INITIALISE,),
-        acts=(
-            act("predict", "state"),
-            act("observe", "sensory"),
-            act("update", "state"),
-            act("update_covariance", "state"),
-        ),
+        acts=(act("predict", "state"), *OBSERVE_AND_UPDATE, act("update_covariance", "state")),
     )
 
 
@@ -229,8 +219,7 @@ def batch(nodes: str | Sequence[str] = SLOW) -> Schedule:
         on_start=(INITIALISE,),
         acts=(
             act("predict", "state"),
-            act("observe", "sensory"),
-            act("update", "state"),
+            *OBSERVE_AND_UPDATE,
             act("accumulate", *slow),
             act("update_covariance", "state"),
         ),

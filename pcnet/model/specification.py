@@ -51,16 +51,13 @@ MAX_DEPTH = 40
 def _adaptive_filtering(every: Any = 64, levels: Any = ({},), warmup: Literal["none", "doubling"] = "none") -> Schedule:
     """`adaptive_filtering` with levels as mappings: [{states: [x], precisions: [noise], parameters: []}, …]."""
     if not isinstance(levels, (list, tuple)) or not levels:
-        raise SpecificationError(
-            "levels must be a list, such as [{states: [x], precisions: [noise_x], parameters: []}]"
-        )
-    made = []
+        raise SpecificationError("levels must be a list, such as [{states: [x], precisions: [noise_x]}]")
     for number, level in enumerate(levels):
         _check_keys(level, f"level {number}", LevelNodes._fields)
         for name, nodes in level.items():
             if not isinstance(nodes, list) or not all(isinstance(each, str) for each in nodes):
                 raise SpecificationError(f"level {number}: {name} must be a list of nodes or roles")
-        made.append(LevelNodes(**{name: tuple(nodes) for name, nodes in level.items()}))
+    made = [LevelNodes(**{name: tuple(nodes) for name, nodes in level.items()}) for level in levels]
     return schedules.adaptive_filtering(every, levels=made, warmup=warmup)
 
 
@@ -74,47 +71,34 @@ SCHEDULES: dict[str, Callable[..., Schedule]] = {
 """Schedules that may be given by name, with their arguments."""
 
 
-# --- writing --------------------------------------------------------------------------------------------------------
 def to_spec(model: Model) -> dict[str, Any]:
-    """A model as plain data.
-
-    Raises:
-        SpecificationError: If a function has no name, or a class is not decorated with `settings`.
-    """
+    """A model as plain data; its functions must have names, and its classes be decorated with `settings`."""
     graph, schedule = model
-    spec: dict[str, Any] = {"pcnet": FORMAT, "nodes": {}, "links": []}
-    for name, node in graph.nodes.items():
-        spec["nodes"][name] = {key: value for key, value in _part(node, repr(name)).items() if key != "name"}
+    nodes = {name: _part(node, repr(name)) for name, node in graph.nodes.items()}
+    for part in nodes.values():
+        del part["name"]
+    links = []
     for link in graph.links:
-        item: dict[str, Any] = {link.key: [link.parent.name, link.child.name]}
-        item |= link.to_spec(partial(_plain, where=repr(link)))
-        spec["links"].append(item)
+        ends: dict[str, Any] = {link.key: [link.parent.name, link.child.name]}
+        links.append(ends | link.to_spec(partial(_plain, where=repr(link))))
     acts = {"acts": schedule.acts, "on_start": schedule.on_start}
     acts |= {"on_end": schedule.on_end} if schedule.on_end else {}
-    spec["schedule"] = {"name": schedule.name} | {key: [_act(act) for act in part] for key, part in acts.items()}
-    return spec
+    steps = {"name": schedule.name} | {key: [_act(act) for act in part] for key, part in acts.items()}
+    return {"pcnet": FORMAT, "nodes": nodes, "links": links, "schedule": steps}
 
 
 def _act(act: Act) -> dict[str, Any]:
     found: dict[str, Any] = {act.action: list(act.nodes)}
-    if bool((act.clock.every != 1).any()):
-        found["every"] = act.clock.every.tolist()
-    if act.clock.warmup != "none":
-        found["warmup"] = act.clock.warmup
-    if act.repeats != 1:
-        found["repeats"] = act.repeats
-    if act.exclude:
-        found["exclude"] = list(act.exclude)
-    return found
+    found |= {"every": act.clock.every.tolist()} if bool((act.clock.every != 1).any()) else {}
+    plain = {"warmup": act.clock.warmup, "repeats": act.repeats, "exclude": list(act.exclude)}
+    return found | {name: value for name, value in plain.items() if value not in ("none", 1, [])}
 
 
 def _part(part: Any, where: str) -> dict[str, Any]:
     """The kind of a node, integrator, estimator or kernel, and its settings that differ from their defaults."""
     kind = type(part)
     if kind not in KINDS.get(kind.__name__, ()):
-        raise SpecificationError(
-            f"{where}: decorate {kind.__name__} with pcnet.settings.settings, so that it has a spec"
-        )
+        raise SpecificationError(f"{where}: decorate {kind.__name__} with pcnet.settings.settings")
     found: dict[str, Any] = {"kind": kind.__name__}
     for field in dataclasses.fields(part):
         value, default, place = getattr(part, field.name), default_of(field), f"{where}, {field.name}"
@@ -159,13 +143,8 @@ def _at(where: str) -> Iterator[None]:
         raise SpecificationError(f"{where}: {error}") from None
 
 
-# --- reading --------------------------------------------------------------------------------------------------------
 def from_spec(spec: Mapping[str, Any]) -> Model:
-    """The model that plain data specify; without a schedule, the one that fits its nodes.
-
-    Raises:
-        SpecificationError: With the place of the mistake, for anything that is not a valid model.
-    """
+    """The model that plain data specify; without a schedule, the one that fits its nodes."""
     _check_keys(spec, "the specification of a model", ("pcnet", "nodes", "links", "schedule"), ("nodes", "links"))
     _check_values(spec)
     version = spec.get("pcnet", FORMAT)
@@ -194,9 +173,7 @@ def _make(given: Any, base: type, where: str, extra: Mapping[str, Any] | None = 
     kinds = {name: each for name, each in kinds.items() if each}
     if not isinstance(given, Mapping) or not isinstance(given.get("kind"), str):
         example = next((name for name, (kind, *_) in kinds.items() if not inspect.isabstract(kind)), "…")
-        raise SpecificationError(
-            f"{where}: give a mapping with a kind, such as {{kind: {example}}}, not {_short(given)}"
-        )
+        raise SpecificationError(f"{where}: give a mapping with a kind, {{kind: {example}}}, not {_short(given)}")
     name, settings = given["kind"], dict(extra or {})
     if name not in kinds:
         raise SpecificationError(f"{where}: there is no kind {name!r} that fits here; {suggestion(name, kinds)}")
@@ -308,7 +285,6 @@ def _short(value: Any) -> str:
     return text if len(text) < 80 else text[:77] + "…"
 
 
-# --- types of settings ----------------------------------------------------------------------------------------------
 def is_function(hint: Any) -> bool:
     """Whether a setting is a function; its type is annotated with SkipValidation."""
     return any(type(part).__name__ == SkipValidation.__name__ for part in getattr(hint, "__metadata__", ()))

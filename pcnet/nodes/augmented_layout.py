@@ -14,6 +14,7 @@ from torch import Tensor
 
 from pcnet.model.links import AnyLink, Parametrises, Predicts, Weighs
 from pcnet.numerics.coloured_noise import NoiseModel, NoiseSpec, noise_model
+from pcnet.numerics.trees import spans
 
 
 class NoiseBlock(NamedTuple):
@@ -72,7 +73,6 @@ def make_layout(
     below: Mapping[Predicts, NoiseSpec],
     parameters: Mapping[Parametrises, int],
     like: Tensor,
-    *,
     n_pulses: int,
     learn_noise: bool,
 ) -> AugmentedStateLayout:
@@ -85,25 +85,16 @@ def make_layout(
         levels = spec.levels if learn_noise else 0
         model = noise_model(spec, like, n_pulses)
         latents = spec.channels * model.n_latents
-        blocks[link] = NoiseBlock(
-            len(blocks),
-            slice(channels, channels + spec.channels),
-            slice(size, size + latents),
-            slice(level, level + levels),
-            model,
-            spec.learned_lengthscale,
-        )
+        starts = ((channels, spec.channels), (size, latents), (level, levels))
+        here = [slice(first, first + count) for first, count in starts]
+        blocks[link] = NoiseBlock(len(blocks), here[0], here[1], here[2], model, spec.learned_lengthscale)
         one, each = like.new_ones(1, spec.channels), like.new_ones(spec.channels).diag()
         level_channels.append(one[:levels] if levels <= 1 else each[:levels])
         channels, level, size = channels + spec.channels, level + levels, size + latents
     stacked: Tensor = torch.block_diag(*level_channels)  # type: ignore[no-untyped-call]
-    places, first = {}, 0
-    for parametrises, count in parameters.items():
-        places[parametrises] = slice(first, first + count)
-        first += count
-    mine = {link: blocks[link] for link in own}
-    theirs = {link: blocks[link] for link in below}
-    return AugmentedStateLayout(mine, theirs, places, size, first, stacked)
+    of = dict(zip(parameters, spans(parameters.values()), strict=True))
+    mine, theirs = {link: blocks[link] for link in own}, {link: blocks[link] for link in below}
+    return AugmentedStateLayout(mine, theirs, of, size, sum(parameters.values()), stacked)
 
 
 def repeat_per_channel(loadings: Tensor, channels: int) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import KW_ONLY
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import torch
 from pydantic import AfterValidator
@@ -13,7 +13,7 @@ from torch import Tensor
 from pcnet.errors import GraphError, SettingError
 from pcnet.functions.closed_form import Identity
 from pcnet.model.context import Neighbours, NodeContext
-from pcnet.model.links import Link, Predicts
+from pcnet.model.links import AnyLink, Predicts
 from pcnet.model.messages import GaussianPrediction
 from pcnet.model.node import BatchSpec, Energy, ErrorShape, Node, Recordable
 from pcnet.model.protocols import ForecastContext, Forecasts
@@ -81,20 +81,16 @@ class CategoricalNode(Node[CategoricalState, CategoricalBound], Forecasts):
     def __post_init__(self) -> None:
         Node.__post_init__(self)
         if self.values.dim() < 2 or self.values.shape[-2] < 2:
-            raise SettingError(
-                f"{self.title}: values must end in (categories, parameters), with two categories or more: "
-                "[[0.2], [0.35]] are two of one parameter"
-            )
+            wanted = "(categories, parameters), with two categories or more: [[0.2], [0.35]]"
+            raise SettingError(f"{self.title}: values must end in {wanted}")
         if sum(part is not None for part in (self.stay, self.dwell, self.transition)) != 1:
             raise SettingError(
                 f"{self.title}: give one of stay=0.9, dwell=DwellTime(mean=..., sd=...) and transition=[[...]]"
             )
         k, t = self.categories, self.transition
         if t is not None and (t.dim() < 2 or t.shape[-1] != t.shape[-2] or t.shape[-1] % k):
-            raise SettingError(
-                f"{self.title}: transition must end in ({k}, {k}), one row for each category, or in a multiple of it "
-                f"for stages, not in {tuple(t.shape)[-2:]}"
-            )
+            wanted = f"({k}, {k}), one row for each category, or in a multiple of it for stages"
+            raise SettingError(f"{self.title}: transition must end in {wanted}, not in {tuple(t.shape)[-2:]}")
         if t is not None:
             self._check_sum(t, "each row of transition")
         try:
@@ -125,7 +121,6 @@ class CategoricalNode(Node[CategoricalState, CategoricalBound], Forecasts):
             return self.dwell.stages(self.categories)
         return 1 if self.transition is None else self.transition.shape[-1] // self.categories
 
-    # --- composing -----------------------------------------------------------------------------------------------
     @property
     def error_shape(self) -> ErrorShape:
         """Shape of what it predicts."""
@@ -134,14 +129,12 @@ class CategoricalNode(Node[CategoricalState, CategoricalBound], Forecasts):
     def describe(self) -> str:
         return f"{self.categories} categories" + (f" of {self.stages} stages" if self.stages > 1 else "")
 
-    def check_as_parent(self, link: Link[Any, Any]) -> None:
+    def check_as_parent(self, link: AnyLink) -> None:
         shape = link.child.error_shape
         if not isinstance(link, Predicts) or link.child.observes or shape is None:
             raise GraphError(f"{self.title} predicts parameters: graph.predicts({self.name}, ParameterNode(...))")
         if shape != self.error_shape:
-            raise GraphError(
-                f"{self.title} has values of {self.values.shape[-1]} parameters, {link.child.name!r} has {shape.dim}"
-            )
+            raise GraphError(f"{self.title} has values of {self.values.shape[-1]} parameters, not of {shape.dim}")
         if not isinstance(link.function, Identity):
             raise GraphError(f"{self.title} predicts its values themselves; leave out via")
 
@@ -149,7 +142,6 @@ class CategoricalNode(Node[CategoricalState, CategoricalBound], Forecasts):
         if len(links.below) != 1:
             raise GraphError(f"{self.title} must predict one node: graph.predicts({self.name}, parameters)")
 
-    # --- beginning -----------------------------------------------------------------------------------------------
     def bind(self, links: Neighbours, spec: BatchSpec) -> CategoricalBound:
         k, s = self.categories, self.stages
         first = torch.full((k,), 1 / k, dtype=torch.float64) if self.first is None else self.first
@@ -176,15 +168,12 @@ class CategoricalNode(Node[CategoricalState, CategoricalBound], Forecasts):
         """Predict the moments of the first probabilities."""
         return self._predicted(ctx, ctx.state.probability, torch.zeros_like(ctx.state.lagged_covariance))
 
-    def prediction(self, ctx: Context, link: Link[Any, Any]) -> GaussianPrediction:
+    def prediction(self, ctx: Context, link: AnyLink) -> GaussianPrediction:
         _, mean, covariance, lagged = ctx.state
-        (batch, p), none = mean.shape, mean.new_zeros
-        distribution = PredictiveDistribution(
-            mean, covariance, none(batch, p, 0), none(batch, 0, p, p), none(batch, 0, 0)
-        )
+        (b, p), none = mean.shape, mean.new_zeros
+        distribution = PredictiveDistribution(mean, covariance, none(b, p, 0), none(b, 0, p, p), none(b, 0, 0))
         return ctx.cached("prediction", lambda: GaussianPrediction(distribution, lagged), mean, covariance, lagged)
 
-    # --- actions -------------------------------------------------------------------------------------------------
     def update(self, ctx: Context) -> CategoricalState:
         """p_k ∝ p_k exp(bᵀδ − ½δᵀAδ) with δ the value minus the predicted mean.
 
@@ -227,7 +216,7 @@ class CategoricalNode(Node[CategoricalState, CategoricalBound], Forecasts):
         assert noise is not None
         return noise.variance.diag_embed()
 
-    def forecast_message(self, ctx: Context, link: Link[Any, Any], now: ForecastContext) -> Tensor:
+    def forecast_message(self, ctx: Context, link: AnyLink, now: ForecastContext) -> Tensor:
         """The present prediction, as if the category stayed."""
         return now.repeat(ctx.state.predicted_mean)
 
@@ -242,9 +231,5 @@ class CategoricalNode(Node[CategoricalState, CategoricalBound], Forecasts):
             "probability": Recordable(("category",), lambda ctx: ctx.state.probability.sum(-1)),
             "stage": Recordable(("category", "stage"), lambda ctx: ctx.state.probability),
             "mean": Recordable(shape, lambda ctx: ctx.state.predicted_mean[:, None]),
-            "sd": Recordable(
-                shape,
-                lambda ctx: ctx.state.predicted_covariance,
-                lambda found: standard_deviations(found)[..., None, :],
-            ),
+            "sd": Recordable(shape, lambda ctx: standard_deviations(ctx.state.predicted_covariance)[:, None]),
         }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -11,9 +11,9 @@ from torch import Tensor
 from pcnet.errors import GraphError, SettingError
 from pcnet.functions.check import check_function
 from pcnet.model.context import Neighbours
-from pcnet.model.links import Drives, Link, Predicts, Weighs
+from pcnet.model.links import AnyLink, Drives, Predicts, Weighs
 from pcnet.model.messages import PredictionError, ScoreError
-from pcnet.model.node import BatchSpec, Node
+from pcnet.model.node import BatchSpec
 from pcnet.model.protocols import ForecastContext
 from pcnet.nodes.generalised_variable import (
     Context,
@@ -40,6 +40,8 @@ class CauseNode(GeneralisedVariable):
     _: KW_ONLY
     prior: Vector = number(0.0)
     kind: ClassVar[str] = "cause"
+    parent_of: ClassVar[tuple[type[AnyLink], ...]] = (Predicts, Drives)
+    child_of: ClassVar[tuple[type[AnyLink], ...]] = (Predicts, Weighs)
 
     def __post_init__(self) -> None:
         GeneralisedVariable.__post_init__(self)
@@ -53,30 +55,17 @@ class CauseNode(GeneralisedVariable):
     def describe(self) -> str:
         return f"dim {self.dim}, orders {self.orders}"
 
-    def check_as_parent(self, link: Link[Any, Any]) -> None:
-        if not isinstance(link, Drives):
-            GeneralisedVariable.check_as_parent(self, link)
-
-    def check_as_child(self, link: Link[Any, Any]) -> None:
-        if not isinstance(link, (Predicts, Weighs)):
-            Node.check_as_child(self, link)
-
     def check(self, links: Neighbours, like: Tensor) -> None:
         if not links.below:
             raise GraphError(f"{self.title} has no effect: add graph.drives({self.name}, state)")
         if not links.above_of(Weighs):
-            raise GraphError(
-                f"{self.title} has no precision: add graph.weighs(PrecisionNode(...), {self.name}) for its deviation "
-                "from what is predicted"
-            )
+            raise GraphError(f"{self.title} has no precision: add graph.weighs(PrecisionNode(...), {self.name})")
         for link in links.below_of(Predicts):
-            if link.child.error_shape is not None:
-                what = f"the mapping from {self.name!r} to {link.child.name!r}"
-                check_function(what, link.function, self.dim, 0, link.child.error_shape.dim, like)
+            what = f"the mapping from {self.name!r} to {link.child.name!r}"
+            check_function(what, link.function, self.dim, 0, link.child.shape.dim, like)
 
     def bind(self, links: Neighbours, spec: BatchSpec) -> GeneralisedBound:
-        prior = at_least_1d(self.prior)
-        value = spec.expand(prior.expand(*prior.shape[:-1], self.dim), 1)
+        value = spec.expand_vector(self.prior, self.dim)
         at_rest = torch.constant_pad_nd(value[:, None], (0, 0, 0, self.orders - 1))
         return GeneralisedVariable.bind(self, links, spec)._replace(prior=at_rest)
 
@@ -84,7 +73,7 @@ class CauseNode(GeneralisedVariable):
         """Start at the predicted value."""
         return ctx.state if self.initial_mean is not None else ctx.state._replace(mean=self._predicted(ctx))
 
-    def error(self, ctx: Context, link: Link[Any, Any]) -> ScoreError | PredictionError:
+    def error(self, ctx: Context, link: AnyLink) -> ScoreError | PredictionError:
         local = self.local_errors(ctx)
         if isinstance(link, Weighs):
             return precision_score(local.precision, local.error, local.weighted)
@@ -101,16 +90,13 @@ class CauseNode(GeneralisedVariable):
             error = mean - self._predicted(ctx)
             batch, n = mean.shape[0], self.orders * self.dim
             jacobian = torch.eye(n, dtype=mean.dtype, device=mean.device).expand(batch, -1, -1)
-            mappings = {}
-            for below in ctx.below_of(Predicts):
-                shape = below.child.error_shape
-                assert shape is not None
-                mappings[below] = below.function.linearise(mean, mean.new_zeros(batch, 0), shape.rows)
+            none, links = mean.new_zeros(batch, 0), ctx.below_of(Predicts)
+            mappings = {link: link.function.linearise(mean, none, link.child.shape.rows) for link in links}
             return LocalErrors(error, jacobian, precision, precision.weigh(error), mappings)
 
         return ctx.cached("local errors", compute, mean, *[ctx.message(link).value for link in ctx.above])
 
-    def forecast_message(self, ctx: Context, link: Link[Any, Any], now: ForecastContext) -> Tensor:
+    def forecast_message(self, ctx: Context, link: AnyLink, now: ForecastContext) -> Tensor:
         given = now.of(Predicts)
         value = (sum(given[1:], given[0]) if given else now.repeat(ctx.bound.prior[:, 0])) + now.noise
         return value if link.function is None else link.function(value, value.new_zeros(*value.shape[:-1], 0))

@@ -8,15 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pcnet.errors import GraphError
+from pcnet.errors import GraphError, SettingError
 from pcnet.functions.base import Function
 from pcnet.functions.check import check_function
 from pcnet.functions.linearisation import Linearisation
+from pcnet.functions.traced import as_function
 from pcnet.model.context import Neighbours, NodeContext
-from pcnet.model.links import Drives, Parametrises, Predicts, Weighs
+from pcnet.model.links import AnyLink, Drives, Parametrises, Predicts, Weighs
 from pcnet.model.messages import PredictionError
 from pcnet.model.node import Node
-from pcnet.model.protocols import ForecastContext
+from pcnet.model.protocols import ForecastContext, Forecasts
 from pcnet.numerics.branching import holds
 
 MAX_HALVINGS = 30
@@ -29,16 +30,13 @@ def check_state(node: Node[Any, Any], dim: int, flow: Function, links: Neighbour
     if not links.below:
         raise GraphError(f"{node.title} predicts nothing: add graph.predicts({node.name}, node)")
     if not links.above_of(Weighs):
-        raise GraphError(
-            f"{node.title} has no precision: add graph.weighs(PrecisionNode(...), {node.name}) for its motion error"
-        )
+        raise GraphError(f"{node.title} has no precision: add graph.weighs(PrecisionNode(...), {node.name})")
     causes = [link.parent for link in links.above_of(Drives)]
-    width = sum(cause.error_shape.dim for cause in causes if cause.error_shape is not None)
+    width = sum(cause.shape.dim for cause in causes)
     functions: list[tuple[str, Function, Node[Any, Any] | None, int]] = [(f"the flow of {node.title}", flow, None, dim)]
     for link in links.below_of(Predicts):
-        assert link.child.error_shape is not None
         what = f"the mapping from {node.name!r} to {link.child.name!r}"
-        functions.append((what, link.function, link.child, link.child.error_shape.dim))
+        functions.append((what, link.function, link.child, link.child.shape.dim))
     for what, function, of, out in functions:
         if function.takes_causes and not causes:
             raise GraphError(f"{what} takes causes: add graph.drives(cause, {node.name})")
@@ -70,10 +68,7 @@ def first_value(
 ) -> Tensor:
     """One Gauss–Newton step of a value (B, dim) on the errors from below, halved until these fall.
 
-    Args:
-        value: Where to start.
-        mappings: The mappings to the nodes below, linearised there.
-        errors: Gives the errors from below at a value.
+    mappings: those to the nodes below, linearised at the value. errors: gives the errors from below at a value.
     """
     dim, found = value.shape[-1], errors(value)
     before = _squared(found)
@@ -102,3 +97,26 @@ def future_value(ctx: Context, function: Function, of: Node[Any, Any] | None, no
     parameters = [now.messages[link] for link in ctx.above_of(Parametrises, of)]
     none = now.own.new_zeros(*now.own.shape[:-1], 0)
     return function(torch.cat([now.own, *causes], -1), torch.cat(parameters, -1) if parameters else none)
+
+
+class FlowForecasts(Forecasts):
+    """A state whose own variables move by its flow, in forecasts."""
+
+    flow: Any
+
+    def velocity(self, ctx: Context, now: ForecastContext) -> Tensor:
+        return future_value(ctx, self.flow, None, now) + now.noise
+
+    def forecast_message(self, ctx: Context, link: AnyLink, now: ForecastContext) -> Tensor:
+        assert link.function is not None
+        return future_value(ctx, link.function, link.child, now)
+
+    def forecast_value(self, ctx: Context, now: ForecastContext) -> Tensor:
+        return now.own
+
+
+def checked_flow(node: Node[Any, Any], flow: Any, dim: int) -> Function:
+    """The flow of a state as a `Function`."""
+    if flow is None:
+        raise SettingError(f"{node.title}: give a flow; for a random walk, lambda x, theta: 0 * x")
+    return as_function(flow, dim)

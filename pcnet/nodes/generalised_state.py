@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import KW_ONLY
 from typing import Any, ClassVar, Literal
 
@@ -12,21 +13,21 @@ from torch import Tensor
 from pcnet.errors import GraphError, SettingError
 from pcnet.functions.base import Function, subtract_contracted_hessian
 from pcnet.functions.linearisation import Linearisation
-from pcnet.functions.traced import as_function
 from pcnet.model.context import Neighbours
-from pcnet.model.links import Drives, Link, Parametrises, Predicts, Weighs
-from pcnet.model.messages import Error, PredictionError, ScoreError
-from pcnet.model.node import Node
-from pcnet.model.protocols import ForecastContext, ForecastStart
-from pcnet.nodes.flow import check_state, first_value, future_value, parameters_of
+from pcnet.model.links import AnyLink, Drives, Parametrises, Predicts, Weighs
+from pcnet.model.messages import PredictionError, ScoreError
+from pcnet.model.node import AnyNode
+from pcnet.model.protocols import ForecastStart
+from pcnet.nodes.flow import FlowForecasts, check_state, checked_flow, first_value, parameters_of
 from pcnet.nodes.generalised_variable import Context, GeneralisedState, GeneralisedVariable, LocalErrors
 from pcnet.nodes.precision import precision_score
 from pcnet.numerics.precision import DenseCurvature
+from pcnet.numerics.trees import spans
 from pcnet.settings import settings
 
 
 @settings
-class GeneralisedStateNode(GeneralisedVariable):
+class GeneralisedStateNode(FlowForecasts, GeneralisedVariable):
     """A generalised hidden state (..., orders, dim) with a flow, which predicts the nodes below it.
 
     Local energy ½ε̃ᵀΠ̃ε̃ − ½log|Π̃| of the motion error ε̃ = Dx̃ − f̃(x̃, ṽ, θ).
@@ -44,16 +45,14 @@ class GeneralisedStateNode(GeneralisedVariable):
     last_error: Literal["keep", "drop"] = "keep"
     jacobian_derivative: Literal["keep", "drop"] = "keep"
     kind: ClassVar[str] = "state"
+    child_of: ClassVar[tuple[type[AnyLink], ...]] = (Drives, Parametrises, Weighs)
 
     def __post_init__(self) -> None:
         GeneralisedVariable.__post_init__(self)
         if self.last_error == "drop" and self.orders < 2:
             raise SettingError(f"{self.title}: last_error='drop' leaves no motion error with one order; use orders=2")
-        if self.flow is None:
-            raise SettingError(f"{self.title}: give a flow; for a random walk, lambda x, theta: 0 * x")
-        object.__setattr__(self, "flow", as_function(self.flow, self.dim))
+        object.__setattr__(self, "flow", checked_flow(self, self.flow, self.dim))
 
-    # --- composing -----------------------------------------------------------------------------------------------
     @property
     def rows(self) -> int:
         return self.orders if self.last_error == "keep" else self.orders - 1
@@ -61,21 +60,14 @@ class GeneralisedStateNode(GeneralisedVariable):
     def describe(self) -> str:
         return f"dim {self.dim}, orders {self.orders}, flow {self.flow!r}"
 
-    def check_as_child(self, link: Link[Any, Any]) -> None:
-        if not isinstance(link, (Drives, Parametrises, Weighs)):
-            Node.check_as_child(self, link)
-
     def check(self, links: Neighbours, like: Tensor) -> None:
         check_state(self, self.dim, self.flow, links, like)
         for link in links.above_of(Drives):
-            shape = link.parent.error_shape
-            if shape is not None and shape.rows > self.orders:
-                raise GraphError(
-                    f"{self.title} has {self.orders} orders, fewer than the {shape.rows} of its cause "
-                    f"{link.parent.name!r}; give {self.name!r} more orders"
-                )
+            rows = link.parent.shape.rows
+            if rows > self.orders:
+                of = f"the {rows} of its cause {link.parent.name!r}"
+                raise GraphError(f"{self.title} has {self.orders} orders, fewer than {of}; give it more orders")
 
-    # --- beginning -----------------------------------------------------------------------------------------------
     def initialise(self, ctx: Context) -> GeneralisedState:
         """Find the value from the first observation; the velocity then follows the flow.
 
@@ -103,8 +95,7 @@ class GeneralisedStateNode(GeneralisedVariable):
         """The state with this value (B, dim), at rest."""
         return ctx.state._replace(mean=torch.constant_pad_nd(value[:, None], (0, 0, 0, self.orders - 1)))
 
-    # --- messages ------------------------------------------------------------------------------------------------
-    def error(self, ctx: Context, link: Link[Any, Any]) -> ScoreError | PredictionError:
+    def error(self, ctx: Context, link: AnyLink) -> ScoreError | PredictionError:
         local = self.local_errors(ctx)
         if isinstance(link, Weighs):
             return precision_score(local.precision, local.error, local.weighted)
@@ -116,9 +107,7 @@ class GeneralisedStateNode(GeneralisedVariable):
         (below,) = (other for other in ctx.below_of(Predicts) if other.child is link.of)
         return self._parameter_error(ctx, link, below.function, ctx.error(below))
 
-    def _parameter_error(
-        self, ctx: Context, link: Link[Any, Any], function: Function, error: PredictionError
-    ) -> ScoreError:
+    def _parameter_error(self, ctx: Context, link: AnyLink, function: Function, error: PredictionError) -> ScoreError:
         """An error, pulled back to the parameters of the function that made the prediction."""
         weighted, rows = error.weighted, error.weighted.shape[1]
         x = self._argument(ctx, function)
@@ -153,12 +142,10 @@ class GeneralisedStateNode(GeneralisedVariable):
             return DenseCurvature(sum(parts, local.precision.quadratic_form(own)))
 
         def remainder() -> Tensor:
-            start, cause = self._place(ctx, link), link.parent.error_shape
-            assert cause is not None
+            here = self._causes(ctx)[link]
             found = weighted.new_zeros(batch, weighted.shape[1], weighted.shape[1])
             for hessian in self._contracted_hessians(ctx, with_causes_only=True):
-                block = hessian[:, : cause.rows, start : start + cause.dim, start : start + cause.dim]
-                found = subtract_contracted_hessian(found, block)
+                found = subtract_contracted_hessian(found, hessian[:, : link.parent.shape.rows, here, here])
             for below, slope in through.items():
                 passed_on = ctx.error(below).remainder
                 found = found if passed_on is None else found + slope.mT @ passed_on @ slope
@@ -167,22 +154,10 @@ class GeneralisedStateNode(GeneralisedVariable):
         answer = (lambda: self.eliminated_error(ctx, own, through)) if ctx.bound.integrator.implicit else None
         return PredictionError(weighted, precision, remainder, answer)
 
-    # --- forecasts -----------------------------------------------------------------------------------------------
     def forecast_start(self, ctx: Context) -> ForecastStart:
         mean, covariance = (self.quantities[name].read(ctx) for name in ("mean", "covariance"))
         return ForecastStart(mean[:, 0], covariance[:, : self.dim, : self.dim])
 
-    def velocity(self, ctx: Context, now: ForecastContext) -> Tensor:
-        return future_value(ctx, self.flow, None, now) + now.noise
-
-    def forecast_message(self, ctx: Context, link: Link[Any, Any], now: ForecastContext) -> Tensor:
-        assert link.function is not None
-        return future_value(ctx, link.function, link.child, now)
-
-    def forecast_value(self, ctx: Context, now: ForecastContext) -> Tensor:
-        return now.own
-
-    # --- shared by the rules -------------------------------------------------------------------------------------
     def local_errors(self, ctx: Context) -> LocalErrors:
         mean = ctx.state.mean
 
@@ -194,22 +169,21 @@ class GeneralisedStateNode(GeneralisedVariable):
             error = target - flow.value
             mappings, mapped = {}, {}
             for below in ctx.below_of(Predicts):
-                shape = below.child.error_shape
-                assert shape is not None
-                mappings[below], slopes = self._linearise(ctx, below.function, below.child, shape.rows)
+                mappings[below], slopes = self._linearise(ctx, below.function, below.child, below.child.shape.rows)
                 if slopes:
                     mapped[below] = slopes
             jacobian = ctx.bound.shift[:, : self.rows * self.dim] - flow.slope
-            own = {
-                cause: -by_cause[cause] if by_cause else jacobian.new_zeros(*flow.slope.shape[:2], _size(cause))
+            none = {
+                cause: jacobian.new_zeros(*jacobian.shape[:2], math.prod(cause.parent.shape))
                 for cause in ctx.above_of(Drives)
             }
+            own = {cause: -slope for cause, slope in (by_cause or none).items()}
             return LocalErrors(error, jacobian, precision, precision.weigh(error), mappings, own, mapped)
 
         return ctx.cached("local errors", compute, mean, *[ctx.message(link).value for link in ctx.above])
 
     def _linearise(
-        self, ctx: Context, function: Function, of: Node[Any, Any] | None, rows: int
+        self, ctx: Context, function: Function, of: AnyNode | None, rows: int
     ) -> tuple[Linearisation, dict[Drives, Tensor]]:
         """A function, linearised in the state, and its Jacobians with respect to the causes, if it takes them."""
         theta = parameters_of(ctx, of, ctx.state.mean)
@@ -218,12 +192,8 @@ class GeneralisedStateNode(GeneralisedVariable):
             found = Linearisation(found.value, found.jacobian, None, self.orders)
         if not function.takes_causes:
             return found, {}
-        parts, first = {}, self.dim
-        for link in ctx.above_of(Drives):
-            shape = link.parent.error_shape
-            assert shape is not None
-            parts[link] = found.restrict(slice(first, first + shape.dim), shape.rows).slope
-            first += shape.dim
+        causes = self._causes(ctx).items()
+        parts = {link: found.restrict(here, link.parent.shape.rows).slope for link, here in causes}
         return found.restrict(slice(self.dim), self.orders), parts
 
     def subtract_second_derivatives(self, ctx: Context, curvature: Tensor) -> Tensor:
@@ -233,13 +203,9 @@ class GeneralisedStateNode(GeneralisedVariable):
 
     def _contracted_hessians(self, ctx: Context, with_causes_only: bool = False) -> list[Tensor]:
         """Σ ξ ∂²f̃/∂x̃² of the flow and, with the errors from below, of the mappings; see `Function`."""
-        functions: list[tuple[Function, Node[Any, Any] | None, Error[Any]]] = [
-            (link.function, link.child, ctx.error(link)) for link in ctx.below_of(Predicts)
-        ]
-        weighted = [self.local_errors(ctx).weighted, *(error.weighted for _, _, error in functions)]
-        pairs = [(self.flow, None), *((function, of) for function, of, _ in functions)]
+        own: tuple[Function, AnyNode | None, Tensor] = (self.flow, None, self.local_errors(ctx).weighted)
         found = []
-        for (function, of), xi in zip(pairs, weighted, strict=True):
+        for function, of, xi in (own, *((b.function, b.child, ctx.error(b).weighted) for b in ctx.below_of(Predicts))):
             if function.takes_causes or not with_causes_only:
                 theta = parameters_of(ctx, of, ctx.state.mean)
                 hessian = function.contracted_hessian(self._argument(ctx, function), theta, xi)
@@ -259,28 +225,12 @@ class GeneralisedStateNode(GeneralisedVariable):
 
         return ctx.cached("state and causes", joined, mean, *causes)
 
-    def _place(self, ctx: Context, link: Drives) -> int:
-        """Index of the first element of a cause in the argument of a function."""
-        first = self.dim
-        for other in ctx.above_of(Drives):
-            if other is link:
-                break
-            assert other.parent.error_shape is not None
-            first += other.parent.error_shape.dim
-        return first
+    def _causes(self, ctx: Context) -> dict[Drives, slice]:
+        """The places of the causes in the argument of a function."""
+        links = ctx.above_of(Drives)
+        return dict(zip(links, spans((link.parent.shape.dim for link in links), self.dim), strict=True))
 
-    def _slice(self, ctx: Context, link: Link[Any, Any]) -> slice:
+    def _slice(self, ctx: Context, link: AnyLink) -> slice:
         """The place of a parameter node among the parameters of its function."""
-        first = 0
-        for other in ctx.above_of(Parametrises, link.of):
-            size = other.parent.n_parameters
-            if other is link:
-                return slice(first, first + size)
-            first += size
-        raise AssertionError(f"{link!r} is no link of {self.name!r}")
-
-
-def _size(link: Drives) -> int:
-    shape = link.parent.error_shape
-    assert shape is not None
-    return shape.rows * shape.dim
+        links: tuple[AnyLink, ...] = ctx.above_of(Parametrises, link.of)
+        return spans(other.parent.n_parameters for other in links)[links.index(link)]

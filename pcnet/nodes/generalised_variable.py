@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import KW_ONLY
 from functools import partial
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from pydantic import Field
@@ -16,7 +16,7 @@ from torch import Tensor
 from pcnet.errors import GraphError, SettingError
 from pcnet.functions.linearisation import Linearisation
 from pcnet.model.context import Neighbours, NodeContext
-from pcnet.model.links import Drives, Link, Predicts
+from pcnet.model.links import AnyLink, Drives, Predicts
 from pcnet.model.messages import PointPrediction, PredictionError
 from pcnet.model.node import INDEFINITE, BatchSpec, Energy, ErrorShape, Indefinite, Node, Recordable
 from pcnet.model.protocols import Forecasts
@@ -65,16 +65,10 @@ class LocalErrors(NamedTuple):
     mapped: Mapping[Predicts, Mapping[Drives, Tensor]] = MappingProxyType({})
 
 
-Answer = Callable[[PredictionError], PredictionError]
-"""Which errors from below to use: as they are, or after the senders' own answer (elimination)."""
-
-
-def as_is(error: PredictionError) -> PredictionError:
-    return error
-
-
-def eliminated(error: PredictionError) -> PredictionError:
-    return error.eliminated
+def _error(ctx: Context, link: Predicts | Drives, eliminate: bool) -> PredictionError:
+    """The error on a link below; eliminate: the one that is left after the sender's own answer."""
+    error: PredictionError = ctx.error(link)
+    return error.eliminated if eliminate else error
 
 
 @settings
@@ -101,18 +95,16 @@ class GeneralisedVariable(Node[GeneralisedState, GeneralisedBound], Forecasts):
     curvature: Literal["gauss-newton", "exact"] = "gauss-newton"
     indefinite: Indefinite = "clamp"
     role: ClassVar[str] = "state"
+    parent_of: ClassVar[tuple[type[AnyLink], ...]] = (Predicts,)
     private_fields: ClassVar[frozenset[str]] = frozenset({"precision", "log_det_covariance", "regularised"})
 
     def __post_init__(self) -> None:
         Node.__post_init__(self)
         shape = (self.orders, self.dim)
         if self.initial_mean is not None and tuple(self.initial_mean.shape[-2:]) != shape:
-            raise SettingError(
-                f"{self.title}: initial_mean has shape {tuple(self.initial_mean.shape)}; "
-                f"it must end in (orders, dim) = {shape}"
-            )
+            given = tuple(self.initial_mean.shape)
+            raise SettingError(f"{self.title}: initial_mean has shape {given}; it must end in (orders, dim) = {shape}")
 
-    # --- composing -----------------------------------------------------------------------------------------------
     @property
     def rows(self) -> int:
         """Orders of the node's own error."""
@@ -122,19 +114,15 @@ class GeneralisedVariable(Node[GeneralisedState, GeneralisedBound], Forecasts):
     def error_shape(self) -> ErrorShape:
         return ErrorShape(self.rows, self.dim)
 
-    def check_as_parent(self, link: Link[Any, Any]) -> None:
-        if not isinstance(link, Predicts):
-            Node.check_as_parent(self, link)
+    def check_as_parent(self, link: AnyLink) -> None:
+        super().check_as_parent(link)
         shape = link.child.error_shape
-        if shape is None:
-            Node.check_as_parent(self, link)
-        elif shape.rows > self.orders:
+        if isinstance(link, Predicts) and shape is not None and shape.rows > self.orders:
             raise GraphError(
                 f"{self.title} has {self.orders} orders and cannot predict the {shape.rows} of "
                 f"{link.child.name!r}; give {self.name!r} more orders or {link.child.name!r} fewer"
             )
 
-    # --- beginning -----------------------------------------------------------------------------------------------
     def bind(self, links: Neighbours, spec: BatchSpec) -> GeneralisedBound:
         zero = spec.zeros(self.orders, self.dim)
         mean = zero if self.initial_mean is None else spec.expand(self.initial_mean, 2)
@@ -145,8 +133,7 @@ class GeneralisedVariable(Node[GeneralisedState, GeneralisedBound], Forecasts):
         none = spec.zeros()
         return GeneralisedState(bound.initial_mean, spec.eye(self.orders * self.dim), none, none)
 
-    # --- messages ------------------------------------------------------------------------------------------------
-    def prediction(self, ctx: Context, link: Link[Any, Any]) -> PointPrediction:
+    def prediction(self, ctx: Context, link: AnyLink) -> PointPrediction:
         if isinstance(link, Predicts):
             return PointPrediction(self.local_errors(ctx).mappings[link].value)
         return PointPrediction(ctx.state.mean)
@@ -155,11 +142,7 @@ class GeneralisedVariable(Node[GeneralisedState, GeneralisedBound], Forecasts):
         """The error about p that is left once this node has moved in answer to it.
 
         With the implicit step M δx = r, M = I/h − D + κH, r = Dx̃ − κ∇: −∂E/∂p becomes w − H_px M⁻¹r, and ∂²E/∂p²
-        H_pp − κH_px M⁻¹H_xp.
-
-        Args:
-            own: ∂ε/∂p, (B, rows·dim, p).
-            through: ∂g̃/∂p of the mappings that p is part of.
+        H_pp − κH_px M⁻¹H_xp. own: ∂ε/∂p, (B, rows·dim, p). through: ∂g̃/∂p of the mappings that p is part of.
         """
         local, batch = self.local_errors(ctx), ctx.state.mean.shape[0]
         weighted = -torch.bmm(local.weighted.view(batch, 1, -1), own.expand(batch, -1, -1))[:, 0]
@@ -171,12 +154,10 @@ class GeneralisedVariable(Node[GeneralisedState, GeneralisedBound], Forecasts):
             curvature = curvature + error.precision.bilinear_form(slope, slope)
             cross = cross + error.precision.bilinear_form(local.mappings[link].slope, slope)
         answer = ctx.bound.integrator.joint_step(self._quadratic(ctx), cross)
+        weighted = weighted - torch.bmm(cross.mT, answer.step[..., None])[..., 0]
         left = curvature - torch.bmm(cross.mT, answer.sensitivity)
-        return PredictionError(
-            weighted - torch.bmm(cross.mT, answer.step[..., None])[..., 0], lambda: DenseCurvature(left)
-        )
+        return PredictionError(weighted, lambda: DenseCurvature(left))
 
-    # --- actions -------------------------------------------------------------------------------------------------
     def update(self, ctx: Context) -> GeneralisedState:
         mean = ctx.state.mean
         step = ctx.bound.integrator.step(self._quadratic(ctx))
@@ -187,22 +168,19 @@ class GeneralisedVariable(Node[GeneralisedState, GeneralisedBound], Forecasts):
         flat = ctx.state.mean.flatten(1)
         motion = torch.constant_pad_nd(flat[:, self.dim :], (0, self.dim))
         integrator, shift = ctx.bound.integrator, ctx.bound.shift
+        gradient = self.gradient(ctx, integrator.implicit)
         if integrator.implicit:
-            gradient, curvature = self._gradient(ctx, eliminated), self._gauss_newton(ctx, eliminated)
-            return LocalQuadratic(flat, motion, shift, gradient, curvature, ctx.relative_dt)
-        exact = self.hessian(ctx) if integrator.needs_curvature else None
-        return LocalQuadratic(flat, motion, shift, self.gradient(ctx), exact, ctx.relative_dt)
+            curvature: Tensor | None = self._gauss_newton(ctx, eliminate=True)
+        else:
+            curvature = self.hessian(ctx) if integrator.needs_curvature else None
+        return LocalQuadratic(flat, motion, shift, gradient, curvature, ctx.relative_dt)
 
     def update_covariance(self, ctx: Context) -> GeneralisedState:
-        state, found = ctx.state, laplace_posterior(self.hessian(ctx))
-        regularised = state.regularised
-        if found.regularised is not None:
-            if self.indefinite == "raise":
-                ctx.mark_diverged(found.regularised, INDEFINITE)
-            regularised = regularised + found.regularised
-        return state._replace(
-            precision=found.precision, log_det_covariance=found.log_det_covariance, regularised=regularised
-        )
+        (precision, log_det, found), count = laplace_posterior(self.hessian(ctx)), ctx.state.regularised
+        if found is not None and self.indefinite == "raise":
+            ctx.mark_diverged(found, INDEFINITE)
+        count = count if found is None else count + found
+        return ctx.state._replace(precision=precision, log_det_covariance=log_det, regularised=count)
 
     def energy(self, ctx: Context) -> Energy:
         local = self.local_errors(ctx)
@@ -214,45 +192,39 @@ class GeneralisedVariable(Node[GeneralisedState, GeneralisedBound], Forecasts):
 
     @property
     def quantities(self) -> Mapping[str, Recordable]:
-        shape = ("order", "dimension")
+        def sd(precision: Tensor) -> Tensor:
+            return standard_deviations(covariance_of(precision)).view(-1, self.orders, self.dim)
+
+        shape, errors = ("order", "dimension"), ("error_order", "dimension")
         return {
             "mean": Recordable(shape, lambda ctx: ctx.state.mean),
-            "sd": Recordable(shape, lambda ctx: ctx.state.precision, self._sd),
+            "sd": Recordable(shape, lambda ctx: ctx.state.precision, sd),
             "covariance": Recordable(("element", "element_"), lambda ctx: ctx.state.precision, covariance_of),
-            "error": Recordable(("error_order", "dimension"), lambda ctx: self.local_errors(ctx).error),
-            "weighted_error": Recordable(("error_order", "dimension"), lambda ctx: self.local_errors(ctx).weighted),
+            "error": Recordable(errors, lambda ctx: self.local_errors(ctx).error),
+            "weighted_error": Recordable(errors, lambda ctx: self.local_errors(ctx).weighted),
         }
 
-    # --- shared by the rules -------------------------------------------------------------------------------------
     @abstractmethod
     def local_errors(self, ctx: Context) -> LocalErrors:
         """The node's own error and its mappings; computed once for the same belief and messages."""
 
-    def _sd(self, precision: Tensor) -> Tensor:
-        return standard_deviations(covariance_of(precision)).view(-1, self.orders, self.dim)
-
-    def gradient(self, ctx: Context) -> Tensor:
-        return self._gradient(ctx, as_is)
-
-    def _gradient(self, ctx: Context, answer: Answer) -> Tensor:
-        local = self.local_errors(ctx)
-        batch = local.weighted.shape[0]
+    def gradient(self, ctx: Context, eliminate: bool = False) -> Tensor:
+        local, batch = self.local_errors(ctx), ctx.state.mean.shape[0]
         gradient = torch.bmm(local.weighted.flatten(1)[:, None], local.jacobian)[:, 0]
         for link, mapping in local.mappings.items():
-            weighted = answer(ctx.error(link)).weighted.view(batch, *mapping.value.shape[1:])
+            weighted = _error(ctx, link, eliminate).weighted.view(batch, *mapping.value.shape[1:])
             gradient = gradient - mapping.vjp(weighted)
         for driven in ctx.below_of(Drives):
-            gradient = gradient - answer(ctx.error(driven)).weighted
+            gradient = gradient - _error(ctx, driven, eliminate).weighted
         return gradient
 
     def hessian(self, ctx: Context) -> Tensor:
-        curvature = self._gauss_newton(ctx, as_is)
+        curvature = self._gauss_newton(ctx)
         if self.curvature == "gauss-newton":
             return curvature
         for link, mapping in self.local_errors(ctx).mappings.items():
-            remainder = ctx.error(link).remainder
-            if remainder is not None:
-                curvature = curvature + mapping.slope.mT @ remainder @ mapping.slope
+            remainder, slope = ctx.error(link).remainder, mapping.slope
+            curvature = curvature if remainder is None else curvature + slope.mT @ remainder @ slope
         for driven in ctx.below_of(Drives):
             remainder = ctx.error(driven).remainder
             curvature = curvature if remainder is None else curvature + remainder
@@ -262,16 +234,16 @@ class GeneralisedVariable(Node[GeneralisedState, GeneralisedBound], Forecasts):
         """A curvature minus Σ ξ ∂²/∂x̃² of everything that is nonlinear in the belief."""
         return curvature
 
-    def _gauss_newton(self, ctx: Context, answer: Answer) -> Tensor:
+    def _gauss_newton(self, ctx: Context, eliminate: bool = False) -> Tensor:
         local = self.local_errors(ctx)
         parts = []
         for link, mapping in local.mappings.items():
-            precision = answer(ctx.error(link)).precision
+            precision = _error(ctx, link, eliminate).precision
             # for a linear mapping this changes on the slow clock only
             name, inputs = f"curvature of {link.child.name}", (mapping.jacobian, mapping.jacobian_derivative, precision)
             parts.append(ctx.cached(name, partial(mapping.quadratic_form, precision), *inputs))
         for driven in ctx.below_of(Drives):
-            curvature = answer(ctx.error(driven)).precision
+            curvature = _error(ctx, driven, eliminate).precision
             assert isinstance(curvature, DenseCurvature)
             parts.append(curvature.matrix)
         own = local.precision

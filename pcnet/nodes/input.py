@@ -10,9 +10,9 @@ from torch import Tensor
 
 from pcnet.errors import GraphError, ObservationError
 from pcnet.model.context import Neighbours
-from pcnet.model.links import Link, Predicts
+from pcnet.model.links import AnyLink, Predicts
 from pcnet.model.messages import PointPrediction
-from pcnet.model.node import Energy, Node, Recordable
+from pcnet.model.node import Energy, Recordable
 from pcnet.model.protocols import ForecastContext
 from pcnet.nodes.sensory import Context, SensoryNode, SensoryState
 from pcnet.numerics.branching import holds
@@ -28,14 +28,14 @@ class InputNode(SensoryNode):
     """
 
     kind: ClassVar[str] = "input"
+    parent_of: ClassVar[tuple[type[AnyLink], ...]] = (Predicts,)
+    child_of: ClassVar[tuple[type[AnyLink], ...]] = ()
 
-    def check_as_child(self, link: Link[Any, Any]) -> None:
-        Node.check_as_child(self, link)
-
-    def check_as_parent(self, link: Link[Any, Any]) -> None:
+    def check_as_parent(self, link: AnyLink) -> None:
+        super().check_as_parent(link)
         shape = link.child.error_shape
-        if not isinstance(link, Predicts) or link.child.observes:
-            Node.check_as_parent(self, link)
+        if link.child.observes:
+            raise GraphError(f"{self.title} cannot be the parent in {link!r}: inputs predict causes")
         if shape is None or (shape.rows, shape.dim) != (self.orders, self.dim):
             raise GraphError(f"{self.title} must have the orders and dimensions of {link.child.name!r}, {shape}")
 
@@ -43,7 +43,7 @@ class InputNode(SensoryNode):
         if not links.below:
             raise GraphError(f"{self.title} has no effect: add graph.predicts({self.name}, cause)")
 
-    def prediction(self, ctx: Context, link: Link[Any, Any]) -> PointPrediction:
+    def prediction(self, ctx: Context, link: AnyLink) -> PointPrediction:
         observation = ctx.state.observation
         if self.complete(ctx):
             return PointPrediction(observation)
@@ -56,14 +56,14 @@ class InputNode(SensoryNode):
             raise ObservationError(f"{self.title} has no value yet to hold: its first input must not be missing")
         return state
 
-    def forecast_message(self, ctx: Context, link: Link[Any, Any], now: ForecastContext) -> Tensor:
+    def forecast_message(self, ctx: Context, link: AnyLink, now: ForecastContext) -> Tensor:
         """The last value, held."""
         return now.repeat(ctx.state.observation[:, 0])
 
     def forecast_value(self, ctx: Context, now: ForecastContext) -> None:
         return None
 
-    def error(self, ctx: Context, link: Link[Any, Any]) -> Any:
+    def error(self, ctx: Context, link: AnyLink) -> Any:
         raise GraphError(f"{self.title} has no error")
 
     def energy(self, ctx: Context) -> Energy:

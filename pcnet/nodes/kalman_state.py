@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import KW_ONLY
+from functools import partial
 from typing import Any, ClassVar, NamedTuple, final
 
 import torch
@@ -12,14 +13,13 @@ from torch import Tensor
 
 from pcnet.errors import GraphError, SettingError
 from pcnet.functions.linearisation import Linearisation
-from pcnet.functions.traced import as_function
 from pcnet.model.context import Neighbours, NodeContext, Now
-from pcnet.model.links import Drives, Link, Parametrises, Predicts, Weighs
+from pcnet.model.links import AnyLink, Drives, Parametrises, Predicts, Weighs
 from pcnet.model.messages import GaussianPrediction, ParameterTransition, PredictionError, ScoreError, score_error
 from pcnet.model.node import BatchSpec, Energy, ErrorShape, Node, Recordable
-from pcnet.model.protocols import ForecastContext, Forecasts, ForecastsAlone, ForecastStart, ForecastStep
+from pcnet.model.protocols import ForecastsAlone, ForecastStart, ForecastStep
 from pcnet.nodes.augmented_layout import AugmentedStateLayout, NoiseBlock, make_layout, repeat_per_channel
-from pcnet.nodes.flow import check_state, first_value, future_value, parameters_of
+from pcnet.nodes.flow import FlowForecasts, check_state, checked_flow, first_value, parameters_of
 from pcnet.nodes.precision import PrecisionNode, noise_score_error
 from pcnet.numerics import kalman
 from pcnet.numerics.branching import holds
@@ -28,7 +28,7 @@ from pcnet.numerics.estimators import Newton, NoiseScoring, ParameterEstimator
 from pcnet.numerics.kalman import GaussianWithSensitivities, PredictiveDistribution, ScoreAndInformation
 from pcnet.numerics.kernels import SquaredExponential
 from pcnet.numerics.laplace import standard_deviations
-from pcnet.numerics.trees import select, tree_map
+from pcnet.numerics.trees import select, spans, tree_map
 from pcnet.settings import PositiveVector, Vector, at_least_1d, number, settings
 
 OVERFLOW = "covariance overflowed; pass NaN for outliers, or use on_divergence='hold'"
@@ -103,7 +103,7 @@ def noise_estimator(process: bool = False) -> NoiseScoring:
 
 @final
 @settings
-class KalmanStateNode(Node[KalmanState, KalmanBound], Forecasts, ForecastsAlone):
+class KalmanStateNode(Node[KalmanState, KalmanBound], FlowForecasts, ForecastsAlone):
     """A hidden state (..., dim) that carries mean, covariance and sensitivities from one observation to the next.
 
     `predict` is the time update x ← x + dt f(x, θ), P ← FPFᵀ + Q. `update` is the measurement update with the errors of
@@ -138,19 +138,18 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], Forecasts, ForecastsAlone)
     substeps: int = Field(default=1, ge=1)
     role: ClassVar[str] = "state"
     kind: ClassVar[str] = "state"
+    parent_of: ClassVar[tuple[type[AnyLink], ...]] = (Predicts,)
+    child_of: ClassVar[tuple[type[AnyLink], ...]] = (Parametrises, Weighs)
     sends_covariance: ClassVar[bool] = True
     multiple_noises: ClassVar[bool] = True
     required_actions: ClassVar[tuple[str, ...]] = ("predict", "update")
 
     def __post_init__(self) -> None:
         Node.__post_init__(self)
-        if self.flow is None:
-            raise SettingError(f"{self.title}: give a flow; for a random walk, lambda x, theta: 0 * x")
-        object.__setattr__(self, "flow", as_function(self.flow, self.dim))
+        object.__setattr__(self, "flow", checked_flow(self, self.flow, self.dim))
         if self.initial_mean is not None and at_least_1d(self.initial_mean).shape[-1] != self.dim:
-            raise SettingError(
-                f"{self.title}: initial_mean has shape {tuple(self.initial_mean.shape)}; it must end in {self.dim}"
-            )
+            given = tuple(self.initial_mean.shape)
+            raise SettingError(f"{self.title}: initial_mean has shape {given}; it must end in {self.dim}")
         if at_least_1d(self.initial_sd).shape[-1] not in (1, self.dim):
             raise SettingError(
                 f"{self.title}: initial_sd must be one number or end in {self.dim} (for a batch of single values add a "
@@ -159,7 +158,6 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], Forecasts, ForecastsAlone)
         if 0 < self.n_pulses < 3:
             raise SettingError(f"{self.title}: smooth noise needs n_pulses=3 or more; 0 replaces it by white noise")
 
-    # --- composing -----------------------------------------------------------------------------------------------
     @property
     def error_shape(self) -> ErrorShape:
         return ErrorShape(1, self.dim)
@@ -167,46 +165,34 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], Forecasts, ForecastsAlone)
     def describe(self) -> str:
         return f"dim {self.dim}, flow {self.flow!r}"
 
-    def check_as_parent(self, link: Link[Any, Any]) -> None:
-        if not isinstance(link, Predicts):
-            Node.check_as_parent(self, link)
+    def check_as_parent(self, link: AnyLink) -> None:
+        super().check_as_parent(link)
         shape = link.child.error_shape
-        if shape is None:
-            Node.check_as_parent(self, link)
-        elif shape.rows != 1:
+        if shape is not None and shape.rows != 1:
             raise GraphError(f"{self.title} predicts values only: give {link.child.name!r} one order, orders=1")
 
-    def check_as_child(self, link: Link[Any, Any]) -> None:
+    def check_as_child(self, link: AnyLink) -> None:
         if isinstance(link, (Predicts, Drives)):
             raise GraphError(
                 f"{self.title} cannot be the child in {link.parent.name!r} {link.key} {self.name!r}; use a "
                 "GeneralisedStateNode, or make the input part of the state"
             )
-        if not isinstance(link, (Parametrises, Weighs)):
-            Node.check_as_child(self, link)
+        super().check_as_child(link)
 
     def check(self, links: Neighbours, like: Tensor) -> None:
         check_state(self, self.dim, self.flow, links, like)
 
-    def default_estimator(self, link: Link[Any, Any], above: tuple[Link[Any, Any], ...]) -> ParameterEstimator | None:
+    def default_estimator(self, link: AnyLink, above: tuple[AnyLink, ...]) -> ParameterEstimator | None:
         if isinstance(link, Parametrises):
             return parameter_estimator()
         return noise_estimator(process=isinstance(link, Weighs)) if self.learn_noise else None
 
-    # --- beginning -----------------------------------------------------------------------------------------------
     def bind(self, links: Neighbours, spec: BatchSpec) -> KalmanBound:
-        sd = at_least_1d(self.initial_sd)
-        mean = spec.zeros(self.dim) if self.initial_mean is None else spec.expand(self.initial_mean, 1)
-        variance = spec.expand(sd.expand(*sd.shape[:-1], self.dim), 1) ** 2
-        return KalmanBound(self._layout(links, spec), mean, variance)
-
-    def _layout(self, links: Neighbours, spec: BatchSpec) -> AugmentedStateLayout:
         own: dict[Weighs, NoiseSpec] = {}
         below: dict[Predicts, NoiseSpec] = {}
         for weighs in links.above_of(Weighs):
             assert isinstance(weighs.parent, PrecisionNode)
-            found = weighs.parent.spec_of(weighs, spec)
-            own[weighs] = self._checked(found, self.title)
+            own[weighs] = self._checked(weighs.parent.spec_of(weighs, spec), self.title)
             if own[weighs].learned_lengthscale:
                 raise GraphError(
                     f"the correlation time of {weighs.parent.name!r} cannot be learned, since the noise of "
@@ -222,15 +208,13 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], Forecasts, ForecastsAlone)
         parameters: dict[Parametrises, int] = {}
         for of in (None, *(link.child for link in links.below)):
             parameters |= {link: link.parent.n_parameters for link in links.above_of(Parametrises, of)}
-        like = spec.zeros()
-        return make_layout(self.dim, own, below, parameters, like, n_pulses=self.n_pulses, learn_noise=self.learn_noise)
+        layout = make_layout(self.dim, own, below, parameters, spec.zeros(), self.n_pulses, self.learn_noise)
+        mean = spec.zeros(self.dim) if self.initial_mean is None else spec.expand(self.initial_mean, 1)
+        return KalmanBound(layout, mean, spec.expand_vector(self.initial_sd, self.dim) ** 2)
 
     def _checked(self, noise: NoiseSpec | None, what: str) -> NoiseSpec:
         if noise is None:
-            raise GraphError(
-                f"the precision of {what} couples channels, which {self.title} cannot represent; use "
-                "channels='each' or 'shared'"
-            )
+            raise GraphError(f"the precision of {what} couples channels; use channels='each' or 'shared'")
         return noise
 
     def init(self, bound: KalmanBound, spec: BatchSpec) -> KalmanState:
@@ -247,15 +231,11 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], Forecasts, ForecastsAlone)
             doubt = zeros(d, d) if p else zeros(0, 0)
             distribution = PredictiveDistribution(zeros(d), zeros(d, d), zeros(d, s), zeros(s, d, d), doubt)
             sent.append(GaussianPrediction(distribution, zeros(d, d)))
-        channels = layout.level_channels.shape[1]
-        reference = Reference(zeros(p), zeros(channels), zeros(len(layout.noises)), zeros(p))
-        evidence = Evidence(
-            ScoreAndInformation(zeros(p), zeros(p, p)),
-            ScoreAndInformation(zeros(o), zeros(o, o)),
-            zeros(self.dim),
-            zeros(self.dim),
-        )
-        return KalmanState(belief, reference, tuple(sent), evidence, zeros().double(), zeros(len(layout.noises)))
+        noises = zeros(len(layout.noises))
+        reference = Reference(zeros(p), zeros(layout.level_channels.shape[1]), noises, zeros(p))
+        of_parameters, of_noise = (ScoreAndInformation(zeros(n), zeros(n, n)) for n in (p, o))
+        evidence = Evidence(of_parameters, of_noise, zeros(self.dim), zeros(self.dim))
+        return KalmanState(belief, reference, tuple(sent), evidence, zeros().double(), noises)
 
     def initialise(self, ctx: Context) -> KalmanState:
         """Find the first value from the first observation, unless it is given; its uncertainty is `initial_sd`."""
@@ -291,54 +271,35 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], Forecasts, ForecastsAlone)
             variance = layout.by_source(block, variances[:, block.channels]).repeat(1, 1, block.model.n_latents)
             parts[..., block.latents, block.latents].diagonal(dim1=-2, dim2=-1).copy_(variance)
         reference = Reference(self._parameters(ctx), variances, self._lengthscales(ctx), self._transitions(ctx).number)
-        belief = GaussianWithSensitivities(
-            torch.constant_pad_nd(value, (0, layout.size - self.dim)),
-            parts,
-            torch.zeros_like(state.belief.dmean_dtheta),
-            torch.zeros_like(state.belief.dmean_dlogvar),
-        )
-        started = state._replace(
-            belief=belief,
+        mean = torch.constant_pad_nd(value, (0, layout.size - self.dim))
+        nothing = tree_map(torch.zeros_like, state)
+        started = nothing._replace(
+            belief=nothing.belief._replace(mean=mean, covariance_by_source=parts),
             reference=reference,
-            evidence=tree_map(torch.zeros_like, state.evidence),
             time=ctx.time - ctx.dt,
-            phase=torch.zeros_like(state.phase),
         )
-        none = [torch.zeros_like(each.lagged_covariance) for each in state.sent]
+        none = [each.lagged_covariance for each in nothing.sent]
         return started._replace(sent=self._predictions(ctx, started, none))
 
-    # --- messages ------------------------------------------------------------------------------------------------
-    def prediction(self, ctx: Context, link: Link[Any, Any]) -> GaussianPrediction:
+    def prediction(self, ctx: Context, link: AnyLink) -> GaussianPrediction:
         assert isinstance(link, Predicts)
         sent = ctx.state.sent[ctx.below.index(link)]
         levels = ctx.bound.layout.below[link].levels
 
         def restricted() -> GaussianPrediction:
-            """The prediction with derivatives with respect to the child's own log-variances."""
-            distribution = sent.distribution
-            return sent._replace(
-                distribution=distribution._replace(
-                    dmean_dlogvar=distribution.dmean_dlogvar[..., levels],
-                    covariance_by_source=distribution.covariance_by_source[:, levels],
-                )
-            )
+            return sent._replace(distribution=_with_levels(sent.distribution, levels))
 
         return ctx.cached(f"prediction of {link.child.name}", restricted, *sent.distribution, sent.lagged_covariance)
 
-    def error(self, ctx: Context, link: Link[Any, Any]) -> ScoreError:
+    def error(self, ctx: Context, link: AnyLink) -> ScoreError:
         evidence, layout = ctx.state.evidence, ctx.bound.layout
         if isinstance(link, Weighs):
-            here = layout.own[link].levels
-            score, information = evidence.noise
             noise = ctx.message(link).noise
             assert noise is not None
-            return noise_score_error(ScoreAndInformation(score[:, here], information[:, here, here]), noise.levels)
+            return noise_score_error(evidence.noise.part(layout.own[link].levels), noise.levels)
         assert isinstance(link, Parametrises)
-        mine = layout.parameters[link]
-        score, information = evidence.parameters
-        return score_error(ScoreAndInformation(score[:, mine], information[:, mine, mine]))
+        return score_error(evidence.parameters.part(layout.parameters[link]))
 
-    # --- actions -------------------------------------------------------------------------------------------------
     def predict(self, ctx: Context) -> KalmanState:
         """Time update of the belief, and the predictions of the nodes below."""
         ctx.propose(self._started(ctx))
@@ -358,11 +319,9 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], Forecasts, ForecastsAlone)
         between = [torch.zeros_like(each.lagged_covariance) for each in state.sent]
         if lagged:
             joint = torch.bmm(self._jacobians(ctx, belief), carried).mT
-            places = [self._seen(layout, link) for link in ctx.below_of(Predicts)]
-            between = [joint[:, here, here] for here in places]
-        moved = state._replace(
-            belief=belief, evidence=tree_map(torch.zeros_like, state.evidence), time=ctx.time, phase=phase
-        )
+            between = [joint[:, here, here] for here in spans(each.shape[-1] for each in between)]
+        nothing = tree_map(torch.zeros_like, state.evidence)
+        moved = state._replace(belief=belief, evidence=nothing, time=ctx.time, phase=phase)
         return moved._replace(sent=self._predictions(ctx, moved, between))
 
     def _step(
@@ -400,13 +359,11 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], Forecasts, ForecastsAlone)
         """Expected velocity f(x, θ) + ½ tr(∂²f/∂x² P), (B, dim), and the Jacobian of f (B, dim, dim)."""
         d = self.dim
         x = belief.mean[:, None, :d]
-        if not self.second_order:
-            flow = self.flow.linearise(x, theta, 1)
-            return flow.value[:, 0], flow.jacobian
-        # derivatives of J along all unit vectors, passed as orders of motion, are all second derivatives
-        units = torch.eye(d, dtype=x.dtype, device=x.device).expand(len(x), d, d)
-        flow = self.flow.linearise(torch.cat([x, units], 1), theta, 1 + d)
-        if flow.jacobian_derivative is None:
+        if self.second_order:
+            # derivatives of J along all unit vectors, passed as orders of motion, are all second derivatives
+            x = torch.cat([x, torch.eye(d, dtype=x.dtype, device=x.device).expand(len(x), d, d)], 1)
+        flow = self.flow.linearise(x, theta, x.shape[1])
+        if not self.second_order or flow.jacobian_derivative is None:
             return flow.value[:, 0], flow.jacobian
         covariance = belief.covariance[:, :d, :d]
         return flow.value[:, 0] + 0.5 * (flow.jacobian_derivative * covariance[:, :, None]).sum((1, 3)), flow.jacobian
@@ -429,32 +386,24 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], Forecasts, ForecastsAlone)
             noise = self._observation_noise(ctx, block) if known else None
             if layout.n_parameters:
                 score = kalman.parameter_score(jacobian, belief.dmean_dtheta, direct, weighted, precision)
-                evidence = evidence._replace(parameters=_sum(evidence.parameters, score))
+                evidence = evidence._replace(parameters=evidence.parameters.plus(score))
             if layout.own_levels.stop:
-                distribution, own = state.sent[i].distribution, layout.own_levels
-                distribution = distribution._replace(
-                    dmean_dlogvar=distribution.dmean_dlogvar[..., own],
-                    covariance_by_source=distribution.covariance_by_source[:, own],
-                )
+                distribution = _with_levels(state.sent[i].distribution, layout.own_levels)
                 raw = torch.bmm(distribution.covariance, weighted[..., None])[..., 0]
                 score = kalman.noise_score(distribution, raw, precision)
-                evidence = evidence._replace(noise=_sum(evidence.noise, score))
+                evidence = evidence._replace(noise=evidence.noise.plus(score))
             updated = kalman.update(belief, jacobian, direct, weighted, precision, noise)
             evidence = evidence._replace(
                 correction=evidence.correction + (updated.mean - belief.mean)[:, : self.dim],
                 weighted_error=evidence.weighted_error + torch.bmm(weighted[:, None], jacobian[..., : self.dim])[:, 0],
             )
             ctx.propose(state._replace(belief=updated, evidence=evidence))
-        self._check_finite(ctx)
-        return ctx.state
-
-    def _check_finite(self, ctx: Context) -> None:
-        """Report batch elements whose covariance has overflowed, although its parts are finite."""
-        belief = ctx.state.belief
+        belief = ctx.state.belief  # whose covariance may overflow, although its parts are finite
         size = belief.covariance_by_source.abs().sum()
         size = size + belief.dmean_dtheta.square().sum() + belief.dmean_dlogvar.square().sum()
         if not holds(torch.isfinite(size)):
             ctx.mark_diverged(~torch.isfinite(self.covariance(ctx)).flatten(1).all(1), OVERFLOW)
+        return ctx.state
 
     def retune(self, ctx: Context) -> KalmanState:
         """Correct the belief for parameters and noise levels that have changed, by its sensitivities."""
@@ -483,10 +432,9 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], Forecasts, ForecastsAlone)
         reference = Reference(theta, variance, self._lengthscales(ctx), transitions)
         return state._replace(belief=GaussianWithSensitivities(mean, parts, dtheta, dlogvar), reference=reference)
 
-    # --- predictions of the nodes below ---------------------------------------------------------------------------
     def _predictions(self, ctx: Context, state: KalmanState, lagged: list[Tensor]) -> tuple[GaussianPrediction, ...]:
-        links = ctx.below_of(Predicts)
-        return tuple(self._predict_child(ctx, state, *pair) for pair in zip(links, lagged, strict=True))
+        pairs = zip(ctx.below_of(Predicts), lagged, strict=True)
+        return tuple(self._predict_child(ctx, state, link, each) for link, each in pairs)
 
     def _predict_child(self, ctx: Context, state: KalmanState, link: Predicts, lagged: Tensor) -> GaussianPrediction:
         """The predictive distribution of a node below, from this state."""
@@ -505,7 +453,6 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], Forecasts, ForecastsAlone)
         return GaussianPrediction(kalman.predict_observation(belief, mean, jacobian, noise, doubt), lagged)
 
     def _noise_model(self, ctx: Context, block: NoiseBlock) -> NoiseModel:
-        """The model of a noise, with its present lengthscale if that is learned."""
         lengthscale = ctx.state.reference.lengthscale[:, block.place]
         return block.model.with_lengthscale(lengthscale) if block.learned_lengthscale else block.model
 
@@ -521,10 +468,7 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], Forecasts, ForecastsAlone)
 
     def _linearise(self, ctx: Context, belief: GaussianWithSensitivities, link: Predicts) -> Linearisation:
         mean, theta = belief.mean, parameters_of(ctx, link.child, belief.mean)
-
-        def compute() -> Linearisation:
-            return link.function.linearise(mean[:, None, : self.dim], theta, 1)
-
+        compute = partial(link.function.linearise, mean[:, None, : self.dim], theta, 1)
         return ctx.cached(f"mapping to {link.child.name}", compute, mean, theta)
 
     def _jacobian(self, ctx: Context, link: Predicts, mapping: Linearisation) -> Tensor:
@@ -546,24 +490,15 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], Forecasts, ForecastsAlone)
         padded = [torch.constant_pad_nd(each, (0, size - self.dim)) for each in found]
         return torch.cat([each.expand(batch, -1, -1) for each in padded], 1)
 
-    def _seen(self, layout: AugmentedStateLayout, link: Predicts) -> slice:
-        """The channels of a node below among those of all nodes below."""
-        first = min(block.channels.start for block in layout.below.values())
-        part = layout.below[link].channels
-        return slice(part.start - first, part.stop - first)
-
     def _direct(self, ctx: Context, belief: GaussianWithSensitivities, link: Predicts) -> Tensor | None:
         """∂g/∂θ of a mapping at a fixed state, (B, d, p), if it has parameters."""
-        links = ctx.above_of(Parametrises, link.child)
+        links, layout = ctx.above_of(Parametrises, link.child), ctx.bound.layout
         if not links:
             return None
-        layout = ctx.bound.layout
-        theta = parameters_of(ctx, link.child, belief.mean)
+        theta, first = parameters_of(ctx, link.child, belief.mean), layout.parameters[links[0]].start
         found = link.function.parameter_slope(belief.mean[:, None, : self.dim], theta, 1)[:, 0]
-        first = layout.parameters[links[0]].start
         return torch.constant_pad_nd(found, (first, layout.n_parameters - first - found.shape[-1]))
 
-    # --- what the neighbours say ----------------------------------------------------------------------------------
     def _noises(self, ctx: Context) -> list[Noise]:
         """Own noises, then those of the nodes below."""
         found = [ctx.message(link).noise for link in ctx.above_of(Weighs)]
@@ -571,7 +506,6 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], Forecasts, ForecastsAlone)
         return [noise for noise in found if noise is not None]
 
     def _variances(self, ctx: Context) -> Tensor:
-        """Variances of all noises, (B, all channels)."""
         return torch.cat([noise.variance for noise in self._noises(ctx)], 1)
 
     def _lengthscales(self, ctx: Context) -> Tensor:
@@ -601,10 +535,7 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], Forecasts, ForecastsAlone)
         return ParameterTransition(number, reached, gain, residual)
 
     def _parameter_covariance(self, ctx: Context, online: bool = False) -> Tensor:
-        """The covariance of all parameters, (B, p, p).
-
-        online: of those that are learned online only; fits to recorded data optimise all of them jointly.
-        """
+        """The covariance of all parameters, (B, p, p); online: only of those that are learned online."""
         found = torch.zeros_like(ctx.state.evidence.parameters.information)
         for link, part in ctx.bound.layout.parameters.items():
             message = ctx.message(link)
@@ -612,44 +543,29 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], Forecasts, ForecastsAlone)
                 found[:, part, part] = message.covariance
         return found
 
-    # --- forecasts -----------------------------------------------------------------------------------------------
     def forecast(self, ctx: Context, step: Tensor, every: int, count: int, parameters: bool) -> list[ForecastStep]:
-        found, state, time = [], ctx.state, ctx.time
+        found, state, here = [], ctx.state, slice(self.dim)
         relative = step / (ctx.dt if ctx.relative_dt is None else ctx.dt / ctx.relative_dt)
         for i in range(count * every):
-            at = ctx.at(state._replace(time=time - step), Now(time, step, relative))
+            at = ctx.at(state._replace(time=ctx.time - step), Now(ctx.time, step, relative))
             state = self.predict(at)
-            if (i + 1) % every == 0:
-                found.append(self._forecast_step(ctx.at(state, at.now), parameters))
+            if (i + 1) % every:
+                continue
+            at, belief = ctx.at(state, at.now), state.belief
+            covariance = self.covariance(at) if parameters else belief.covariance[:, here, here]
+            doubt = self._parameter_covariance(at) * parameters
+            below = {}
+            for link, sent in zip(ctx.below_of(Predicts), state.sent, strict=True):
+                jacobian = self._jacobian(at, link, self._linearise(at, belief, link))
+                through = kalman.total_derivative(jacobian, belief.dmean_dtheta, self._direct(at, belief, link))
+                total = sent.distribution.covariance + through @ doubt @ through.mT
+                below[link.child.name] = sent.distribution.mean, total
+            found.append(ForecastStep(belief.mean[:, here], covariance, below))
         return found
-
-    def _forecast_step(self, ctx: Context, parameters: bool) -> ForecastStep:
-        belief = ctx.state.belief
-        here = slice(self.dim)
-        covariance = self.covariance(ctx) if parameters else belief.covariance[:, here, here]
-        doubt = self._parameter_covariance(ctx) * parameters
-        below = {}
-        for link, sent in zip(ctx.below_of(Predicts), ctx.state.sent, strict=True):
-            jacobian = self._jacobian(ctx, link, self._linearise(ctx, belief, link))
-            through = kalman.total_derivative(jacobian, belief.dmean_dtheta, self._direct(ctx, belief, link))
-            total = sent.distribution.covariance + through @ doubt @ through.mT
-            below[link.child.name] = sent.distribution.mean, total
-        return ForecastStep(belief.mean[:, here], covariance, below)
 
     def forecast_start(self, ctx: Context) -> ForecastStart:
         return ForecastStart(ctx.state.belief.mean[:, : self.dim], self.covariance(ctx))
 
-    def velocity(self, ctx: Context, now: ForecastContext) -> Tensor:
-        return future_value(ctx, self.flow, None, now) + now.noise
-
-    def forecast_message(self, ctx: Context, link: Link[Any, Any], now: ForecastContext) -> Tensor:
-        assert link.function is not None
-        return future_value(ctx, link.function, link.child, now)
-
-    def forecast_value(self, ctx: Context, now: ForecastContext) -> Tensor:
-        return now.own
-
-    # --- energy and quantities -----------------------------------------------------------------------------------
     def energy(self, ctx: Context) -> Energy:
         """None of its own: the energies of the nodes below are predictive log-likelihoods."""
         return Energy()
@@ -681,5 +597,7 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], Forecasts, ForecastsAlone)
         return total
 
 
-def _sum(one: ScoreAndInformation, other: ScoreAndInformation) -> ScoreAndInformation:
-    return ScoreAndInformation(one.score + other.score, one.information + other.information)
+def _with_levels(distribution: PredictiveDistribution, levels: slice) -> PredictiveDistribution:
+    """A predictive distribution with its derivatives with respect to some log-variances only."""
+    slope, parts = distribution.dmean_dlogvar[..., levels], distribution.covariance_by_source[:, levels]
+    return distribution._replace(dmean_dlogvar=slope, covariance_by_source=parts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -55,17 +56,16 @@ class LikelihoodNode(SensoryNode):
         SensoryNode.__post_init__(self)
         if self.orders != 1:
             raise SettingError(f"{self.title}: a likelihood is one of values; use orders=1")
-        object.__setattr__(self, "_traced", TracedFunction(self._joined))
 
     @abstractmethod
     def log_likelihood(self, y: Tensor, prediction: Tensor, log_precision: Tensor) -> Tensor:
         """log p(y | p, λ) of each channel; arguments and result are (B, dim). λ is 0 without a precision node."""
 
-    def _joined(self, prediction: Tensor, given: Tensor) -> Tensor:
-        y, log_precision = given.chunk(2, -1)
-        return self.log_likelihood(y, prediction, log_precision)
+    @cached_property
+    def _function(self) -> TracedFunction:
+        """The log-likelihood as a function of the prediction, given observation and log-precision in one vector."""
+        return TracedFunction(lambda p, given: self.log_likelihood(given.chunk(2, -1)[0], p, given.chunk(2, -1)[1]))
 
-    # --- composing -----------------------------------------------------------------------------------------------
     def check(self, links: Neighbours, like: Tensor) -> None:
         if not links.above_of(Predicts):
             raise GraphError(f"{self.title} is predicted by nothing: add graph.predicts(state, {self.name})")
@@ -77,18 +77,12 @@ class LikelihoodNode(SensoryNode):
         """No Gaussian noise: all of it is in the likelihood."""
         return NoiseSpec(White(), self.dim, 0)
 
-    # --- messages ------------------------------------------------------------------------------------------------
     def error(self, ctx: Context, link: AnyLink) -> PredictionError | ScoreError:
         found = self.laplace(ctx)
         if isinstance(link, Predicts):
-            noise = Noise(torch.zeros_like(ctx.state.observation[:, 0]), White(), 0)
-
-            def remainder() -> Tensor:
-                return (found.exact - found.exact.clamp_min(0.0)).diag_embed()
-
-            return PredictionError(
-                found.weighted[:, None], lambda: DenseCurvature(found.curvature), remainder, None, noise
-            )
+            negative, noise = found.exact.clamp_max(0.0), Noise(torch.zeros_like(found.weighted), White(), 0)
+            curvature = DenseCurvature(found.curvature)
+            return PredictionError(found.weighted[:, None], lambda: curvature, negative.diag_embed, None, noise)
         given, there = self._given(ctx)
         p, ones = found.prediction[:, None], there.to(given)[:, None]
         slope = self._function.parameter_slope(p, given, 1)[:, 0, :, self.dim :]
@@ -108,12 +102,6 @@ class LikelihoodNode(SensoryNode):
             "prediction": Recordable(shape, lambda ctx: self._prediction(ctx)[:, None]),
             "weighted_error": Recordable(shape, lambda ctx: self.laplace(ctx).weighted[:, None]),
         }
-
-    # --- shared by the rules -------------------------------------------------------------------------------------
-    @property
-    def _function(self) -> TracedFunction:
-        function: TracedFunction = vars(self)["_traced"]
-        return function
 
     def _prediction(self, ctx: Context) -> Tensor:
         """The sum of the predictions from above, (B, dim)."""

@@ -5,23 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import KW_ONLY
 from functools import partial
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from pcnet.errors import GraphError, SettingError
 from pcnet.model.context import Neighbours, NodeContext
-from pcnet.model.links import Link, Parametrises, Predicts
+from pcnet.model.links import AnyLink, Parametrises, Predicts, Weighs
 from pcnet.model.messages import GaussianPrediction, ParameterPrediction, ParameterTransition, PredictionError
-from pcnet.model.node import INDEFINITE, BatchSpec, Energy, ErrorShape, Indefinite, Node, Recordable
-from pcnet.model.protocols import FitsRecordedData, ForecastContext, Forecasts, ForecastStart
+from pcnet.model.node import BatchSpec, ErrorShape, Indefinite, Node, Recordable
+from pcnet.model.protocols import ForecastContext, Forecasts, ForecastStart
+from pcnet.nodes.slow_belief import SlowBelief
 from pcnet.numerics.coloured_noise import Noise, NoiseSpec
-from pcnet.numerics.estimators import GradientAccumulator, ParameterEstimator, RobbinsMonro
+from pcnet.numerics.estimators import GradientAccumulator, ParameterEstimator
 from pcnet.numerics.kernels import White
 from pcnet.numerics.laplace import covariance_of, laplace_posterior, standard_deviations
 from pcnet.numerics.precision import DenseCurvature
-from pcnet.settings import PositiveVector, Vector, at_least_1d, broadcast, settings
+from pcnet.settings import PositiveVector, Vector, broadcast, settings
 
 
 class ParameterState(NamedTuple):
@@ -55,16 +56,8 @@ class ParameterBound(NamedTuple):
 Context = NodeContext[ParameterState, ParameterBound]
 
 
-def resolve_estimator(given: ParameterEstimator | None, links: Neighbours) -> ParameterEstimator:
-    """The given estimator, or the default of the node below; the paper's if that has none."""
-    if given is not None:
-        return given
-    found = [each for link in links.below if (each := links.default_estimators.get(link)) is not None]
-    return found[0] if found else RobbinsMonro()
-
-
 @settings
-class ParameterNode(Node[ParameterState, ParameterBound], Forecasts, FitsRecordedData):
+class ParameterNode(SlowBelief, Forecasts):
     """A Gaussian belief about parameters θ with prior N(η, sd²). Local energy ½(θ − η)ᵀΠ_θ(θ − η).
 
     η is the sum of the predictions of states above. Without any it is `mean`, and `renew_prior` makes the posterior the
@@ -87,23 +80,23 @@ class ParameterNode(Node[ParameterState, ParameterBound], Forecasts, FitsRecorde
     indefinite: Indefinite = "clamp"
     role: ClassVar[str] = "parameter"
     kind: ClassVar[str] = "parameter"
-    private_fields: ClassVar[frozenset[str]] = frozenset({"accumulated"})
+    parent_of: ClassVar[tuple[type[AnyLink], ...]] = (Parametrises,)
+    child_of: ClassVar[tuple[type[AnyLink], ...]] = (Predicts,)
+    informed_by: ClassVar[type[Parametrises | Weighs]] = Parametrises
 
     def __post_init__(self) -> None:
         Node.__post_init__(self)
         if self.mean.dim() == 0:
             object.__setattr__(self, "mean", self.mean[None])
         if self.sd.dim() and self.sd.shape[-1] not in (1, self.n_parameters):
-            raise SettingError(
-                f"{self.title}: sd has {self.sd.shape[-1]} values in its last dimension, mean has {self.n_parameters}"
-            )
+            given = f"sd has {self.sd.shape[-1]} values in its last dimension, mean has {self.n_parameters}"
+            raise SettingError(f"{self.title}: {given}")
         try:
             _ = broadcast(self.mean.shape, self.sd.shape)
         except RuntimeError:
             shapes = f"mean {tuple(self.mean.shape)} and sd {tuple(self.sd.shape)}"
             raise SettingError(f"{self.title}: the shapes of {shapes} do not fit together") from None
 
-    # --- composing -----------------------------------------------------------------------------------------------
     @property
     def n_parameters(self) -> int:
         return self.mean.shape[-1]
@@ -116,53 +109,36 @@ class ParameterNode(Node[ParameterState, ParameterBound], Forecasts, FitsRecorde
         """Shape of the error of what is predicted of it: values only, without motion."""
         return ErrorShape(1, self.n_parameters)
 
-    def check_as_parent(self, link: Link[Any, Any]) -> None:
-        if not isinstance(link, Parametrises):
-            Node.check_as_parent(self, link)
-
-    def check_as_child(self, link: Link[Any, Any]) -> None:
-        if not isinstance(link, Predicts):
-            Node.check_as_child(self, link)
-
     def check(self, links: Neighbours, like: Tensor) -> None:
         if not links.below:
             raise GraphError(f"{self.title} parametrises nothing: add graph.parametrises({self.name}, state)")
-        estimator = resolve_estimator(self.estimator, links)
+        estimator = self.resolve_estimator(links)
         states = [link.parent for link in links.above_of(Predicts)]
         kalman = [state for state in states if state.sends_covariance]
         if kalman and len(states) > 1:
-            raise GraphError(
-                f"{self.title} is predicted by {states[0].name!r} and {states[1].name!r}, one of which is a Kalman "
-                "state: join them into one state"
-            )
+            raise GraphError(f"{self.title} is predicted by a Kalman state beside others; join them into one state")
         if estimator.needs_curvature and states and not kalman:
-            raise GraphError(
-                f"{self.title} is predicted from above, but {type(estimator).__name__} keeps its first prior; use "
-                "RobbinsMonro, or a KalmanStateNode above"
-            )
+            keeps = f"{type(estimator).__name__} keeps its first prior; use RobbinsMonro, or a KalmanStateNode above"
+            raise GraphError(f"{self.title} is predicted from above, but {keeps}")
         if kalman and not estimator.needs_curvature:
-            raise GraphError(
-                f"{self.title} is predicted by {kalman[0].name!r}, which needs its covariance; use "
-                "estimator=pcnet.estimators.Newton()"
-            )
+            needs = f"{kalman[0].name!r}, which needs its covariance; use estimator=pcnet.estimators.Newton()"
+            raise GraphError(f"{self.title} is predicted by {needs}")
 
     def check_fit(self, links: Neighbours) -> None:
-        resolve_estimator(self.estimator, links).check_batch(self.title)
+        self.resolve_estimator(links).check_batch(self.title)
         if links.above_of(Predicts):
             raise GraphError(
                 f"{self.title} is predicted from above, so it moves within a pass and not after it; name the nodes "
                 "that are updated after a pass: pcnet.batch(['noise_y', …])"
             )
 
-    # --- beginning -----------------------------------------------------------------------------------------------
-    def noise_spec(self, above: tuple[Link[Any, Any], ...], spec: BatchSpec) -> NoiseSpec:
+    def noise_spec(self, above: tuple[AnyLink, ...], spec: BatchSpec) -> NoiseSpec:
         return NoiseSpec(White(), self.n_parameters, 0)
 
     def bind(self, links: Neighbours, spec: BatchSpec) -> ParameterBound:
-        sd = at_least_1d(self.sd)
-        estimator = spec.expand_to_batch(resolve_estimator(self.estimator, links))
-        deviation = spec.expand(sd.expand(*sd.shape[:-1], self.n_parameters), 1)
-        return ParameterBound(estimator, spec.expand(self.mean, 1), deviation, links.online)
+        estimator = spec.expand_to_batch(self.resolve_estimator(links))
+        sd = spec.expand_vector(self.sd, self.n_parameters)
+        return ParameterBound(estimator, spec.expand(self.mean, 1), sd, links.online)
 
     def init(self, bound: ParameterBound, spec: BatchSpec) -> ParameterState:
         mean, sd = bound.mean, bound.sd
@@ -172,24 +148,19 @@ class ParameterNode(Node[ParameterState, ParameterBound], Forecasts, FitsRecorde
         accumulated = bound.estimator.init(mean, precision)
         return ParameterState(mean, precision, log_det, mean, precision, log_det, transition, accumulated)
 
-    def warm_start(self, ctx: Context, state: ParameterState) -> ParameterState:
-        pull = torch.bmm(state.prior_precision, (state.mean - state.prior_mean)[..., None])[..., 0]
-        return state._replace(accumulated=ctx.bound.estimator.warm_start(ctx.state.accumulated, pull))
-
     def initialise(self, ctx: Context) -> ParameterState:
         """Start at the prediction of a Kalman state above."""
         return self._transition_from_above(ctx) if self._kalman_above(ctx) else ctx.state
 
-    # --- messages ------------------------------------------------------------------------------------------------
-    def prediction(self, ctx: Context, link: Link[Any, Any]) -> ParameterPrediction:
+    def prediction(self, ctx: Context, link: AnyLink) -> ParameterPrediction:
         online = ctx.bound.estimator.needs_curvature and ctx.bound.online
         transition = ctx.state.transition if online else None
-        return ParameterPrediction(ctx.state.mean, partial(self._covariance, ctx), transition)
+        return ParameterPrediction(ctx.state.mean, partial(self.covariance, ctx), transition)
 
-    def error(self, ctx: Context, link: Link[Any, Any]) -> PredictionError:
+    def error(self, ctx: Context, link: AnyLink) -> PredictionError:
         state = ctx.state
         prior = state.prior_precision
-        weighted = torch.bmm(prior, (state.mean - self._predicted(ctx))[..., None]).mT
+        weighted = torch.bmm(prior, (state.mean - self.predicted(ctx))[..., None]).mT
         noise = Noise(ctx.bound.sd**2, White(), 0)
 
         def eliminated() -> PredictionError:
@@ -203,34 +174,9 @@ class ParameterNode(Node[ParameterState, ParameterBound], Forecasts, FitsRecorde
     def _kalman_above(self, ctx: Context) -> bool:
         return any(link.parent.sends_covariance for link in ctx.above_of(Predicts))
 
-    def _predicted(self, ctx: Context) -> Tensor:
-        """η, (B, p)."""
+    def predicted(self, ctx: Context) -> Tensor:
         predicted = [ctx.message(link).value[:, 0] for link in ctx.above_of(Predicts)]
         return sum(predicted[1:], predicted[0]) if predicted else ctx.state.prior_mean
-
-    # --- actions -------------------------------------------------------------------------------------------------
-    def accumulate(self, ctx: Context) -> ParameterState:
-        estimator, state = ctx.bound.estimator, ctx.state
-        if estimator.needs_curvature:
-            gradient = self._subtract_errors(ctx, torch.zeros_like(state.mean))
-            curvature = self._add_curvatures(ctx, torch.zeros_like(state.precision))
-            return state._replace(accumulated=estimator.accumulate(state.accumulated, gradient, curvature))
-        return state._replace(accumulated=estimator.accumulate(state.accumulated, self.gradient(ctx)))
-
-    def update(self, ctx: Context) -> ParameterState:
-        change, accumulated = ctx.bound.estimator.step(ctx.state.accumulated)
-        return ctx.state._replace(mean=ctx.state.mean + change, accumulated=accumulated)
-
-    def update_covariance(self, ctx: Context) -> ParameterState:
-        state, accumulated = ctx.state, ctx.state.accumulated
-        found = laplace_posterior(accumulated.precision if ctx.bound.estimator.needs_curvature else self.hessian(ctx))
-        if found.regularised is not None:
-            if self.indefinite == "raise":
-                ctx.mark_diverged(found.regularised, INDEFINITE)
-            accumulated = accumulated._replace(regularised=accumulated.regularised + found.regularised)
-        return state._replace(
-            precision=found.precision, log_det_covariance=found.log_det_covariance, accumulated=accumulated
-        )
 
     def renew_prior(self, ctx: Context) -> ParameterState:
         if self._kalman_above(ctx):
@@ -239,11 +185,7 @@ class ParameterNode(Node[ParameterState, ParameterBound], Forecasts, FitsRecorde
         if ctx.above_of(Predicts):
             return state  # the prior comes from above
         if not estimator.needs_curvature:
-            return state._replace(
-                prior_mean=state.mean,
-                prior_precision=state.precision,
-                prior_log_det_covariance=state.log_det_covariance,
-            )
+            return super().renew_prior(ctx)  # type: ignore[no-any-return]
         accumulated = estimator.forget(state.accumulated)
         left, before = laplace_posterior(accumulated.precision), covariance_of(state.precision)
         gain = before @ left.precision
@@ -266,69 +208,26 @@ class ParameterNode(Node[ParameterState, ParameterBound], Forecasts, FitsRecorde
         explained = gain @ v1 @ gain.mT
         # where the distribution above is not normal, its moments may explain more than there was
         most = torch.linalg.eigvals(state.precision @ explained).real.amax(-1).clamp_min(1.0)[:, None, None]
-        transition = ParameterTransition(
-            state.transition.number + 1, state.mean, gain / most.sqrt(), v0 - explained / most
-        )
+        number = state.transition.number + 1
+        transition = ParameterTransition(number, state.mean, gain / most.sqrt(), v0 - explained / most)
         belief = (message.distribution.mean, found.precision, found.log_det_covariance)
         accumulated = state.accumulated._replace(precision=found.precision, prior_precision=found.precision)
         return ParameterState(*belief, *belief, transition, accumulated)
 
-    # --- energy --------------------------------------------------------------------------------------------------
-    def gradient(self, ctx: Context) -> Tensor:
-        state = ctx.state
-        pull = torch.bmm(state.prior_precision, (state.mean - self._predicted(ctx))[..., None])[..., 0]
-        return self._subtract_errors(ctx, pull)
-
-    def hessian(self, ctx: Context) -> Tensor:
-        return self._add_curvatures(ctx, ctx.state.prior_precision)
-
-    def _subtract_errors(self, ctx: Context, gradient: Tensor) -> Tensor:
-        """A gradient (B, p) with that of the errors below."""
-        for link in ctx.below_of(Parametrises):
-            gradient = gradient - ctx.error(link).weighted
-        return gradient
-
-    def _add_curvatures(self, ctx: Context, curvature: Tensor) -> Tensor:
-        """A curvature (B, p, p) with that of the errors below."""
-        for link in ctx.below_of(Parametrises):
-            error = ctx.error(link)
-            curvature = curvature + error.precision
-            if self.curvature == "exact" and error.remainder is not None:
-                curvature = curvature + error.remainder
-        return curvature
-
-    def energy(self, ctx: Context) -> Energy:
-        state, predicted = ctx.state, self._predicted(ctx)
-
-        def compute() -> Energy:
-            moved = (state.mean - predicted)[:, None]
-            fit = (moved @ state.prior_precision @ moved.mT)[:, 0, 0]
-            return Energy(complexity=0.5 * (fit + state.prior_log_det_covariance - state.log_det_covariance))
-
-        return ctx.cached("energy", compute, predicted, *state[:6])
-
-    def fallbacks(self, ctx: Context) -> Tensor:
-        return ctx.state.accumulated.regularised
-
-    # --- forecasts -----------------------------------------------------------------------------------------------
     def forecast_start(self, ctx: Context) -> ForecastStart:
-        return ForecastStart(ctx.state.mean, self._covariance(ctx))
+        return ForecastStart(ctx.state.mean, self.covariance(ctx))
 
     def offset(self, ctx: Context, now: ForecastContext) -> Tensor:
         """The deviation from the predictions of states above, which stays while these move."""
         return now.own - sum(now.of(Predicts), torch.zeros_like(now.own))
 
-    def forecast_message(self, ctx: Context, link: Link[Any, Any], now: ForecastContext) -> Tensor:
+    def forecast_message(self, ctx: Context, link: AnyLink, now: ForecastContext) -> Tensor:
         return now.own + sum(now.of(Predicts), torch.zeros_like(now.own))
 
     @property
     def quantities(self) -> Mapping[str, Recordable]:
         return {
             "mean": Recordable(("dimension",), lambda ctx: ctx.state.mean),
-            "sd": Recordable(("dimension",), self._covariance, standard_deviations),
-            "covariance": Recordable(("dimension", "dimension_"), self._covariance),
+            "sd": Recordable(("dimension",), self.covariance, standard_deviations),
+            "covariance": Recordable(("dimension", "dimension_"), self.covariance),
         }
-
-    def _covariance(self, ctx: Context) -> Tensor:
-        precision = ctx.state.precision
-        return ctx.cached("covariance", lambda: covariance_of(precision), precision)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import KW_ONLY
-from functools import partial
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from pydantic import Field
@@ -14,18 +13,17 @@ from torch import Tensor
 
 from pcnet.errors import GraphError, SettingError
 from pcnet.model.context import Neighbours, NodeContext
-from pcnet.model.links import Link, Weighs
+from pcnet.model.links import AnyLink, Parametrises, Weighs
 from pcnet.model.messages import NoisePrediction, ScoreError
-from pcnet.model.node import INDEFINITE, BatchSpec, Energy, Indefinite, Node, Recordable
-from pcnet.model.protocols import FitsRecordedData
-from pcnet.nodes.parameter import resolve_estimator
+from pcnet.model.node import BatchSpec, Indefinite, Node, Recordable
+from pcnet.nodes.slow_belief import SlowBelief, as_matrix
 from pcnet.numerics.branching import holds
 from pcnet.numerics.coloured_noise import Noise, NoiseSpec
 from pcnet.numerics.estimators import GradientAccumulator, ParameterEstimator
 from pcnet.numerics.generalised import check_smoothness, temporal_precision
 from pcnet.numerics.kalman import ScoreAndInformation
 from pcnet.numerics.kernels import Autocorrelation, Kernel, Matern, SquaredExponential, lengthscale_of
-from pcnet.numerics.laplace import covariance_of, laplace_posterior, standard_deviations
+from pcnet.numerics.laplace import standard_deviations
 from pcnet.numerics.precision import CholeskyPrecision, Precision
 from pcnet.settings import Positive, PositiveVector, Vector, at_least_1d, broadcast, number, settings
 
@@ -67,7 +65,7 @@ Context = NodeContext[PrecisionState, PrecisionBound]
 
 
 @settings
-class PrecisionNode(Node[PrecisionState, PrecisionBound], FitsRecordedData):
+class PrecisionNode(SlowBelief):
     """Log-precisions λ of an error: Π̃ = S⁻¹ ⊗ Π with Π = diag(e^λ), and S from the autocorrelation of the noise.
 
     Local energy ½(λ − η)²/σ² for each channel; F grows by ½(ε̃ᵀΠ̃ε̃ − orders) along each λ.
@@ -108,7 +106,8 @@ class PrecisionNode(Node[PrecisionState, PrecisionBound], FitsRecordedData):
     ridge: float = Field(default=0.0, ge=0.0)
     role: ClassVar[str] = "precision"
     kind: ClassVar[str] = "precision"
-    private_fields: ClassVar[frozenset[str]] = frozenset({"accumulated"})
+    parent_of: ClassVar[tuple[type[AnyLink], ...]] = (Weighs,)
+    informed_by: ClassVar[type[Parametrises | Weighs]] = Weighs
 
     def __post_init__(self) -> None:
         Node.__post_init__(self)
@@ -116,23 +115,15 @@ class PrecisionNode(Node[PrecisionState, PrecisionBound], FitsRecordedData):
             raise SettingError(f"{self.title}: give either prior_precision (a precision) or mean (a log-precision)")
         if (self.correlation_time is None) == (self.kernel is None):
             raise SettingError(f"{self.title}: give either correlation_time (in time units) or a kernel")
-        if self.correlation_time_sd is not None:
-            self._check_learned_lengthscale()
+        learned = self.correlation_time_sd is not None
+        if learned and not isinstance(self.noise_kernel, (SquaredExponential, Matern, Autocorrelation)):
+            raise SettingError(f"{self.title}: {self.noise_kernel!r} has no lengthscale to learn")
+        if learned and (self.channels == "full" or self.curvature == "exact"):
+            raise SettingError(f"{self.title}: correlation_time_sd excludes channels='full' and curvature='exact'")
         try:
             _ = broadcast(self.prior_mean.shape, at_least_1d(self.sd).shape)
         except RuntimeError:
-            raise SettingError(
-                f"{self.title}: the shapes of sd and of prior_precision or mean do not fit together"
-            ) from None
-
-    def _check_learned_lengthscale(self) -> None:
-        if not isinstance(self.noise_kernel, (SquaredExponential, Matern, Autocorrelation)):
-            raise SettingError(f"{self.title}: {self.noise_kernel!r} has no lengthscale to learn")
-        if self.channels == "full" or self.curvature == "exact":
-            raise SettingError(
-                f"{self.title}: correlation_time_sd does not work with channels='full' or curvature='exact'; leave "
-                "one of them out"
-            )
+            raise SettingError(f"{self.title}: the shapes of sd and mean do not fit together") from None
 
     @property
     def noise_kernel(self) -> Kernel:
@@ -150,17 +141,14 @@ class PrecisionNode(Node[PrecisionState, PrecisionBound], FitsRecordedData):
         assert self.prior_precision is not None
         return at_least_1d(self.prior_precision.log() - self.sd**2 / 2)
 
-    # --- composing -----------------------------------------------------------------------------------------------
     def describe(self) -> str:
         time = self.correlation_time
-        kernel = (
-            f"correlation time {time.item():g}" if time is not None and time.numel() == 1 else repr(self.noise_kernel)
-        )
+        single = time is not None and time.numel() == 1
+        kernel = f"correlation time {time:g}" if single else repr(self.noise_kernel)
         return f"{CHANNELS[self.channels]}, {kernel}"
 
-    def check_as_parent(self, link: Link[Any, Any]) -> None:
-        if not isinstance(link, Weighs):
-            Node.check_as_parent(self, link)
+    def check_as_parent(self, link: AnyLink) -> None:
+        super().check_as_parent(link)
         shape = link.child.error_shape
         if shape is None:
             raise GraphError(f"{link.child.title} has no error of its own to weigh")
@@ -176,45 +164,35 @@ class PrecisionNode(Node[PrecisionState, PrecisionBound], FitsRecordedData):
     def check(self, links: Neighbours, like: Tensor) -> None:
         if not links.below:
             raise GraphError(f"{self.title} weighs nothing: add graph.weighs({self.name}, node)")
-        dims = {link.child.error_shape.dim for link in links.below if link.child.error_shape is not None}
+        dims = {link.child.shape.dim for link in links.below}
         if len(dims) > 1 and self.channels != "shared":
-            raise GraphError(
-                f"{self.title} weighs errors of {sorted(dims)} channels; use channels='shared' or separate nodes"
-            )
-        for shape, name in {(link.child.error_shape, link.child.name) for link in links.below}:
-            assert shape is not None
+            raise GraphError(f"{self.title} weighs errors of {sorted(dims)} channels; use channels='shared'")
+        for child in (link.child for link in links.below):
+            rows = child.shape.rows
             try:
-                check_smoothness(self.noise_kernel, shape.rows, self.ridge)
+                check_smoothness(self.noise_kernel, rows, self.ridge)
             except SettingError as error:
-                raise GraphError(f"{self.title} weighs {shape.rows} orders of {name!r}, but {error}") from None
+                raise GraphError(f"{self.title} weighs {rows} orders of {child.name!r}, but {error}") from None
 
     def check_fit(self, links: Neighbours) -> None:
-        resolve_estimator(self.estimator, links).check_batch(self.title)
+        self.resolve_estimator(links).check_batch(self.title)
         if self.correlation_time_sd is not None:
             raise GraphError(
                 f"{self.title} learns a lengthscale, for which the free action of a pass is too irregular: leave out "
                 "correlation_time_sd, or run it online first to find the lengthscale"
             )
 
-    # --- beginning -----------------------------------------------------------------------------------------------
     def spec_of(self, link: Weighs, spec: BatchSpec) -> NoiseSpec | None:
         """The noise of a child, as a Kalman state carries it; None if its channels are coupled."""
-        shape = link.child.error_shape
-        if self.channels == "full" or shape is None:
+        if self.channels == "full":
             return None
-        levels = 1 if self.channels == "shared" else shape.dim
-        kernel = spec.expand_to_batch(self.noise_kernel)
-        return NoiseSpec(kernel, shape.dim, levels, self.correlation_time_sd is not None)
+        dim, kernel = link.child.shape.dim, spec.expand_to_batch(self.noise_kernel)
+        return NoiseSpec(kernel, dim, 1 if self.channels == "shared" else dim, self.correlation_time_sd is not None)
 
     def bind(self, links: Neighbours, spec: BatchSpec) -> PrecisionBound:
-        shapes = [link.child.error_shape for link in links.below if link.child.error_shape is not None]
+        shapes = [link.child.shape for link in links.below]
         channels = 1 if self.channels == "shared" else shapes[0].dim
-
-        def expand(value: Tensor) -> Tensor:
-            value = at_least_1d(value)
-            return spec.expand(value.expand(*value.shape[:-1], channels), 1)
-
-        mean, sd = expand(self.prior_mean), expand(self.sd)
+        mean, sd = spec.expand_vector(self.prior_mean, channels), spec.expand_vector(self.sd, channels)
         if self.channels == "full":
             i, j = torch.tril_indices(channels, channels, -1, device=mean.device)
             units = (0.5 * (mean[:, j] - mean[:, i])).exp()
@@ -229,37 +207,27 @@ class PrecisionNode(Node[PrecisionState, PrecisionBound], FitsRecordedData):
         for rows in {shape.rows for shape in shapes}:
             matrix = spec.expand(temporal_precision(self.noise_kernel, rows, self.ridge), 2)
             temporal[rows] = matrix, torch.linalg.slogdet(matrix)[1]
-        estimator = spec.expand_to_batch(resolve_estimator(self.estimator, links))
+        estimator = spec.expand_to_batch(self.resolve_estimator(links))
         coupled = self.channels == "full" or self.correlation_time_sd is not None
         return PrecisionBound(estimator, mean, sd, temporal, kernel, channels, coupled or estimator.needs_curvature)
 
     def init(self, bound: PrecisionBound, spec: BatchSpec) -> PrecisionState:
         mean, sd = bound.mean, bound.sd
         precision, log_det = sd**-2, 2 * sd.log().sum(-1)
-        if bound.interacting:
-            precision = precision.diag_embed()
+        precision = precision.diag_embed() if bound.interacting else precision
         accumulated = bound.estimator.init(mean, precision)
         return PrecisionState(mean, precision, log_det, mean, precision, log_det, accumulated)
 
     def initialise(self, ctx: Context) -> PrecisionState:
         """Start log-precisions where the estimator wants them; a lengthscale starts at its prior."""
         state, bound = ctx.state, ctx.bound
-        levels = slice(bound.levels)
-        mean = state.mean.clone()
-        mean[:, levels] = bound.estimator.initial_mean(mean, standard_deviations(_matrix(self._covariance(ctx))))[
-            :, levels
-        ]
+        mean, levels = state.mean.clone(), slice(bound.levels)
+        sd = standard_deviations(as_matrix(self.covariance(ctx)))
+        mean[:, levels] = bound.estimator.initial_mean(mean, sd)[:, levels]
         return state._replace(mean=mean, prior_mean=mean)
 
-    def warm_start(self, ctx: Context, state: PrecisionState) -> PrecisionState:
-        pull = _times(state.prior_precision, state.mean - state.prior_mean)
-        return state._replace(accumulated=ctx.bound.estimator.warm_start(ctx.state.accumulated, pull))
-
-    # --- messages ------------------------------------------------------------------------------------------------
-    def prediction(self, ctx: Context, link: Link[Any, Any]) -> NoisePrediction:
-        shape = link.child.error_shape
-        assert shape is not None
-        bound = ctx.bound
+    def prediction(self, ctx: Context, link: AnyLink) -> NoisePrediction:
+        shape, bound = link.child.shape, ctx.bound
         (temporal, log_det), kernel = bound.temporal[shape.rows], bound.kernel
         mean = ctx.state.mean[:, : bound.levels].expand(-1, shape.dim)
         learned = self.correlation_time_sd is not None
@@ -273,24 +241,15 @@ class PrecisionNode(Node[PrecisionState, PrecisionBound], FitsRecordedData):
         if self.channels != "full":
             noise = Noise((-mean).exp(), kernel, bound.levels, learned)
             precision = Precision(temporal, mean.exp(), total, learns_lengthscale=learned)
-            return NoisePrediction(precision, kernel, noise, partial(self._uncertainty, ctx))
+            return NoisePrediction(precision, kernel, noise, lambda: as_matrix(self.covariance(ctx)))
         factor = torch.eye(shape.dim, dtype=mean.dtype, device=mean.device).repeat(len(mean), 1, 1)
         i, j = torch.tril_indices(shape.dim, shape.dim, -1, device=mean.device)
         factor[:, i, j] = ctx.state.mean[:, shape.dim :]
         return NoisePrediction(CholeskyPrecision(temporal, mean, factor, total), kernel)
 
-    # --- actions -------------------------------------------------------------------------------------------------
-    def accumulate(self, ctx: Context) -> PrecisionState:
-        estimator, state = ctx.bound.estimator, ctx.state
-        if estimator.needs_curvature:
-            gradient = self._subtract_errors(ctx, torch.zeros_like(state.mean))
-            curvature = self._add_curvatures(ctx, torch.zeros_like(state.precision))
-            return state._replace(accumulated=estimator.accumulate(state.accumulated, gradient, curvature))
-        return state._replace(accumulated=estimator.accumulate(state.accumulated, self.gradient(ctx)))
-
     def update(self, ctx: Context) -> PrecisionState:
-        change, accumulated = ctx.bound.estimator.step(ctx.state.accumulated)
-        mean = ctx.state.mean + change
+        state: PrecisionState = super().update(ctx)
+        mean = state.mean
         size = mean[:, : ctx.bound.levels].abs()
         beyond = size > math.log(torch.finfo(mean.dtype).max)
         if holds(beyond.any()):
@@ -299,118 +258,42 @@ class PrecisionNode(Node[PrecisionState, PrecisionBound], FitsRecordedData):
                 f"a log-precision reached {float(size.max()):.3g}, so its precision is 0 or infinite; the error that "
                 "it weighs has diverged: use smaller steps (lower kappa or rate)",
             )
-        return ctx.state._replace(mean=mean, accumulated=accumulated)
+        return state
 
-    def update_covariance(self, ctx: Context) -> PrecisionState:
-        state, accumulated = ctx.state, ctx.state.accumulated
-        curvature = accumulated.precision if ctx.bound.estimator.needs_curvature else self._curvature(ctx)
-        if not ctx.bound.interacting:
-            return state._replace(precision=curvature, log_det_covariance=-curvature.log().sum(-1))
-        found = laplace_posterior(curvature)
-        if found.regularised is not None:
-            if self.indefinite == "raise":
-                ctx.mark_diverged(found.regularised, INDEFINITE)
-            accumulated = accumulated._replace(regularised=accumulated.regularised + found.regularised)
-        return state._replace(
-            precision=found.precision, log_det_covariance=found.log_det_covariance, accumulated=accumulated
-        )
-
-    def renew_prior(self, ctx: Context) -> PrecisionState:
-        state = ctx.state
-        return state._replace(
-            prior_mean=state.mean,
-            prior_precision=state.precision,
-            prior_log_det_covariance=state.log_det_covariance,
-            accumulated=ctx.bound.estimator.forget(state.accumulated),
-        )
-
-    # --- energy --------------------------------------------------------------------------------------------------
-    def gradient(self, ctx: Context) -> Tensor:
-        state = ctx.state
-        return self._subtract_errors(ctx, _times(state.prior_precision, state.mean - state.prior_mean))
-
-    def hessian(self, ctx: Context) -> Tensor:
-        return _matrix(self._curvature(ctx))
-
-    def _curvature(self, ctx: Context) -> Tensor:
-        """(B, n) for log-precisions that do not interact, else (B, n, n)."""
-        return self._add_curvatures(ctx, ctx.state.prior_precision)
-
-    def _subtract_errors(self, ctx: Context, gradient: Tensor) -> Tensor:
-        """A gradient (B, n) with that of the errors below."""
-        for link in ctx.below_of(Weighs):
-            gradient = gradient - self._sum_shared(ctx.error(link).weighted)
-        return gradient
-
-    def _add_curvatures(self, ctx: Context, curvature: Tensor) -> Tensor:
-        """A curvature with that of the errors below."""
-        for link in ctx.below_of(Weighs):
-            error = ctx.error(link)
-            curvature = curvature + self._shaped(ctx, error.precision)
-            if self.curvature == "exact" and error.remainder is not None:
-                curvature = curvature + self._shaped(ctx, error.remainder)
-        return curvature
-
-    def _shaped(self, ctx: Context, curvature: Tensor) -> Tensor:
-        """A curvature by channel, (B, n) or (B, n, n), in the form of the belief."""
-        if curvature.dim() == 2:
-            curvature = self._sum_shared(curvature)
-        else:
-            curvature = self._sum_shared(self._sum_shared(curvature).mT).mT
+    def shape_curvature(self, ctx: Context, curvature: Tensor) -> Tensor:
+        curvature = self.shape_gradient(curvature)
+        if curvature.dim() == 3:
+            curvature = self.shape_gradient(curvature.mT).mT
         if ctx.bound.interacting:
-            return _matrix(curvature)
+            return as_matrix(curvature)
         return curvature if curvature.dim() == 2 else curvature.diagonal(dim1=-2, dim2=-1)
 
-    def _sum_shared(self, by_channel: Tensor) -> Tensor:
+    def shape_gradient(self, by_channel: Tensor) -> Tensor:
         """Values for all channels, and a lengthscale after them, as values for the belief."""
         if self.channels != "shared":
             return by_channel
         own = self._without_lengthscale(by_channel).sum(-1, keepdim=True)
         return own if self.correlation_time_sd is None else torch.cat([own, by_channel[..., -1:]], -1)
 
-    def energy(self, ctx: Context) -> Energy:
-        state = ctx.state
-
-        def compute() -> Energy:
-            moved = state.mean - state.prior_mean
-            fit = (moved * _times(state.prior_precision, moved)).sum(-1)
-            return Energy(complexity=0.5 * (fit + state.prior_log_det_covariance - state.log_det_covariance))
-
-        return ctx.cached("energy", compute, *state[:6])
-
-    def fallbacks(self, ctx: Context) -> Tensor | None:
-        return ctx.state.accumulated.regularised if ctx.bound.interacting else None
-
-    # --- quantities ----------------------------------------------------------------------------------------------
     @property
     def quantities(self) -> Mapping[str, Recordable]:
         known = {
             "mean": Recordable(("dimension",), lambda ctx: self._without_lengthscale(ctx.state.mean)),
             "sd": Recordable(("dimension",), self._level_covariance, _sd),
-            "covariance": Recordable(("dimension", "dimension_"), lambda ctx: _matrix(self._level_covariance(ctx))),
+            "covariance": Recordable(("dimension", "dimension_"), lambda ctx: as_matrix(self._level_covariance(ctx))),
         }
         if self.correlation_time_sd is not None:
             known["correlation_time"] = Recordable(("lengthscale",), self._lengthscale)
-            known["log_correlation_time_sd"] = Recordable(
-                ("lengthscale",), lambda ctx: self._covariance(ctx)[:, -1:, -1].sqrt()
-            )
+            sd = Recordable(("lengthscale",), lambda ctx: self.covariance(ctx)[:, -1:, -1].sqrt())
+            known["log_correlation_time_sd"] = sd
         if self.channels == "full":
-            known["matrix"] = Recordable(
-                ("channel", "channel_"), lambda ctx: self.prediction(ctx, ctx.below[0]).value.channel
-            )
+            dims = ("channel", "channel_")
+            known["matrix"] = Recordable(dims, lambda ctx: self.prediction(ctx, ctx.below[0]).value.channel)
         return known
-
-    def _covariance(self, ctx: Context) -> Tensor:
-        precision = ctx.state.precision
-        invert = covariance_of if ctx.bound.interacting else torch.reciprocal
-        return ctx.cached("covariance", lambda: invert(precision), precision)
-
-    def _uncertainty(self, ctx: Context) -> Tensor:
-        return _matrix(self._covariance(ctx))
 
     def _level_covariance(self, ctx: Context) -> Tensor:
         """Covariance without that of a lengthscale, (B, n) or (B, n, n)."""
-        known = self._covariance(ctx)
+        known = self.covariance(ctx)
         return known if self.correlation_time_sd is None else known[:, :-1, :-1]
 
     def _without_lengthscale(self, values: Tensor) -> Tensor:
@@ -444,12 +327,9 @@ def precision_score(precision: Precision, error: Tensor, weighted: Tensor) -> Sc
 def noise_score_error(
     levels: ScoreAndInformation, n_levels: int, lengthscale: ScoreAndInformation | None = None
 ) -> ScoreError:
-    """A score of log-variances, and of a log-lengthscale, as an error of log-precisions and that lengthscale.
+    """A score of log-variances, and of a log-lengthscale, as an error of n_levels log-precisions and that lengthscale.
 
-    Args:
-        levels: Score of the log-variances.
-        n_levels: Number of log-precisions; those without a score get zero.
-        lengthscale: Score of the log-lengthscale.
+    Log-precisions without a score get zero.
     """
     missing = n_levels - levels.score.shape[1]
     gradient = torch.constant_pad_nd(-levels.score, (0, missing))
@@ -459,16 +339,6 @@ def noise_score_error(
     joint = torch.constant_pad_nd(information, (0, 1, 0, 1))
     joint[:, -1:, -1:] = lengthscale.information
     return ScoreError(torch.cat([gradient, lengthscale.score], -1), lambda: joint)
-
-
-def _times(precision: Tensor, vector: Tensor) -> Tensor:
-    """A diagonal (B, n) or matrix (B, n, n) times a vector (B, n)."""
-    return precision * vector if precision.dim() == 2 else torch.bmm(precision, vector[..., None])[..., 0]
-
-
-def _matrix(precision: Tensor) -> Tensor:
-    """A diagonal (B, n) or matrix (B, n, n) as a matrix."""
-    return precision.diag_embed() if precision.dim() == 2 else precision
 
 
 def _sd(covariance: Tensor) -> Tensor:

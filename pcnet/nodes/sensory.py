@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pcnet.errors import GraphError, SettingError
 from pcnet.model.context import Neighbours, NodeContext
-from pcnet.model.links import Link, Predicts, Weighs
+from pcnet.model.links import AnyLink, Predicts, Weighs
 from pcnet.model.messages import GaussianPrediction, PredictionError, ScoreError
 from pcnet.model.node import BatchSpec, Energy, ErrorShape, Node, Recordable
 from pcnet.model.protocols import ForecastContext, Forecasts
@@ -115,6 +115,7 @@ class SensoryNode(Node[SensoryState, SensoryBound], Forecasts):
     extrapolate: NotNegative = number(0.0)
     role: ClassVar[str] = "sensory"
     kind: ClassVar[str] = "sensory"
+    child_of: ClassVar[tuple[type[AnyLink], ...]] = (Predicts, Weighs)
     observes: ClassVar[bool] = True
     required_actions: ClassVar[tuple[str, ...]] = ("observe",)
 
@@ -123,13 +124,10 @@ class SensoryNode(Node[SensoryState, SensoryBound], Forecasts):
         if self.dt is None and self.orders > 1 and self.derivatives in ("backward", "fit"):
             raise SettingError(f"{self.title}: give dt, the sampling interval, for {self.orders} orders")
         if self.window is not None and (self.derivatives != "fit" or self.window < self.orders):
-            raise SettingError(
-                f"{self.title}: window is for derivatives='fit', and must be {self.orders} or more for as many orders"
-            )
+            raise SettingError(f"{self.title}: window is for derivatives='fit', and must be {self.orders} or more")
         if not bool((self.max_gap >= 1).all()):
             raise SettingError(f"{self.title}: max_gap must be 1 (sampling interval) or more")
 
-    # --- composing -----------------------------------------------------------------------------------------------
     @property
     def error_shape(self) -> ErrorShape:
         return ErrorShape(self.orders, self.dim)
@@ -144,9 +142,8 @@ class SensoryNode(Node[SensoryState, SensoryBound], Forecasts):
 
     @property
     def data(self) -> Mapping[str, Any]:
-        dt = None if self.dt is None else self.dt.tolist()
-        known: dict[str, Any] = {"orders": self.orders, "channels": self.dim, "dt": dt}
-        known["derivative_init"] = self.derivative_init
+        known: dict[str, Any] = {"orders": self.orders, "channels": self.dim}
+        known |= {"dt": None if self.dt is None else self.dt.tolist(), "derivative_init": self.derivative_init}
         known |= {} if self.derivatives == "backward" else {"derivatives": self.derivatives}
         known |= {} if bool((self.max_gap == 2).all()) else {"max_gap": self.max_gap.tolist()}
         return known | ({"window": self.samples} if self.derivatives == "fit" else {})
@@ -154,45 +151,29 @@ class SensoryNode(Node[SensoryState, SensoryBound], Forecasts):
     @property
     def samples(self) -> int:
         """Number of samples of the Taylor fit."""
-        if self.derivatives != "fit":
-            return 0
-        return self.orders + 1 if self.window is None else self.window
+        return (self.window or self.orders + 1) if self.derivatives == "fit" else 0
 
     def describe(self) -> str:
         interval = number(1.0) if self.dt is None else self.dt
         dt = f"{interval.item():g}" if interval.numel() == 1 else "one for each batch element"
         return f"dim {self.dim}, orders {self.orders}, dt {dt}"
 
-    def check_as_child(self, link: Link[Any, Any]) -> None:
-        if not isinstance(link, (Predicts, Weighs)):
-            Node.check_as_child(self, link)
-
     def check(self, links: Neighbours, like: Tensor) -> None:
         states = [link.parent for link in links.above_of(Predicts)]
         if not states:
             raise GraphError(f"{self.title} is predicted by nothing: add graph.predicts(state, {self.name})")
         if not links.above_of(Weighs):
-            raise GraphError(
-                f"{self.title} has no precision: add graph.weighs(PrecisionNode(...), {self.name}) for its error"
-            )
+            raise GraphError(f"{self.title} has no precision: add graph.weighs(PrecisionNode(...), {self.name})")
         if len(states) > 1 and any(state.sends_covariance for state in states):
-            raise GraphError(
-                f"{self.title} is predicted by {states[0].name!r} and {states[1].name!r}, one of which is a Kalman "
-                "state: join them into one state"
-            )
+            raise GraphError(f"{self.title} is predicted by a Kalman state beside others; join them into one state")
 
-    def default_estimator(self, link: Link[Any, Any], above: tuple[Link[Any, Any], ...]) -> ParameterEstimator | None:
-        for other in above:
-            if isinstance(other, Predicts):
-                return other.parent.default_estimator(other, above)
-        return None
+    def default_estimator(self, link: AnyLink, above: tuple[AnyLink, ...]) -> ParameterEstimator | None:
+        states = [other for other in above if isinstance(other, Predicts)]
+        return states[0].parent.default_estimator(states[0], above) if states else None
 
-    # --- beginning -----------------------------------------------------------------------------------------------
-    def noise_spec(self, above: tuple[Link[Any, Any], ...], spec: BatchSpec) -> NoiseSpec | None:
-        for link in above:
-            if isinstance(link, Weighs) and isinstance(link.parent, PrecisionNode):
-                return link.parent.spec_of(link, spec)
-        return None
+    def noise_spec(self, above: tuple[AnyLink, ...], spec: BatchSpec) -> NoiseSpec | None:
+        pairs = [(link, link.parent) for link in above if isinstance(link, Weighs)]
+        return next((node.spec_of(link, spec) for link, node in pairs if isinstance(node, PrecisionNode)), None)
 
     def bind(self, links: Neighbours, spec: BatchSpec) -> SensoryBound:
         dt = spec.expand(number(1.0) if self.dt is None else self.dt, 0)
@@ -233,7 +214,6 @@ class SensoryNode(Node[SensoryState, SensoryBound], Forecasts):
             observation.new_full((len(first), 4, self.dim), torch.nan),
         )
 
-    # --- observing -----------------------------------------------------------------------------------------------
     def preprocess(self, observation: Tensor) -> Tensor:
         """What the node makes of an observation (B, observation_size) before it is used; NaN marks missing values."""
         return observation
@@ -261,9 +241,8 @@ class SensoryNode(Node[SensoryState, SensoryBound], Forecasts):
     def _steady(self, ctx: Context) -> bool:
         """Whether all channels were observed at the previous tick, in all orders."""
         full, since, known = ctx.bound.full, ctx.state.since, ctx.state.known
-        return ctx.cached("since", lambda: holds((since == 0).all()), since) and ctx.cached(
-            "known", lambda: holds((known == full).all()), known
-        )
+        recent = ctx.cached("since", lambda: holds((since == 0).all()), since)
+        return recent and ctx.cached("known", lambda: holds((known == full).all()), known)
 
     def complete(self, ctx: Context) -> bool:
         """Whether all orders of all channels are observed now."""
@@ -336,13 +315,10 @@ class SensoryNode(Node[SensoryState, SensoryBound], Forecasts):
 
     def update(self, ctx: Context) -> SensoryState:
         """Extrapolate the data by their own derivatives."""
-        shift = ctx.bound.extrapolation
-        if shift is None:
-            return ctx.state
-        return ctx.state._replace(observation=torch.bmm(shift, ctx.state.observation))
+        state, shift = ctx.state, ctx.bound.extrapolation
+        return state if shift is None else state._replace(observation=torch.bmm(shift, state.observation))
 
-    # --- messages ------------------------------------------------------------------------------------------------
-    def error(self, ctx: Context, link: Link[Any, Any]) -> PredictionError | ScoreError:
+    def error(self, ctx: Context, link: AnyLink) -> PredictionError | ScoreError:
         found = self.sensory_errors(ctx)
         if isinstance(link, Predicts):
             return PredictionError(found.weighted, lambda: found.precision, noise=self._noise(ctx))
@@ -350,8 +326,10 @@ class SensoryNode(Node[SensoryState, SensoryBound], Forecasts):
             assert isinstance(found.precision, Precision)
             return precision_score(found.precision, found.error, found.weighted)
         assert isinstance(found.precision, DensePrecision)
-        score = kalman.noise_score(found.distribution, found.error[:, 0], found.precision.matrix)
-        noise = self._noise(ctx)
+        score, noise = (
+            kalman.noise_score(found.distribution, found.error[:, 0], found.precision.matrix),
+            self._noise(ctx),
+        )
         assert noise is not None
         lengthscale = self._lengthscale_score(ctx, noise) if noise.learned_lengthscale else None
         return noise_score_error(score, noise.levels, lengthscale)

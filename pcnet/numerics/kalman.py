@@ -54,6 +54,12 @@ class ScoreAndInformation(NamedTuple):
     score: Tensor
     information: Tensor
 
+    def part(self, of: slice) -> ScoreAndInformation:
+        return ScoreAndInformation(self.score[:, of], self.information[:, of, of])
+
+    def plus(self, other: ScoreAndInformation) -> ScoreAndInformation:
+        return ScoreAndInformation(self.score + other.score, self.information + other.information)
+
 
 def predict(
     belief: GaussianWithSensitivities, change: Tensor, jacobian: Tensor, dchange_dtheta: Tensor, noise: Tensor

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 import torch
@@ -65,3 +66,9 @@ def unflatten(like: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     names = _names(like) or tuple(map(str, range(len(like))))
     parts = [unflatten(part, f"{path}/{name}", tensors) for name, part in zip(names, like, strict=True)]
     return _rebuilt(like, parts)
+
+
+def spans(sizes: Iterable[int], first: int = 0) -> list[slice]:
+    """Consecutive slices of these sizes, from `first` on."""
+    ends = list(itertools.accumulate(sizes, initial=first))
+    return [slice(*pair) for pair in itertools.pairwise(ends)]

@@ -42,6 +42,14 @@ class Interval(NamedTuple):
     lower: Array
     upper: Array
 
+    @classmethod
+    def normal(cls, mean: Array, sd: Array, probability: float) -> Interval:
+        """The central interval of a normal distribution."""
+        if not 0 < probability < 1:
+            raise ResultError(f"a probability must be between 0 and 1, not {probability}")
+        margin = NormalDist().inv_cdf(0.5 + probability / 2) * sd
+        return cls(mean - margin, mean + margin)
+
 
 class Divergence(NamedTuple):
     """Index of the observation at which each batch element diverged (−1: it did not), and the node; (...)."""
@@ -128,10 +136,7 @@ class Result:
 
     def interval(self, node: str, probability: float = 0.95) -> Interval:
         """Central credible interval, mean ± z·sd, of a node's belief."""
-        if not 0 < probability < 1:
-            raise ResultError(f"probability must be between 0 and 1, not {probability}")
-        mean, margin = self.mean(node), NormalDist().inv_cdf(0.5 + probability / 2) * self.sd(node)
-        return Interval(mean - margin, mean + margin)
+        return Interval.normal(self.mean(node), self.sd(node), probability)
 
     @property
     def accuracy(self) -> Array:

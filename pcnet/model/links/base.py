@@ -72,6 +72,12 @@ class Link(ABC, Generic[P_co, E_co]):
             if type(other) is type(self) and other.ends == self.ends:
                 raise GraphError(f"{self.parent.name!r} already {self.key} {self.child.name!r}")
 
+    def check_ends(self) -> bool:
+        """Raise `GraphError` if one of its nodes does not accept the link."""
+        self.child.check_as_child(self)
+        self.parent.check_as_parent(self)
+        return True
+
     @property
     def ends(self) -> tuple[AnyNode | None, ...]:
         """The nodes that the link joins."""
@@ -93,15 +99,15 @@ class Link(ABC, Generic[P_co, E_co]):
         return type(self)(self.child, self.parent) if not self.options else None
 
     def to_spec(self, describe: Callable[[Any], Any]) -> dict[str, Any]:
-        """The options as plain data; describe: turns a function into its name."""
-        return {}
+        """The options as plain data: nodes by name, functions by what `describe` makes of them."""
+        of = self.of
+        named = {name: of.name if of is not None and value is of else value for name, value in self.options.items()}
+        return {name: value if isinstance(value, str) else describe(value) for name, value in named.items()}
 
     @classmethod
-    def from_spec(
-        cls, options: Mapping[str, Any], nodes: Mapping[str, AnyNode], find: Callable[[Any], Any]
-    ) -> dict[str, Any]:
+    def from_spec(cls, options: Mapping[str, Any], nodes: Mapping[str, AnyNode], find: Callable[[Any], Any]) -> Any:
         """Keyword arguments from plain data; find: turns the name of a function into it."""
-        return {}
+        return {name: nodes[each] if name == "of" else find(each) for name, each in options.items()}
 
     def describe(self) -> str:
         """The link as one line of a summary, from the parent's side."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pcnet.errors import GraphError
-from pcnet.model.links.base import Link, LinkStyle
+from pcnet.model.links.base import AnyLink, Link, LinkStyle
 from pcnet.model.links.predicts import Predicts
 from pcnet.model.messages import ParameterPrediction, ScoreError
 
@@ -29,7 +29,7 @@ class Parametrises(Link[ParameterPrediction, ScoreError]):
     def of(self) -> AnyNode | None:
         return self._of
 
-    def check(self, links: Iterable[Link[Any, Any]]) -> None:
+    def check(self, links: Iterable[AnyLink]) -> None:
         links = list(links)
         mappings = [link for link in links if isinstance(link, Predicts) and link.parent is self.child]
         if self.of is not None and not any(link.child is self.of for link in mappings):
@@ -38,15 +38,6 @@ class Parametrises(Link[ParameterPrediction, ScoreError]):
                 f"that mapping; add graph.predicts({self.child.name}, {self.of.name}, via=...) first"
             )
         super().check(links)
-
-    def to_spec(self, describe: Callable[[Any], Any]) -> dict[str, Any]:
-        return {} if self.of is None else {"of": self.of.name}
-
-    @classmethod
-    def from_spec(
-        cls, options: Mapping[str, Any], nodes: Mapping[str, AnyNode], find: Callable[[Any], Any]
-    ) -> dict[str, Any]:
-        return {"of": nodes[options["of"]]} if "of" in options else {}
 
     def describe(self) -> str:
         of = "" if self.of is None else f"'s prediction of {self.of.name}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pcnet.functions.closed_form import Identity
@@ -31,17 +31,12 @@ class Predicts(Link[PointPrediction | GaussianPrediction, PredictionError]):
     def function(self) -> Function:
         return self.via
 
+    @property
+    def options(self) -> dict[str, Any]:
+        return {} if isinstance(self.via, Identity) else {"via": self.via}
+
     def reversed(self) -> Predicts | None:
         return Predicts(self.child, self.parent, self.via)
-
-    def to_spec(self, describe: Callable[[Any], Any]) -> dict[str, Any]:
-        return {} if isinstance(self.via, Identity) else {"via": describe(self.via)}
-
-    @classmethod
-    def from_spec(
-        cls, options: Mapping[str, Any], nodes: Mapping[str, AnyNode], find: Callable[[Any], Any]
-    ) -> dict[str, Any]:
-        return {"via": find(options["via"])} if "via" in options else {}
 
     def describe(self) -> str:
         return f"{self.key} {self.child.name} via {self.via!r}"

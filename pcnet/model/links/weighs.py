@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from pcnet.errors import GraphError
-from pcnet.model.links.base import Link, LinkStyle
+from pcnet.model.links.base import AnyLink, Link, LinkStyle
 from pcnet.model.messages import NoisePrediction, ScoreError
 
 
@@ -16,11 +16,10 @@ class Weighs(Link[NoisePrediction, ScoreError]):
     key: ClassVar[str] = "weighs"
     style: ClassVar[LinkStyle] = LinkStyle(above=False, side="right", dash="--", label="precision")
 
-    def check(self, links: Iterable[Link[Any, Any]]) -> None:
+    def check(self, links: Iterable[AnyLink]) -> None:
         links = list(links)
         super().check(links)
         others = [link.parent for link in links if isinstance(link, Weighs) and link.child is self.child]
         if others and not self.child.multiple_noises:
-            raise GraphError(
-                f"{self.child.name!r} already has the precision {others[-1].name!r}; an error has exactly one"
-            )
+            other = others[-1].name
+            raise GraphError(f"{self.child.name!r} already has the precision {other!r}; an error has exactly one")
