@@ -179,9 +179,11 @@ class Graph:
         from pcnet.model.model import Model
         from pcnet.model.schedule import batch
 
-        if schedule is not None and not schedule.on_end:
-            raise ScheduleError(f"{schedule.name}: nothing is updated after a pass; use pcnet.batch(), or add on_end")
-        return Model(self, batch() if schedule is None else schedule).fit(observations, **options)
+        model = Model(self, batch() if schedule is None else schedule)
+        if not model.schedule.on_end:
+            name = model.schedule.name
+            raise ScheduleError(f"{name}: nothing is updated after a pass; use pcnet.batch(), or add on_end")
+        return model.fit(observations, **options)
 
     def draw(self, schedule: Schedule | None = None, *, ax: Axes | None = None, dark: bool = False) -> Axes:
         """A drawing of the graph in levels, with the clocks of a schedule where given."""

@@ -134,7 +134,7 @@ def test_memory_does_not_grow_when_nothing_is_recorded():
             session.step(y)
         counts.append(tensors())
     assert counts[0] == counts[1] == counts[2]
-    assert not session._times
+    assert not len(session.recorder)
     assert session.result().traces == {}
     assert session.tick == 900
 

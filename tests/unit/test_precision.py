@@ -61,7 +61,7 @@ def test_log_det_of_a_precision_is_that_of_the_kronecker_product(rows, dim):
     """As sent by a precision node, for a batch of lengthscales."""
     mean = np.linspace(-2.0, 3.0, 2 * dim).reshape(2, dim)
     node = PrecisionNode("noise", mean=mean, sd=1.0, correlation_time=[0.5, 1.5])
-    link = Weighs(node, SimpleNamespace(name="child", error_shape=ErrorShape(rows, dim)))
+    link = Weighs(node, SimpleNamespace(name="child", shape=ErrorShape(rows, dim)))
     links, spec = Neighbours((), (link,)), BatchSpec(2, torch.float64, torch.device("cpu"), torch.Size([2]))
     bound = node.bind(links, spec)
     context = NodeContext("noise", links, bound, node.init(bound, spec), None)
