@@ -359,5 +359,5 @@ def test_a_sweep_over_observations_with_gaps(tmp_path):
     for kappa in (1.0, 0.5):
         graph, schedule = build(kappa)
         np.testing.assert_allclose(table.free_action[kappa], graph.run(y, schedule=schedule).free_action, rtol=1e-9)
-    with pytest.raises(pc.errors.StudyError, match="NaN where they are missing"):
+    with pytest.raises(pc.errors.StudyError, match="NaN where missing"):
         pc.sweep(build, {"kappa": [1.0]}, y * np.inf, tmp_path / "other.db")

@@ -229,7 +229,7 @@ def test_a_correlation_time_wrong_by_a_factor_of_three_is_recovered(wrong):
         correlation_time_sd=1.0,
     )
     result = model.graph.run(world.observations, model.schedule, record=["correlation_time", "log_correlation_time_sd"])
-    apart = np.log(result.traces["noise_y.smoothness"].values[:, -1, 0] / width)
+    apart = np.log(result.traces["noise_y.correlation_time"].values[:, -1, 0] / width)
     assert np.abs(apart).max() < math.log(1.2)
     assert (np.abs(apart) < 3 * result.traces["noise_y.log_smoothness_sd"].values[:, -1, 0]).all()
 
@@ -371,7 +371,7 @@ def test_a_precision_node_learns_the_correlation_time_of_generalised_errors():
 def test_correlation_times_that_cannot_be_learned_are_rejected():
     with pytest.raises(SettingError, match=r"noise.*has no lengthscale to learn"):
         noise("noise", 0.0, White(), correlation_time_sd=1.0)
-    with pytest.raises(SettingError, match="a width is not learned together with"):
+    with pytest.raises(SettingError, match="correlation_time_sd excludes channels='full'"):
         noise("noise", 0.0, SquaredExponential(1.0), correlation_time_sd=1.0, channels="full")
     own = noise("noise_x", 0.0, SquaredExponential(1.0), correlation_time_sd=1.0)
     graph = graph_of([own], noise("noise_y", -np.log(NOISE_VARIANCE), White()))

@@ -315,7 +315,7 @@ def changed(acts=None, on_end=None) -> pc.Schedule:
     [
         (changed(on_end=(pc.act("update", "theta"),)), "add act\\('update_covariance', 'theta'\\) to on_end"),
         (changed(on_end=(*pc.batch("theta").on_end, pc.act("renew_prior", "theta"))), "would count twice"),
-        (changed(acts=pc.batch("noise_y").acts), "'theta' is updated after a pass but accumulates nothing"),
+        (changed(acts=pc.batch("noise_y").acts), "'theta' accumulates nothing"),
     ],
 )
 def test_custom_schedules_for_fits_are_checked(schedule, words):
@@ -373,7 +373,7 @@ def test_the_representation_of_a_fit(tmp_path):
     fit = model("pushed").fit(record(1), max_iterations=2)
     assert "in 2 passes, not converged" in repr(fit)
     assert "theta: " in repr(fit)
-    with pytest.raises(ResultError, match="'x' took no steps after passes; those that did: theta, noise_x, noise_y"):
+    with pytest.raises(ResultError, match="'x' was not fitted; fitted nodes: theta, noise_x, noise_y"):
         fit.mean("x")
     with pytest.raises(ResultError, match="between 0 and 1"):
         fit.interval("theta", 1.5)

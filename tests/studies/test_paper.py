@@ -96,6 +96,7 @@ def test_a_second_call_computes_nothing_again(done, folder):
     assert before.equals(again.study.to_dataframe()[["free_action", "seconds"]])
 
 
+@pytest.mark.slow
 def test_command_line(folder, done):
     arguments = [str(folder), "--grid", "small", "--data", "white", "--seeds", "2", "--processes", "1"]
     printed = CliRunner().invoke(app, [*arguments, "--observations", "200"])
