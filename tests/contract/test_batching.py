@@ -304,7 +304,7 @@ def everything():
 
 
 def test_digests_are_the_same_in_another_process():
-    code = "import json, sys; sys.path.insert(0, '..'); import test_batching; print(json.dumps(test_batching.everything()))"
+    code = "import json, sys; sys.path.insert(0, '..'); import test_batching as t; print(json.dumps(t.everything()))"
     found = subprocess.run(
         [sys.executable, "-c", code],
         cwd=Path(__file__).parent,

@@ -231,7 +231,7 @@ def test_a_correlation_time_wrong_by_a_factor_of_three_is_recovered(wrong):
     result = model.graph.run(world.observations, model.schedule, record=["correlation_time", "log_correlation_time_sd"])
     apart = np.log(result.traces["noise_y.correlation_time"].values[:, -1, 0] / width)
     assert np.abs(apart).max() < math.log(1.2)
-    assert (np.abs(apart) < 3 * result.traces["noise_y.log_smoothness_sd"].values[:, -1, 0]).all()
+    assert (np.abs(apart) < 3 * result.traces["noise_y.log_correlation_time_sd"].values[:, -1, 0]).all()
 
 
 def test_observations_estimate_the_correlation_time_by_their_derivatives():
@@ -375,10 +375,10 @@ def test_correlation_times_that_cannot_be_learned_are_rejected():
         noise("noise", 0.0, SquaredExponential(1.0), correlation_time_sd=1.0, channels="full")
     own = noise("noise_x", 0.0, SquaredExponential(1.0), correlation_time_sd=1.0)
     graph = graph_of([own], noise("noise_y", -np.log(NOISE_VARIANCE), White()))
-    with pytest.raises(GraphError, match="the width of 'noise_x' cannot be learned"):
+    with pytest.raises(GraphError, match="the correlation time of 'noise_x' cannot be learned"):
         graph.run(OBSERVATIONS, GATHER)
     theirs = noise("noise_y", 0.0, Matern(1.0, 2.5), correlation_time_sd=1.0)
-    with pytest.raises(GraphError, match="the width of the noise of 'y' is learned only"):
+    with pytest.raises(GraphError, match="the correlation time of the noise of 'y' can be learned only"):
         graph_of([noise("noise_x", 0.0, White())], theirs).run(OBSERVATIONS, GATHER)
 
 

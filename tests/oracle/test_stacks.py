@@ -406,7 +406,7 @@ def test_invalid_links_are_rejected():
     graph.weighs(noise("nx"), x)
     graph.weighs(noise("ny"), y)
     with pytest.raises(
-        GraphError, match=r"the flow of GeneralisedStateNode 'x' is one of causes: add graph.drives\(cause, x\)"
+        GraphError, match=r"the flow of GeneralisedStateNode 'x' takes causes: add graph.drives\(cause, x\)"
     ):
         graph.check()
     graph.drives(v, x)
