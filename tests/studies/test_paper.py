@@ -90,6 +90,7 @@ def test_report_and_figures_are_there(done, folder):
     assert "GLV, 3 orders" in conclude(done)
 
 
+@pytest.mark.slow
 def test_a_second_call_computes_nothing_again(done, folder):
     before = done.study.to_dataframe()[["free_action", "seconds"]]
     again = reproduce(folder, grid="small", data="white", seeds=2, observations=200, processes=1, progress=False)
