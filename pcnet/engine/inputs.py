@@ -120,7 +120,9 @@ class ObservationReader:
             )
         if not math.isfinite(tensor.sum().item()) and bool(torch.isinf(tensor).any()):
             where = torch.isinf(tensor).nonzero()[0].tolist()
-            raise ObservationError(f"observation of {name!r} at index {where} is infinite; use NaN for missing values")
+            raise ObservationError(
+                f"observation of {name!r} at index {where} is infinite in {self.dtype}; use NaN for missing values"
+            )
         return tensor
 
 

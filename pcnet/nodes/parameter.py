@@ -116,7 +116,10 @@ class ParameterNode(SlowBelief, Forecasts):
         states = [link.parent for link in links.above_of(Predicts)]
         kalman = [state for state in states if state.sends_covariance]
         if kalman and len(states) > 1:
-            raise GraphError(f"{self.title} is predicted by a Kalman state beside others; join them into one state")
+            names = " and ".join(repr(state.name) for state in states)
+            raise GraphError(
+                f"{self.title} is predicted by {names}, one of which is a Kalman state; join them into one state"
+            )
         if estimator.needs_curvature and states and not kalman:
             keeps = f"{type(estimator).__name__} keeps its first prior; use RobbinsMonro, or a KalmanStateNode above"
             raise GraphError(f"{self.title} is predicted from above, but {keeps}")

@@ -165,7 +165,10 @@ class SensoryNode(Node[SensoryState, SensoryBound], Forecasts):
         if not links.above_of(Weighs):
             raise GraphError(f"{self.title} has no precision: add graph.weighs(PrecisionNode(...), {self.name})")
         if len(states) > 1 and any(state.sends_covariance for state in states):
-            raise GraphError(f"{self.title} is predicted by a Kalman state beside others; join them into one state")
+            names = " and ".join(repr(state.name) for state in states)
+            raise GraphError(
+                f"{self.title} is predicted by {names}, one of which is a Kalman state; join them into one state"
+            )
 
     def default_estimator(self, link: AnyLink, above: tuple[AnyLink, ...]) -> ParameterEstimator | None:
         states = [other for other in above if isinstance(other, Predicts)]
