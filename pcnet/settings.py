@@ -149,7 +149,10 @@ def _marked(hint: Any) -> int:
 
 def broadcast(*shapes: torch.Size) -> torch.Size:
     """The common shape of several batch shapes; RuntimeError if there is none."""
-    return torch.Size(torch.broadcast_shapes(*shapes))  # type: ignore[no-untyped-call]
+    try:
+        return torch.Size(np.broadcast_shapes(*shapes))  # torch's own imports sympy, which takes half a second
+    except ValueError as error:
+        raise RuntimeError(str(error)) from None
 
 
 def batch_shape_of(part: Any) -> torch.Size:

@@ -1,3 +1,4 @@
+import os
 import sys
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from pcnet import settings
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("repeatable")
 torch.set_num_threads(1)  # oracles share the machine with other test processes
+os.environ.setdefault("PCNET_ENGINE", "eager")  # tests of the compiled engine ask for it
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 

@@ -77,7 +77,7 @@ def resolve(
     failed_by = _failures(program, before, after, outputs, policy, tick)
     all_running = bool(running.all())
     if not failed_by and all_running:
-        return _sum_energies(after, None, None), []
+        return sum_energies(after, None, None), []
     failed = torch.zeros_like(running)
     failed[list(failed_by)] = True
     events = [DivergenceEvent(tick, node.name, i, why) for i, (node, why) in failed_by.items()]
@@ -85,7 +85,7 @@ def resolve(
     state = after._replace(nodes=nodes, started=torch.where(failed, before.started, after.started))
     if policy == "stop":
         running = running & ~failed
-        state = _sum_energies(state._replace(running=running), None, running)
+        state = sum_energies(state._replace(running=running), None, running)
     else:
         if events:
             given = inputs.observations.items()
@@ -98,7 +98,7 @@ def resolve(
                 initial = select_nodes(failed, program.initial.nodes, state.nodes)
                 state = state._replace(nodes=initial, started=state.started & ~failed)
             state = state._replace(missed=state.missed + failed)
-        state = _sum_energies(state, failed if events else None, None if all_running else running)
+        state = sum_energies(state, failed if events else None, None if all_running else running)
     return state, events
 
 
@@ -143,7 +143,7 @@ def _culprit(i: int, program: Program, state: GraphState, outputs: Outputs) -> t
     return next(iter(nodes.values())), "the sum of all free energies is not finite"
 
 
-def _sum_energies(state: GraphState, failed: Tensor | None, running: Tensor | None) -> GraphState:
+def sum_energies(state: GraphState, failed: Tensor | None, running: Tensor | None) -> GraphState:
     """Add the energies of the tick to the sums: NaN for elements that have stopped, nothing for a lost tick."""
     energies = state.accuracy, state.complexity
     if running is not None:

@@ -52,34 +52,47 @@ class ObservationReader:
         present = {name: self._tensor(name, value, 1) for name, value in named.items() if value is not None}
         return present if len(present) == len(self.sizes) else self._missing | present
 
-    def stream(self, given: Any) -> tuple[Iterator[Observation | Sample], int | None]:
-        """Single observations one by one, and their number if it is known.
+    def series(self, given: Any) -> dict[str, Tensor] | None:
+        """Observations of all sensory nodes as arrays with time first, (T, ..., dim); None if they come one by one.
 
         Args:
             given: (..., T, dim), (T,) for one channel, a mapping from names to these, or an iterable of single
                 observations or samples.
         """
         if isinstance(given, (list, tuple)) and any(item is None or isinstance(item, SINGLE) for item in given):
-            return (self.timed(item) for item in given), len(given)
+            return None
         if isinstance(given, ARRAYS):
             given = {self._only_name(): given}
-        if isinstance(given, Mapping):
-            if not all(isinstance(value, ARRAYS) for value in given.values()):
-                raise ObservationError("give a mapping of arrays, or an iterable of mappings")
-            self._check_names(given)
-            series = {name: self._tensor(name, v, 2).movedim(-2, 0).contiguous() for name, v in given.items()}
-            lengths = {name: len(value) for name, value in series.items()}
-            if not lengths:
-                raise ObservationError("there are no observations; give at least one")
-            total, *others = set(lengths.values())
-            if others:
-                raise ObservationError(f"observations differ in length: {lengths}")
-            absent = {name: missing for name, missing in self._missing.items() if name not in series}
-            return ({name: value[t] for name, value in series.items()} | absent for t in range(total)), total
+        if not isinstance(given, Mapping):
+            return None
+        if not all(isinstance(value, ARRAYS) for value in given.values()):
+            raise ObservationError("give a mapping of arrays, or an iterable of mappings")
+        self._check_names(given)
+        series = {name: self._tensor(name, v, 2).movedim(-2, 0).contiguous() for name, v in given.items()}
+        lengths = {name: len(value) for name, value in series.items()}
+        if not lengths:
+            raise ObservationError("there are no observations; give at least one")
+        total, *others = set(lengths.values())
+        if others:
+            raise ObservationError(f"observations differ in length: {lengths}")
+        absent = {name: missing.expand(total, -1) for name, missing in self._missing.items() if name not in series}
+        return series | absent
+
+    def items(self, given: Any) -> Iterator[Observation | Sample]:
+        """Single observations one by one; see `series` for what may be given."""
+        series = self.series(given)
+        if series is not None:
+            total = len(next(iter(series.values())))
+            return ({name: value[t] for name, value in series.items()} for t in range(total))
         if not isinstance(given, Iterable) or isinstance(given, (str, bytes)):
             remedy = f"not {type(given).__name__}; read files first, for example by numpy.loadtxt"
             raise ObservationError(f"observations must be an array or an iterable, {remedy}")
-        return (self.timed(item) for item in given), None
+        return (self.timed(item) for item in given)
+
+    @staticmethod
+    def length(given: Any) -> int | None:
+        """The number of observations that come one by one, if it is known."""
+        return len(given) if isinstance(given, (list, tuple)) else None
 
     def timed(self, given: Any) -> Observation | Sample:
         """A single observation, with its time if it is a `Sample`."""

@@ -6,38 +6,41 @@ import copy
 import itertools
 import sys
 from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from pcnet.engine.choice import EngineChoice
 from pcnet.engine.clock import Clock, Interval
 from pcnet.engine.divergence import DivergenceEvent, DivergenceLog, check_policy, everything_failed, resolve
 from pcnet.engine.inputs import Observation, ObservationReader, Sample, time_of
 from pcnet.engine.program import Program
+from pcnet.engine.recording import columns
 from pcnet.engine.state import GraphState
 from pcnet.engine.tick import Failure, Inputs, NumericalError, Outputs, Workspace, tick
 from pcnet.errors import ObservationError, ScheduleError, SettingError
 from pcnet.model.context import NodeContext, Now
-from pcnet.model.links import AnyLink
-from pcnet.model.model import Model, OnDivergence, RunOptions, device_of
-from pcnet.model.node import BatchSpec, Energy
+from pcnet.model.model import Engine, Model, OnDivergence, RunOptions, device_of
+from pcnet.model.node import BatchSpec
 from pcnet.model.protocols import FitsRecordedData
-from pcnet.numerics.precision import Precision
 from pcnet.results.graph_summary import GraphSummary
-from pcnet.results.recorder import ENERGY, Column, Record, Recorder
+from pcnet.results.recorder import ENERGY, Record, Recorder
 from pcnet.results.result import Divergence, Result, Trace
 from pcnet.settings import broadcast
 
 if TYPE_CHECKING:
+    from pcnet.engine.compiled.engine import CompiledEngine, Series
     from pcnet.engine.forecast import Draws, Forecast, Innovation
 
+ROWS = 256
+"""Rows that single ticks record before they go into the recorder."""
+UNEQUAL = "there must be as many times as observations"
 Watcher = Callable[[float, Tensor | None], None]
-BOUND = ("program", "recorder", "_space", "_interval", "_now", "_showing")
+BOUND = ("program", "_recorder", "_space", "_interval", "_snapshot", "_showing")
 """Attributes of a session that exist from the first observation on."""
 
 
@@ -56,6 +59,19 @@ class Snapshot(NamedTuple):
     rows: int = 0
 
 
+class Lead(NamedTuple):
+    """Where compiled code is: a snapshot without the state, which stays in its memory until it is read.
+
+    flipped: whether the state is in the second of two buffers.
+    """
+
+    tick: int
+    clock: Clock
+    relative_dt: Tensor | None
+    rows: int
+    flipped: bool = False
+
+
 class Session:
     """A model at work. Made by `model.start(...)`; the options are those of `Model.run`."""
 
@@ -68,6 +84,7 @@ class Session:
         device: torch.device | str = "cpu",
         threads: int | None = 1,
         on_divergence: OnDivergence = "raise",
+        engine: Engine = "auto",
         warm_start: Mapping[str, Any] | None = None,
         copies: int | None = None,
     ) -> None:
@@ -77,14 +94,19 @@ class Session:
         device = device_of(device)
         model.graph.check(dtype, device)
         check_policy(on_divergence, model.graph.nodes)
+        if engine not in get_args(Engine):
+            raise SettingError(f"engine must be 'auto', 'compiled' or 'eager', not {engine!r}")
         model.schedule.check(model.graph.nodes)
         self.model = model
         self.graph, self.schedule = model
         self.record = Record.of(record)
         self.dtype, self.device, self.threads = dtype, device, threads
         self.on_divergence: OnDivergence = on_divergence
+        self.engine: Engine = engine
         self.watchers: list[Watcher] = []
         """Called after each observation with its time and the batch elements that have not stopped, None for all."""
+        self.on_progress: Callable[[int], object] | None = None
+        """Called with the number of observations that were taken in since the last call."""
         self._nodes = self.graph.nodes
         sizes = {name: node.observation_size for name, node in self._nodes.items() if node.observes}
         self._reader = ObservationReader(sizes, dtype, device)
@@ -96,11 +118,18 @@ class Session:
             _ = self.graph[name]
         self._warm_start, self._copies = warm_start or {}, copies
         self.program: Program
-        self.recorder: Recorder
+        self._recorder: Recorder
         self._space: Workspace
         self._interval: Interval
-        self._now: Snapshot
+        self._snapshot: Snapshot
         self._showing: Snapshot
+        self._engine = EngineChoice(engine)
+        self._lead: Lead | None = None
+        """Where compiled code is, if the snapshot is behind it."""
+        self._loaded: Snapshot | None = None
+        """The snapshot that compiled code started from."""
+        self._flushed = 0
+        """Rows that are in the recorder, and not in the memory of single ticks."""
 
     def __getattr__(self, name: str) -> Any:
         if name in BOUND:
@@ -119,25 +148,111 @@ class Session:
                 (or a missing name) a missing node.
             t: Its time; one sampling interval after the previous one unless given.
         """
-        with torch.inference_mode(), ThreadLimit(self.threads):
-            self._take(self._reader.timed(observation), t)
+        if t is not None or not self._step_at_once(observation, None):
+            with torch.inference_mode(), ThreadLimit(self.threads):
+                self._take(self._reader.timed(observation), t)
         return self
+
+    def _step_at_once(self, observation: Any, read: Observation | None) -> bool:
+        """One regular tick of a single run in compiled code; False if it has to go another way.
+
+        read: the observation as it was read; None if it is still to be read.
+        """
+        stepper, lead = self._engine.stepper, self._lead
+        if stepper is None or lead is None or self.watchers or not stepper.valid:
+            return False
+        if read is not None:
+            stepper.fill(read)
+        elif not stepper.read(observation):
+            return False
+        number = lead.tick
+        row = lead.rows - self._flushed
+        if row >= ROWS:
+            self._flush()
+            row = 0
+        if not stepper.tick(number, lead.flipped, row):
+            return False
+        clock = lead.clock
+        time = clock.time + self._interval.dt if clock.timed else number * self._interval.dt
+        rows = lead.rows
+        if (number + 1) % self.record.every == 0 and self._recorder.columns:
+            stepper.times[row] = time
+            rows += 1
+        stepper.engine.compiled_ticks += 1
+        self._lead = Lead(number + 1, Clock(time, clock.timed), None, rows, not lead.flipped)
+        return True
+
+    def _flush(self) -> None:
+        """Move rows that single ticks have recorded into the recorder."""
+        stepper, lead = self._engine.stepper, self._lead
+        if stepper is not None and lead is not None and lead.rows > self._flushed:
+            times, rows = stepper.recorded(lead.rows - self._flushed)
+            self._recorder.truncate(self._flushed)
+            self._recorder.add_block(times, stepper.engine.columns(rows))
+            self._flushed = lead.rows
 
     def run(self, observations: Any, progress: bool | None = None, *, times: Iterable[float] | None = None) -> Session:
         """Take in all observations; the arguments are those of `Model.run`."""
-        stream, total = self._reader.stream(observations)
+        series = self._reader.series(observations)
+        total = self._reader.length(observations) if series is None else len(next(iter(series.values())))
         hidden = not (sys.stderr.isatty() if progress is None else progress)
-        with torch.inference_mode(), ThreadLimit(self.threads):
-            shown = tqdm(stream, total=total, disable=hidden, unit="obs", desc=self.schedule.name)
-            pairs = zip(shown, itertools.repeat(None)) if times is None else zip(shown, times, strict=True)
-            try:
-                for observation, t in pairs:
-                    self._take(observation, t)
-            except ValueError as error:
-                if "zip()" not in str(error):
-                    raise
-                raise ObservationError("there must be as many times as observations") from None
+        with (
+            torch.inference_mode(),
+            ThreadLimit(self.threads),
+            tqdm(total=total, disable=hidden, unit="obs", desc=self.schedule.name) as bar,
+        ):
+            if series is None:
+                self._run_one_by_one(self._reader.items(observations), times, bar)
+            else:
+                self._run_series(series, times, bar)
         return self._not_empty()
+
+    def _run_one_by_one(self, items: Iterable[Observation | Sample], times: Iterable[float] | None, bar: Any) -> None:
+        pairs = zip(items, itertools.repeat(None)) if times is None else zip(items, times, strict=True)
+        try:
+            for observation, t in pairs:
+                self._take(observation, t)
+                self._progressed(1, bar)
+        except ValueError as error:
+            if "zip()" not in str(error):
+                raise
+            raise ObservationError(UNEQUAL) from None
+
+    def _run_series(self, series: Mapping[str, Tensor], times: Iterable[float] | None, bar: Any) -> None:
+        """Take in observations (T, ..., n), in blocks where compiled code runs them."""
+        total = len(next(iter(series.values())))
+        moments = None if times is None else list(itertools.islice(times, total + 1))
+        if moments is not None and len(moments) != total:
+            raise ObservationError(UNEQUAL)
+        done, size = 0, 1
+        while done < total:
+            ahead = self._run_block(series, moments, done, size) if done or self._bound else 0
+            if not ahead:
+                observation = {name: value[done] for name, value in series.items()}
+                self._take(observation, None if moments is None else moments[done], total)
+                ahead, size = 1, max(1, size // 4)
+            else:
+                size = 4 * max(size, ahead)
+            done += ahead
+            self._progressed(ahead, bar)
+
+    def _run_block(self, series: Mapping[str, Tensor], moments: Sequence[float] | None, start: int, size: int) -> int:
+        """Let compiled code take in observations from `start` on; their number, 0 if it cannot."""
+        engine = self._engine.compiled
+        if engine is None or self.watchers:
+            return 0
+        try:
+            whole = self._engine.series_of(series, moments)
+        except (RuntimeError, ObservationError):  # the eager engine says what is wrong, at the right observation
+            return 0
+        if start >= len(whole):
+            return 0
+        return self._advance_compiled(engine, whole, start, min(size, engine.block_size(), len(whole) - start))
+
+    def _progressed(self, count: int, bar: Any) -> None:
+        bar.update(count)
+        if self.on_progress is not None:
+            self.on_progress(count)
 
     async def arun(self, observations: AsyncIterable[Any]) -> Session:
         """Take in observations (or `Sample`s) of an asynchronous iterator as they arrive."""
@@ -155,7 +270,7 @@ class Session:
     def prepare(self, observations: Any) -> Session:
         """Bind the model to the batch of these observations, without taking any in."""
         with torch.inference_mode():
-            for first in itertools.islice(self._reader.stream(observations)[0], 1):
+            for first in itertools.islice(self._reader.items(observations), 1):
                 self._bind(first.observation if isinstance(first, Sample) else first)
         return self._not_empty()
 
@@ -183,8 +298,8 @@ class Session:
         self._now = self._now._replace(state=state._replace(nodes={**state.nodes, **nodes}))
         self._load()
 
-    def _take(self, given: Observation | Sample, t: float | None) -> None:
-        """One tick. If anything fails, the session is as it was."""
+    def _take(self, given: Observation | Sample, t: float | None, total: int | None = None) -> None:
+        """One tick. If anything fails, the session is as it was. total: number of observations of a whole run."""
         if isinstance(given, Sample):
             if t is not None:
                 raise ObservationError(f"observation {self.tick} has two times: t = {t} and that of its sample")
@@ -195,12 +310,88 @@ class Session:
         new = not self._bound
         if new:
             self._bind(observation)
+            self._engine.choose(self.model, self.program, self._interval, self.record, total)
         try:
-            self._advance(observation, t)
+            if new or not self._step_compiled(observation, t):
+                self._advance(observation, t)
+                self._engine.count_eager_tick(self.tick)
         except BaseException:
             for name in BOUND if new else ():
                 vars(self).pop(name, None)
             raise
+
+    def _step_compiled(self, observation: Observation, t: float | None) -> bool:
+        """One tick in compiled code; False if it has to be eager."""
+        engine = self._engine.compiled
+        if engine is None:
+            return False
+        if t is None and self._step_at_once(None, observation):
+            return True
+        try:
+            series = engine.series(
+                {name: value[None] for name, value in observation.items()}, None if t is None else np.array([t])
+            )
+        except RuntimeError:
+            return False
+        return bool(self._advance_compiled(engine, series, 0, 1))
+
+    def _advance_compiled(self, engine: CompiledEngine, series: Series, start: int, count: int) -> int:
+        """Let compiled code take in observations of a series; their number."""
+        self._settle()
+        lead = self._lead
+        if lead is None:
+            now = self._snapshot
+            if self._loaded is not now:
+                engine.load(now.state)
+                self._loaded = now
+            lead = Lead(now.tick, now.clock, now.relative_dt, now.rows)
+        made = engine.advance(series, start, count, lead.tick, lead.clock, self.record.every)
+        if made.ticks:
+            rows = lead.rows
+            if made.times and self._recorder.columns:
+                self._recorder.truncate(rows)
+                self._recorder.add_block(made.times, made.record)
+                rows += len(made.times)
+            self._lead, self._flushed = Lead(lead.tick + made.ticks, made.clock, made.relative_dt, rows), rows
+            self._engine.prepare_stepper(ROWS)
+            if self.watchers:
+                running = None if bool(self.state.running.all()) else self.state.running
+                self._load()
+                for see in self.watchers:
+                    see(made.clock.time, running)
+        return made.ticks
+
+    def _settle(self) -> None:
+        """Bring what single ticks have done to where all else looks for it."""
+        self._flush()
+        if self._lead is not None and self._lead.flipped:
+            assert self._engine.compiled is not None
+            self._engine.compiled.run.settle()
+            self._lead = self._lead._replace(flipped=False)
+
+    @property
+    def _now(self) -> Snapshot:
+        """Where the session is."""
+        self._settle()
+        lead, known = self._lead, self._snapshot
+        if lead is None:
+            return known
+        assert self._engine.compiled is not None
+        state = self._engine.compiled.state()
+        found = Snapshot(lead.tick, state, lead.clock, lead.relative_dt, known.log, Outputs({}), lead.rows)
+        self._snapshot = self._loaded = found
+        self._lead = None
+        return found
+
+    @_now.setter
+    def _now(self, snapshot: Snapshot) -> None:
+        self._snapshot, self._lead = snapshot, None
+
+    @property
+    def recorder(self) -> Recorder:
+        """What was recorded so far."""
+        self._flush()
+        return self._recorder
 
     def _advance(self, observation: Observation, t: float | None) -> None:
         program, now, space = self.program, self._now, self._space
@@ -225,9 +416,11 @@ class Session:
         running = None if bool(state.running.all()) else state.running
         following = Snapshot(now.tick + 1, state, clock, relative_dt, log, outputs, now.rows)
         self._showing = following
-        if (now.tick + 1) % self.record.every == 0 and self.recorder.columns:
-            self.recorder.truncate(now.rows)  # after an interrupted tick
-            self.recorder.append(self.recorder.read(clock.time, running))
+        if (now.tick + 1) % self.record.every == 0 and self._recorder.columns:
+            self._recorder.truncate(now.rows)  # after an interrupted tick
+            self._recorder.append(self._recorder.read(clock.time, running))
+            if self._engine.compiled is not None:
+                self._recorder.close()  # digits must not depend on which ticks are eager
             following = following._replace(rows=now.rows + 1)
         self._now = following
         for see in self.watchers:
@@ -240,7 +433,9 @@ class Session:
     @property
     def tick(self) -> int:
         """Number of observations so far."""
-        return self._now.tick if self._bound else 0
+        if not self._bound:
+            return 0
+        return self._snapshot.tick if self._lead is None else self._lead.tick
 
     @property
     def state(self) -> GraphState:
@@ -316,7 +511,9 @@ class Session:
     @property
     def time(self) -> float:
         """Time of the last observation; the first is at 0 unless times are given."""
-        return self._now.clock.time if self._bound else 0.0
+        if not self._bound:
+            return 0.0
+        return self._snapshot.clock.time if self._lead is None else self._lead.clock.time
 
     @property
     def interval(self) -> float:
@@ -363,6 +560,11 @@ class Session:
         with ThreadLimit(self.threads):
             return innovation(self, self._reader.one(observation), None if t is None else time_of(t))
 
+    @property
+    def engine_report(self) -> str:
+        """Which engine acts, what it has compiled, and what was left to the eager engine and why."""
+        return self._engine.report(self.tick)
+
     def result(self) -> Result:
         """Everything that was recorded so far."""
         self.recorder.truncate(self._now.rows)
@@ -390,6 +592,8 @@ class Session:
             summary=str(self.graph),
             schedule=str(self.schedule),
             structure=GraphSummary.of(self.graph, self.schedule),
+            engine=self._engine.acted,
+            eager_ticks=self._engine.eager_ticks,
         )
 
     def save(self, path: str | Path, *, recording: bool = True) -> Path:
@@ -410,6 +614,7 @@ class Session:
             self._bind_to(torch.Size(batch_shape))
             self._now = make(self._now.state)
             self._load()
+        self._engine.choose(self.model, self.program, self._interval, self.record, None)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Session:
         """An independent session at the same place. States are never changed, so that they can be shared."""
@@ -452,7 +657,7 @@ class Session:
         self._interval = Interval.of(program.interval, program.shortest_dt)
         self.program = program
         self._now = Snapshot(0, state, Clock(), None, DivergenceLog(), Outputs({}))
-        self.recorder = self.recorder_for(self.record)
+        self._recorder = self.recorder_for(self.record)
         self._load()
 
     def _load(self) -> None:
@@ -465,43 +670,9 @@ class Session:
 
     def recorder_for(self, record: Record) -> Recorder:
         """An empty recorder for what a record asks for."""
-        columns: dict[str, Column] = {}
-        for name in tuple(self._nodes) if record.nodes is None else record.nodes:
-            context = self._space.contexts[name]
-            for quantity, (dims, raw, transform) in self._nodes[name].quantities.items():
-                if quantity in record.quantities:
-                    columns[f"{name}.{quantity}"] = Column(dims, partial(raw, context), transform)
-        if ENERGY in record.quantities:
-            columns["accuracy"] = Column((), lambda: self._showing.state.accuracy)
-            columns["complexity"] = Column((), lambda: self._showing.state.complexity)
-
-            def energy(name: str) -> Tensor:
-                free = self._showing.outputs.energies.get(name, Energy()).free
-                return self.program.zeros if free is None else free
-
-            columns |= {f"{name}.free_energy": Column((), partial(energy, name)) for name in self._nodes}
-        if record.messages:
-
-            def prediction(link: AnyLink) -> Tensor:
-                value = self._space.message(link).value
-                return (value.channel if isinstance(value, Precision) else value).flatten(1)
-
-            def error(link: AnyLink) -> Tensor:
-                weighted: Tensor = self._space.error(link).weighted
-                return weighted.flatten(1)
-
-            for read in (prediction, error):
-                for link in self.graph.links:
-                    columns[_message_name(link, read is prediction)] = Column(("message",), partial(read, link))
-        return Recorder(columns)
-
-
-def _message_name(link: AnyLink, down: bool) -> str:
-    """The name of a recorded message: "x to y.prediction"."""
-    ends = (link.parent.name, link.child.name)
-    sender, receiver = ends if down else reversed(ends)
-    of = f" ({link.of.name})" if link.of is not None else ""
-    return f"{sender} to {receiver}{of}.{'prediction' if down else 'error'}"
+        return Recorder(
+            columns(self.program, self._space, record, lambda: (self._showing.state, self._showing.outputs))
+        )
 
 
 class ThreadLimit:

@@ -27,6 +27,10 @@ OnDivergence = Literal["raise", "stop", "hold", "reset"]
 missing; or reset them, to start anew with the next one."""
 
 
+Engine = Literal["auto", "compiled", "eager"]
+"""What runs a model: compiled code, torch operation by operation, or compiled code where that is possible."""
+
+
 class RunOptions(TypedDict, total=False):
     """Options of every kind of run; see `Model.run`."""
 
@@ -35,6 +39,7 @@ class RunOptions(TypedDict, total=False):
     device: torch.device | str
     threads: int | None
     on_divergence: OnDivergence
+    engine: Engine
 
 
 class Model:
@@ -45,7 +50,7 @@ class Model:
         schedule: The schedule; unless given, the one that fits the nodes (see `fitting_schedule`).
     """
 
-    __slots__ = ("graph", "schedule")
+    __slots__ = ("compiled", "graph", "schedule")
 
     def __init__(self, graph: Graph, schedule: Schedule | None = None) -> None:
         if not isinstance(graph, Graph):
@@ -54,6 +59,8 @@ class Model:
             raise ScheduleError(f"schedule must be a Schedule, such as pcnet.odem(), not {schedule!r}")
         self.graph = graph
         self.schedule = fitting_schedule(graph) if schedule is None else schedule
+        self.compiled: dict[object, Any] = {}
+        """Compiled ticks, which sessions of this model share; see `pcnet.engine.compiled`."""
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.graph, self.schedule))
@@ -86,6 +93,8 @@ class Model:
                 diverge; `result.diverged` names them, and their traces are NaN from there on. "hold" treats the
                 observation as missing for them, "reset" restarts them with the next one; `result.fallbacks` counts
                 how often.
+            engine: "auto" (default) runs compiled code where it can and pays, "compiled" refuses with the reason where
+                it cannot, "eager" runs torch operation by operation. `result.engine` says which one acted.
 
         Returns:
             What was recorded.

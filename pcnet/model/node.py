@@ -48,19 +48,28 @@ class Energy(NamedTuple):
 
 
 class BatchSpec(NamedTuple):
-    """Batch size, dtype and device of a run. Within a run every tensor has exactly one leading batch dimension."""
+    """Batch size, dtype and device of a run. Within a run every tensor has exactly one leading batch dimension.
+
+    element: the one batch element that is meant, of a batch with this shape; all unless given.
+    """
 
     batch: int
     dtype: torch.dtype
     device: torch.device
     batch_shape: torch.Size
+    element: int | None = None
+
+    def of_element(self, element: int) -> BatchSpec:
+        """The same batch, of which only one element is run."""
+        return self._replace(batch=1, element=element)
 
     def expand(self, value: Tensor, own: int) -> Tensor:
         """A setting with `own` trailing dimensions, once for each batch element: (B, *own)."""
         value = value.to(dtype=self.dtype, device=self.device)
         inner = value.shape[value.dim() - own :]
         if value.dim() > own:
-            value = value.expand(self.batch_shape + inner).reshape(self.batch, *inner)
+            value = value.expand(self.batch_shape + inner).reshape(-1, *inner)
+            value = value if self.element is None else value[self.element : self.element + 1]
         return value.expand(self.batch, *inner).contiguous()
 
     def expand_vector(self, value: Tensor, n: int) -> Tensor:

@@ -19,6 +19,7 @@ from pcnet.model.messages import PredictionError
 from pcnet.model.node import Node
 from pcnet.model.protocols import ForecastContext, Forecasts
 from pcnet.numerics.branching import holds
+from pcnet.numerics.laplace import pseudo_inverse
 
 MAX_HALVINGS = 30
 """How often a step towards the first observation is halved before it is given up."""
@@ -76,7 +77,7 @@ def first_value(
     for link, mapping in mappings.items():
         gradient = gradient - mapping.vjp(found[link].weighted)[:, :dim]
         curvature = curvature + mapping.quadratic_form(found[link].precision)[:, :dim, :dim]
-    step = -torch.einsum("bij,bj->bi", torch.linalg.pinv(curvature, hermitian=True), gradient)
+    step = -torch.einsum("bij,bj->bi", pseudo_inverse(curvature, torch.isfinite(curvature).all(-1).all(-1)), gradient)
     worse = torch.ones_like(before, dtype=torch.bool)
     for _ in range(MAX_HALVINGS):
         worse = ~(_squared(errors(value + step)) <= before)

@@ -20,7 +20,7 @@ from pcnet.nodes.slow_belief import SlowBelief
 from pcnet.numerics.coloured_noise import Noise, NoiseSpec
 from pcnet.numerics.estimators import GradientAccumulator, ParameterEstimator
 from pcnet.numerics.kernels import White
-from pcnet.numerics.laplace import covariance_of, laplace_posterior, standard_deviations
+from pcnet.numerics.laplace import covariance_of, laplace_posterior, largest_eigenvalue, standard_deviations
 from pcnet.numerics.precision import DenseCurvature
 from pcnet.settings import PositiveVector, Vector, broadcast, settings
 
@@ -210,7 +210,7 @@ class ParameterNode(SlowBelief, Forecasts):
         gain = message.lagged_covariance @ found.precision
         explained = gain @ v1 @ gain.mT
         # where the distribution above is not normal, its moments may explain more than there was
-        most = torch.linalg.eigvals(state.precision @ explained).real.amax(-1).clamp_min(1.0)[:, None, None]
+        most = largest_eigenvalue(state.precision, explained).clamp_min(1.0)[:, None, None]
         number = state.transition.number + 1
         transition = ParameterTransition(number, state.mean, gain / most.sqrt(), v0 - explained / most)
         belief = (message.distribution.mean, found.precision, found.log_det_covariance)

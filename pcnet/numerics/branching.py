@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
 from torch import Tensor
+
+_OUTCOMES: ContextVar[list[bool] | None] = ContextVar("pcnet_branch_outcomes", default=None)
 
 
 def holds(condition: Tensor) -> bool:
@@ -10,4 +16,19 @@ def holds(condition: Tensor) -> bool:
 
     All branches on values in the rules of nodes go through this function, so that a tracer can record them.
     """
-    return bool(condition)
+    outcome = bool(condition)
+    outcomes = _OUTCOMES.get()
+    if outcomes is not None:
+        outcomes.append(outcome)
+    return outcome
+
+
+@contextmanager
+def branch_outcomes() -> Iterator[list[bool]]:
+    """A context that notes how branches on values go."""
+    outcomes: list[bool] = []
+    token = _OUTCOMES.set(outcomes)
+    try:
+        yield outcomes
+    finally:
+        _OUTCOMES.reset(token)

@@ -7,12 +7,15 @@ import math
 import torch
 from torch import Tensor
 
+from pcnet.numerics.tracing import kernel
+
 _SERIES = torch.tensor(
     [[1.0 / math.factorial(3 * row + i + 1) for i in range(3)] for row in (3, 2, 1, 0)], dtype=torch.float64
 )
 """1/(i+1)! for i = 0 … 11 in rows of three, the highest first."""
 
 
+@kernel
 def exponential_step(jacobian: Tensor, flow: Tensor, time: Tensor) -> Tensor:
     """∫₀ᵗ exp(Js) ds · f = t φ₁(Jt) f, the exact step of a linear flow; J (B, n, n), f (B, n), t (B,) → (B, n).
 

@@ -8,6 +8,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from pcnet.numerics.branching import holds
+
 SMALL = 32
 """Up to this many rows dense matrices are faster than structured ones."""
 
@@ -379,7 +381,7 @@ class DensePrecision(DenseCurvature):
             eye = torch.eye(covariance.shape[-1], dtype=covariance.dtype, device=covariance.device)
             covariance = torch.where(both, covariance, eye)
         factor, info = torch.linalg.cholesky_ex(covariance)
-        if bool(info.any()):
+        if holds(info.any()):
             factor = torch.where((info == 0)[:, None, None], factor, torch.nan)
         matrix, log_det = torch.cholesky_inverse(factor), -2 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
         return cls(matrix if there is None else torch.where(both, matrix, 0.0), log_det)

@@ -92,8 +92,14 @@ class Recorder:
         """Add a row."""
         first = self._held.open[0] if self._held.open else row
         if not _same(row.running, first.running) or len(self._held.open) >= _block_size(first):
-            self._close()
+            self.close()
         self._held.open.append(row)
+
+    def add_block(self, times: list[float], values: dict[str, Tensor]) -> None:
+        """Add rows that are transformed already, (T, B, ...) by name."""
+        if self._held.open:
+            self.close()
+        self._held.full.append((times, values))
 
     def truncate(self, length: int) -> None:
         """Drop a row that was appended beyond this length by a tick that was interrupted."""
@@ -149,7 +155,8 @@ class Recorder:
         self._held = _Held(blocks, [Row(t, values, running) for t, values in zip(times[done:], rows, strict=True)])
 
     # --- blocks --------------------------------------------------------------------------------------------------
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Transform the rows of the open block, so that the next row begins another one."""
         block = [row.time for row in self._held.open], {name: self._transformed(name) for name in self.columns}
         self._held = _Held([*self._held.full, block], [])  # in one assignment, for the sake of interrupts
 

@@ -81,6 +81,10 @@ class Result:
     """The schedule as text."""
     structure: GraphSummary | None = None
     """Nodes, links, levels and clocks of the graph; None for files of format 1."""
+    engine: str = "eager"
+    """The engine that acted: "compiled" or "eager"."""
+    eager_ticks: int = 0
+    """How many ticks the compiled engine left to the eager one; with the eager engine, all."""
     diverged: Divergence = None  # type: ignore[assignment]
     """Where batch elements diverged in a run with on_divergence="stop"; (...)."""
 

@@ -1,0 +1,265 @@
+"""The compiled engine of a session: observations and times in, blocks of ticks out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pcnet.engine.clock import Clock, Interval
+from pcnet.engine.compiled.program import Array, Layout, TickKind, varying_settings
+from pcnet.engine.compiled.run import Block, CompiledRun, width_for
+from pcnet.engine.compiled.trace import UntraceableError
+from pcnet.engine.compiled.variants import Variants
+from pcnet.engine.program import Program
+from pcnet.engine.state import GraphState
+from pcnet.model.model import Model
+from pcnet.results.recorder import Record
+
+BLOCK_BYTES = 2**25
+"""Most memory of the record of a block."""
+MAX_BLOCK = 8192
+"""Most observations of a block; between blocks progress is shown and interrupts are obeyed."""
+
+
+class Advanced(NamedTuple):
+    """Where a block has led: the clock after it, and the last dt over the interval (B,), None if regular."""
+
+    ticks: int
+    clock: Clock
+    relative_dt: Tensor | None
+    times: list[float]
+    record: dict[str, Tensor]
+
+
+class Series(NamedTuple):
+    """Observations of all sensory nodes, (T, n) for all batch elements or (T, B, n), and their times (T,)."""
+
+    values: Array
+    times: Array | None
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+
+def compiled_engine(model: Model, program: Program, interval: Interval, record: Record) -> CompiledEngine:
+    """The compiled engine for a session.
+
+    Raises:
+        UntraceableError: If the model cannot be compiled, with the reason.
+    """
+    if program.zeros.device.type != "cpu":
+        raise UntraceableError(f"compiled code runs on the cpu, not on {program.zeros.device}")
+    settings = varying_settings(program)
+    width = width_for(program.spec.batch)
+    key = (
+        program.zeros.dtype,
+        width,
+        tuple(settings),
+        (record.quantities, record.nodes, record.messages),
+        tuple(map(id, model.graph.nodes.values())),
+        len(model.graph.links),
+        id(model.schedule),
+    )
+    kept: dict[object, Variants] = model.compiled
+    variants = kept.get(key)
+    if variants is None:
+        variants = kept[key] = Variants(Layout(program, settings), width, record)
+    return CompiledEngine(program, interval, variants, settings)
+
+
+class CompiledEngine:
+    """Runs blocks of observations of one session."""
+
+    def __init__(
+        self, program: Program, interval: Interval, variants: Variants, settings: Mapping[str, Tensor]
+    ) -> None:
+        self.program, self.interval, self.variants, self.settings = program, interval, variants, settings
+        self.run = CompiledRun(program, variants)
+        self.eager_ticks = 0
+        self.compiled_ticks = 0
+        self._codes: dict[int, int] = {}
+
+    @property
+    def given_up(self) -> str | None:
+        """Why nothing of the model can be compiled, once that is certain."""
+        if self.variants.all or self.compiled_ticks:
+            return None
+        found = [reasons for kind, reasons in self.variants.reasons.items() if not kind.first and len(reasons) > 1]
+        return found[0][0] if found else None
+
+    def load(self, state: GraphState) -> None:
+        """Take over a state. Batch elements that have stopped are left out from here on."""
+        self._before = state
+        self._elapsed: list[Array] = []
+        running = state.running.cpu().numpy()
+        self._stopped = None if running.all() else np.flatnonzero(~running)
+        if running.any():
+            self.run.load(state.tensors(), self.settings, np.flatnonzero(running))
+
+    def state(self) -> GraphState:
+        """The state after the observations that were taken in since `load`."""
+        made = self.run.tensors()
+        if self._stopped is None:
+            return self._before.with_tensors(made)
+        whole, running = self._before.tensors(), self._before.running
+        for name, value in made.items():
+            whole[name] = whole[name].clone(memory_format=torch.contiguous_format)
+            whole[name][running] = value.to(running.device)
+        time = whole["time"]
+        for dt in np.concatenate(self._elapsed).tolist() if self._elapsed else ():
+            time = torch.where(running, time, time + (self.program.interval if math.isnan(dt) else dt))
+        last = self._elapsed[-1][-1] if self._elapsed else math.nan
+        dt = self.program.interval if math.isnan(last) else torch.full_like(self.program.interval, last)
+        whole |= {"time": time, "dt": dt}
+        for name in ("accuracy", "complexity", "sum_accuracy", "sum_complexity"):
+            whole[name] = torch.where(running, whole[name], torch.nan)
+        return self._before.with_tensors(whole)
+
+    def series(self, observations: Mapping[str, Tensor], times: Array | None) -> Series:
+        """Observations (T, ..., n) by node as a series; RuntimeError if their batch dimensions do not fit."""
+        spec = self.program.spec
+        ordered = [observations[name] for name in self.program.observers]
+        if spec.batch > 1 and all(value.dim() == 2 for value in ordered):
+            return Series(torch.cat(ordered, -1).cpu().to(torch.float64).numpy(), times)
+        ordered = [
+            value.reshape(len(value), *(1,) * (len(spec.batch_shape) + 2 - value.dim()), *value.shape[1:])
+            .expand(len(value), *spec.batch_shape, value.shape[-1])
+            .reshape(len(value), spec.batch, -1)
+            for value in ordered
+        ]
+        if spec.batch == 1:
+            ordered = [value[:, 0] for value in ordered]
+        return Series(torch.cat(ordered, -1).cpu().to(torch.float64).numpy(), times)
+
+    def block_size(self) -> int:
+        """Number of observations that a block should have at most."""
+        size = 8 * self.run.batch * max(1, Layout.size(self.run.layout.record) + self.run.n_given)
+        return max(1, min(MAX_BLOCK, BLOCK_BYTES // size))
+
+    def advance(self, series: Series, start: int, count: int, tick: int, clock: Clock, every: int) -> Advanced:
+        """Take in observations start … start + count of a series, as many as compiled code can.
+
+        Args:
+            series: The observations.
+            start: The first of them to take in.
+            count: How many.
+            tick: The number of observations before.
+            clock: The clock before.
+            every: Record each n-th observation.
+        """
+        moments = self._times(series, start, count, tick, clock)
+        count = len(moments.times)
+        if (
+            not count
+            or not self.run.batch
+            or (self._stopped is not None and len(self._stopped) == self.program.spec.batch)
+        ):
+            return Advanced(0, clock, None, [], {})
+        numbers = np.arange(tick, tick + count)
+        recorded = ((numbers + 1) % every == 0).astype(np.uint8)
+        block = Block(*self._kinds(numbers, moments, series, start), recorded)
+        done, rows = self.run.advance(block)
+        self.compiled_ticks += done
+        if not done:
+            return Advanced(0, clock, None, [], {})
+        times = moments.times[:done][recorded[:done] != 0].tolist()
+        if self._stopped is not None:
+            self._elapsed.append(np.where(moments.regular, np.nan, moments.elapsed)[:done])
+        timed = clock.timed or series.times is not None
+        relative = None
+        if not moments.regular[done - 1]:
+            dt = torch.full_like(self.program.interval, float(moments.elapsed[done - 1]))
+            relative = dt / self.program.interval
+        return Advanced(done, Clock(float(moments.times[done - 1]), timed), relative, times, self.columns(rows))
+
+    def columns(self, rows: Array) -> dict[str, Tensor]:
+        """What was recorded, (rows, B, n), by column, (rows, B, ...)."""
+        if self._stopped is not None:
+            every = np.full((len(rows), self.program.spec.batch, rows.shape[2]), np.nan)
+            every[:, self.run.elements] = rows
+            rows = every
+        whole = torch.from_numpy(rows)
+        return {
+            slot.name: whole[:, :, slot.places].to(slot.dtype).reshape(*rows.shape[:2], *slot.shape)
+            for slot in self.run.layout.record
+        }
+
+    def _times(self, series: Series, start: int, count: int, tick: int, clock: Clock) -> _Moments:
+        """The times of observations, up to one that is not after its predecessor."""
+        dt = self.interval.dt
+        if series.times is None:
+            if clock.timed:
+                times = np.cumsum(np.concatenate([[clock.time], np.full(count, dt)]))[1:]
+            else:
+                times = np.arange(tick, tick + count) * dt
+            return _Moments(times, np.full(count, dt), np.ones(count, dtype=bool))
+        times = series.times[start : start + count]
+        before = np.concatenate([[times[0] - dt if tick == 0 else clock.time], times[:-1]])
+        elapsed = times - before
+        late = np.flatnonzero(~(elapsed > 0))
+        end = int(late[0]) if len(late) else count
+        regular = np.abs(elapsed - dt) <= 1e-9 * dt if self.interval.common else np.zeros(count, dtype=bool)
+        if tick == 0:
+            regular[0] = True
+        return _Moments(times[:end], elapsed[:end], regular[:end])
+
+    def _kinds(
+        self, numbers: NDArray[np.int64], moments: _Moments, series: Series, start: int
+    ) -> tuple[NDArray[np.uint8], Array]:
+        """The kind of each tick, and what is given at it."""
+        count, run, acts = len(numbers), self.run, self.program.acts
+        values = series.values[start : start + count]
+        counts = numbers + 1
+        powers = counts & numbers == 0
+        codes = np.zeros(count, dtype=np.int64)
+        masks: dict[int, NDArray[np.bool_]] = {}
+        for i, act in enumerate(acts):
+            due = np.zeros(count, dtype=bool)
+            for period in act.periods:
+                due |= (counts % period == 0) | (act.doubling & powers & (counts < period))
+            codes |= due.astype(np.int64) << i
+            if act.by_element is not None and due.any():
+                periods = act.by_element.cpu().numpy()
+                mask = counts[:, None] % periods == 0
+                if act.doubling:
+                    mask |= powers[:, None] & (counts[:, None] < periods)
+                masks[i] = mask
+        codes |= (~moments.regular).astype(np.int64) << len(acts)
+        codes |= (numbers == 0).astype(np.int64) << (len(acts) + 1)
+        found, place = np.unique(codes, return_inverse=True)
+        kinds = np.array([self.number_of(int(code)) for code in found], dtype=np.uint8)[place]
+        n = values.shape[-1]
+        shared = values.ndim == 2 and not masks
+        shape = (count, run.n_given) if shared else (count, run.batch, run.n_given)
+        given = np.zeros(shape)
+        given[..., :n] = values if shared else values[:, run.elements] if values.ndim == 3 else values[:, None]
+        given[..., run.layout.given_at["/dt"]] = moments.elapsed.reshape(-1, *(1,) * (len(shape) - 1))
+        for i, mask in masks.items():
+            given[..., run.layout.given_at[f"/due {i}"]] = mask[:, run.elements, None]
+        return kinds, given
+
+    def number_of(self, code: int) -> int:
+        """The number of a kind of tick from its code: a bit for each act that is due, for irregular time, for first."""
+        found = self._codes.get(code)
+        if found is None:
+            acts = self.program.acts
+            due = tuple(
+                (None if act.by_element is not None else True) if code >> i & 1 else False for i, act in enumerate(acts)
+            )
+            kind = TickKind(due, not code >> len(acts) & 1, bool(code >> (len(acts) + 1) & 1))
+            found = self._codes[code] = self.run.number_of(kind)
+        return found
+
+
+class _Moments(NamedTuple):
+    """Times, time steps, and which of these are the sampling interval; (T,) each."""
+
+    times: Array
+    elapsed: Array
+    regular: NDArray[np.bool_]

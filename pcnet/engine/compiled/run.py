@@ -1,0 +1,287 @@
+"""A run in compiled code: the memory of all batch elements, and the loop over blocks of observations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pcnet.engine.compiled.driver import ENTRY, FIELDS, KIND, MAX_VARIANTS, run_function
+from pcnet.engine.compiled.program import Array, Layout, TickKind, pack, unpack
+from pcnet.engine.compiled.variants import Variants
+from pcnet.engine.program import Program
+
+LANES = 4
+"""Batch elements side by side in a vector."""
+EVERYTHING = -1
+"""All bits: the derived values of all variants are invalid."""
+WORD = {name: place for place, name in enumerate(FIELDS)}
+
+
+def width_for(batch: int) -> int:
+    return 1 if batch == 1 else LANES
+
+
+class Block(NamedTuple):
+    """Observations to take in, one after the other.
+
+    kinds: number of the kind of each tick, (T,). given: (T, n) for all batch elements, or (T, B, n). recorded: whether
+    each is recorded, (T,).
+    """
+
+    kinds: NDArray[np.uint8]
+    given: Array
+    recorded: NDArray[np.uint8]
+
+
+class CompiledRun:
+    """The state of batch elements in memory, (groups, elements of the state, lanes).
+
+    elements: the batch elements that are run; those that have stopped are left out.
+    """
+
+    def __init__(self, program: Program, variants: Variants) -> None:
+        self.program, self.variants, self.layout = program, variants, variants.layout
+        self.width = variants.width
+        self.size = Layout.size(self.layout.state)
+        self.n_given = Layout.size(self.layout.given)
+        self.kinds: list[TickKind] = []
+        self._kind_numbers: dict[TickKind, int] = {}
+        self._other = np.zeros((self.size, self.width))
+        self._scratch = np.zeros((2, self.size, self.width))
+        self._words = np.zeros(len(FIELDS), dtype=np.int64)
+        self._run = run_function()
+        self.version = 0
+        """Changes whenever memory is laid out anew."""
+        self._resize(np.arange(program.spec.batch))
+
+    def _resize(self, elements: NDArray[np.int64]) -> None:
+        self.elements, self.batch = elements, len(elements)
+        self.groups = -(-self.batch // self.width)
+        self._state = np.zeros((self.groups, self.size, self.width))
+        self._settings = np.zeros((self.groups, max(1, Layout.size(self.layout.settings)), self.width))
+        self._stale = np.full(self.groups + 1, EVERYTHING, dtype=np.int64)
+        self._known = -1
+        self.version += 1
+
+    # --- memory --------------------------------------------------------------------------------------------------
+    def load(self, tensors: Mapping[str, Tensor], settings: Mapping[str, Tensor], elements: NDArray[np.int64]) -> None:
+        """Take over a state, (B, ...) by path, of some batch elements, and settings that differ over the batch."""
+        if not np.array_equal(elements, self.elements):
+            self._resize(elements)
+        self._state[...] = self._grouped(pack(self.layout.state, tensors)[elements])
+        self._stale[:] = EVERYTHING
+        if settings:
+            self._settings[...] = self._grouped(pack(self.layout.settings, settings)[elements])
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The state of these batch elements by path."""
+        return unpack(self.layout.state, self._ungrouped(self._state))
+
+    def _grouped(self, rows: Array) -> Array:
+        """(B, n) → (groups, n, lanes); the last group is filled up with the last batch element."""
+        spare = self.groups * self.width - len(rows)
+        if spare:
+            rows = np.concatenate([rows, np.repeat(rows[-1:], spare, 0)])
+        return np.ascontiguousarray(rows.reshape(self.groups, self.width, -1).swapaxes(1, 2))
+
+    def _ungrouped(self, memory: Array) -> Array:
+        """(groups, ..., n, lanes) → (B, ..., n)."""
+        moved = np.moveaxis(memory, -1, 1)
+        return moved.reshape(self.groups * self.width, *moved.shape[2:])[: self.batch]
+
+    def number_of(self, kind: TickKind) -> int:
+        """The number of a kind of tick."""
+        found = self._kind_numbers.get(kind)
+        if found is None:
+            found = self._kind_numbers[kind] = len(self.kinds)
+            self.kinds.append(kind)
+            self._known = -1
+        return found
+
+    def _sync(self) -> None:
+        """Lay out the table of variants anew, if there are new ones."""
+        variants = self.variants.all[:MAX_VARIANTS]
+        if self._known == len(variants):
+            return
+        self._table = np.zeros((len(self.kinds), KIND), dtype=np.int64)
+        offset = 0
+        for bit, variant in enumerate(variants):
+            touched = sum(1 << i for i, other in enumerate(variants) if other.depends & variant.changes)
+            number = self._kind_numbers.get(variant.kind)
+            if number is not None:
+                row = self._table[number]
+                start = 1 + ENTRY * int(row[0])
+                row[start : start + ENTRY] = (
+                    variant.library.address("tick"), variant.library.address("prepare"), offset, 1 << bit, touched
+                )  # fmt: skip
+                row[0] += 1
+            offset += variant.derived * self.width * 8
+        self._hints = np.zeros((self.groups + 1, max(1, len(self.kinds))), dtype=np.int64)
+        self._derived = np.zeros((self.groups + 1, max(1, offset // 8)))
+        self._stale[:] = EVERYTHING
+        self._known = len(variants)
+        self.version += 1
+
+    # --- ticks ---------------------------------------------------------------------------------------------------
+    def advance(self, block: Block) -> tuple[int, Array]:
+        """Take in observations, as many as compiled code can.
+
+        Returns:
+            Their number, and what was recorded, (rows, B, n). The state is that after them.
+        """
+        before = self._state.copy()
+        done, record = self._attempt(block)
+        if done < len(block.kinds):
+            self._state[...] = before
+            self._stale[:] = EVERYTHING
+            if done:
+                cut = Block(block.kinds[:done], block.given[:done], block.recorded[:done])
+                again, record = self._attempt(cut)
+                assert again == done
+            else:
+                record = record[:, :0]
+        return done, np.moveaxis(self._ungrouped(record), 0, 1)
+
+    def _attempt(self, block: Block) -> tuple[int, Array]:
+        """Run all groups; the number of ticks that all of them could do, and what they recorded."""
+        ticks = len(block.kinds)
+        rows, n_record = int(block.recorded.sum()), self._n_record(block)
+        if n_record is None:
+            return 0, np.zeros((self.groups, 0, 0, self.width))
+        self._sync()
+        record = np.zeros((self.groups, rows + 1, n_record, self.width))
+        shared = block.given.ndim == 2
+        if shared:
+            given = np.repeat(block.given[:, :, None], self.width, 2)
+        for group in range(self.groups):
+            if not shared:
+                lanes = np.minimum(np.arange(group * self.width, (group + 1) * self.width), self.batch - 1)
+                given = np.ascontiguousarray(block.given[:, lanes].swapaxes(1, 2))
+            ticks = min(ticks, self._attempt_group(group, block, given, record[group], ticks))
+            if not ticks:
+                break
+        return ticks, record[:, :rows]
+
+    def _n_record(self, block: Block) -> int | None:
+        """Number of recorded values a tick; known once a tick was recorded."""
+        if not self.variants.all:
+            kind = self.kinds[int(block.kinds[0])]
+            given = block.given[0] if block.given.ndim == 2 else block.given[0, 0]
+            if not self._add(int(self.elements[0]), kind, self._state[0, :, 0], given):
+                return None
+        return Layout.size(self.layout.record)
+
+    def _attempt_group(self, group: int, block: Block, given: Array, record: Array, ticks: int) -> int:
+        state = self._state[group]
+        done = 0
+        while done < ticks:
+            row = int(block.recorded[:done].sum())
+            done += self._call(group, state, block, given, record, done, row, ticks)
+            if done < ticks and not self._single_tick(group, state, block, given, record, done):
+                break
+            done += done < ticks
+        return done
+
+    def _call(
+        self, slot: int, state: Array, block: Block, given: Array, record: Array, first: int, row: int, ticks: int
+    ) -> int:
+        """Run the loop on one group from tick `first` on; the number of ticks that it did."""
+        words = self._words
+        other = self._other if slot < self.groups else self._scratch[1]
+        words[:] = (
+            ticks - first, state.ctypes.data, other.ctypes.data, given[first:].ctypes.data, given.strides[0],
+            self._settings_of(slot).ctypes.data, record[row:].ctypes.data, record.strides[0],
+            block.kinds[first:].ctypes.data, block.recorded[first:].ctypes.data, self._table.ctypes.data,
+            self._hints[slot].ctypes.data, self._stale[slot], self._derived[slot].ctypes.data,
+        )  # fmt: skip
+        done = int(self._run(words.ctypes.data))
+        self._stale[slot] = words[WORD["stale"]]
+        if words[WORD["state"]] != state.ctypes.data:
+            state[...] = other
+        return done
+
+    # --- single ticks --------------------------------------------------------------------------------------------
+    @property
+    def function(self) -> Any:
+        """The loop in machine code."""
+        return self._run
+
+    def words_for(
+        self, given: Array, kinds: NDArray[np.uint8], recorded: NDArray[np.uint8], record: Array
+    ) -> NDArray[np.int64]:
+        """Words of the loop for one tick of a single group, between its own state and another buffer."""
+        self._sync()
+        words = np.zeros(len(FIELDS), dtype=np.int64)
+        words[:] = (
+            1, self._state[0].ctypes.data, self._other.ctypes.data, given.ctypes.data, given.strides[0],
+            self._settings[0].ctypes.data, record.ctypes.data, record.strides[0], kinds.ctypes.data,
+            recorded.ctypes.data, self._table.ctypes.data, self._hints[0].ctypes.data, EVERYTHING,
+            self._derived[0].ctypes.data,
+        )  # fmt: skip
+        return words
+
+    def settle(self) -> None:
+        """Take over the state from the other buffer."""
+        self._state[0] = self._other
+        self._stale[:] = EVERYTHING
+
+    def _settings_of(self, slot: int) -> Array:
+        return self._settings[slot] if slot < self.groups else self._lane_settings
+
+    def _single_tick(self, group: int, state: Array, block: Block, given: Array, record: Array, at: int) -> bool:
+        """One tick for each lane by itself, because they take different branches; False if one cannot be compiled."""
+        made = np.empty_like(state)
+        row = int(block.recorded[:at].sum())
+        for lane in range(self.width):
+            element = int(self.elements[min(group * self.width + lane, self.batch - 1)])
+            scratch = self._scratch[0]
+            scratch[...] = state[:, lane : lane + 1]
+            self._lane_settings = np.repeat(self._settings[group][:, lane : lane + 1], self.width, 1)
+            mine = np.repeat(given[at : at + 1, :, lane : lane + 1], self.width, 2)
+            one = Block(block.kinds[at : at + 1], block.given, block.recorded[at : at + 1])
+            rows = np.zeros((2, record.shape[1], self.width))
+            slot = self.groups
+            self._stale[slot] = EVERYTHING
+            if not self._call(slot, scratch, one, mine, rows, 0, 0, 1):
+                kind = self.kinds[int(block.kinds[at])]
+                if not self._add(element, kind, state[:, lane], given[at, :, lane]):
+                    return False
+                self._sync()
+                scratch[...] = state[:, lane : lane + 1]
+                if not self._call(slot, scratch, one, mine, rows, 0, 0, 1):
+                    return False
+            made[:, lane] = scratch[:, 0]
+            record[row, :, lane] = rows[0, :, 0]
+        state[...] = made
+        self._stale[group] = EVERYTHING
+        return True
+
+    def _add(self, element: int, kind: TickKind, state: Array, given: Array) -> bool:
+        """Record and compile the tick of a batch element, from its state and what is given, (n,) each."""
+        before = unpack(self.layout.state, state[None])
+        return self.variants.add(self.program, element, kind, before, unpack(self.layout.given, given[None]))
+
+
+def report(variants: Variants) -> str:
+    """The variants of a model as text."""
+    lines = []
+    for number, variant in enumerate(variants.all):
+        kind = variant.kind
+        due = (
+            "all"
+            if all(due is not False for due in kind.due)
+            else f"{sum(d is not False for d in kind.due)} of {len(kind.due)}"
+        )
+        lines.append(
+            f"variant {number}: {'first tick, ' if kind.first else ''}{due} acts, "
+            f"{'regular' if kind.regular else 'irregular'} time; {variant.operations} operations as {variant.form}; "
+            f"recorded in {variant.seconds[0]:.2f} s, compiled in {variant.seconds[1]:.2f} s"
+        )
+    for reasons in variants.reasons.values():
+        for reason in dict.fromkeys(reasons):
+            lines.append(f"eager: {reason}")
+    return "\n".join(lines)

@@ -1,0 +1,101 @@
+"""Single observations of a single run, one at a time, with as little work around the compiled tick as possible."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from pcnet.engine.compiled.engine import CompiledEngine
+from pcnet.engine.compiled.program import Array, Layout
+from pcnet.engine.compiled.run import WORD
+from pcnet.engine.inputs import Observation
+
+_STATE, _OTHER, _RECORD = WORD["state"], WORD["other"], WORD["record"]
+
+
+class Stepper:
+    """Takes in one observation at a time, for a batch of one.
+
+    The state is in one of two buffers, and a tick writes the new state into the other. Which one holds the state is
+    kept by the session, so that a tick that is interrupted has not happened.
+    """
+
+    def __init__(self, engine: CompiledEngine, rows: int) -> None:
+        """rows: number of rows that can be recorded before `recorded` has to be called."""
+        self.engine = engine
+        run = engine.run
+        self.n = sum(slot.size for slot in run.layout.given if not slot.name.startswith("/"))
+        self._given = np.zeros((1, run.n_given, 1))
+        self._observed = self._given[0, : self.n, 0]
+        self._given[0, run.layout.given_at["/dt"], 0] = engine.interval.dt
+        self._slices = {slot.name: slot.places for slot in run.layout.given if not slot.name.startswith("/")}
+        self._kind = np.zeros(1, dtype=np.uint8)
+        self._flag = np.ones(1, dtype=np.uint8)
+        self.rows = np.zeros((rows, max(1, Layout.size(run.layout.record)), 1))
+        self.times = np.zeros(rows)
+        self._words = run.words_for(self._given, self._kind, self._flag, self.rows)
+        self._address = self._words.ctypes.data
+        self._places = int(self._words[_STATE]), int(self._words[_OTHER])
+        self._row, self._row_bytes = int(self._words[_RECORD]), self.rows.strides[0]
+        self._run = run.function
+        self._version, self._kinds = run.version, len(run.kinds)
+        periods: dict[tuple[int, bool], int] = {}
+        for bit, act in enumerate(engine.program.acts):
+            key = act.periods[0], act.doubling
+            periods[key] = periods.get(key, 0) | 1 << bit
+        self._always = periods.pop((1, False), 0) | periods.pop((1, True), 0)
+        self._periods = [(*key, mask) for key, mask in periods.items()]
+        self._codes: dict[int, int] = {}
+
+    @property
+    def valid(self) -> bool:
+        """Whether the memory that this refers to is still in use."""
+        return self._version == self.engine.run.version
+
+    def read(self, observation: Any) -> bool:
+        """Read an observation of a plain form, all of it seen; False if it needs a closer look."""
+        if isinstance(observation, Tensor):
+            if observation.dim() != 1 or len(observation) != self.n:
+                return False
+            observation = observation.detach().cpu().numpy()
+        elif (
+            not isinstance(observation, np.ndarray) or observation.shape != (self.n,) or observation.dtype != np.float64
+        ):
+            return False
+        if len(self._slices) != 1:
+            return False
+        self._observed[:] = observation
+        total = float(self._observed.sum())
+        return total - total == 0.0
+
+    def fill(self, observation: Observation) -> None:
+        """Take over an observation that was read otherwise."""
+        for name, places in self._slices.items():
+            self._observed[places] = observation[name].reshape(-1).cpu().numpy()
+
+    def tick(self, number: int, flipped: bool, row: int) -> bool:
+        """One tick, number `number` (from 0); False if compiled code cannot do it, and then nothing has changed.
+
+        flipped: whether the second buffer holds the state. row: where to record.
+        """
+        count = number + 1
+        code = self._always
+        for period, doubling, mask in self._periods:
+            if count % period == 0 or (doubling and count < period and count & number == 0):
+                code |= mask
+        kind = self._codes.get(code)
+        if kind is None:
+            kind = self._codes[code] = self.engine.number_of(code)
+        if kind >= self._kinds:  # not in the table yet
+            return False
+        self._kind[0] = kind
+        words = self._words
+        words[_STATE], words[_OTHER] = (self._places[1], self._places[0]) if flipped else self._places
+        words[_RECORD] = self._row + row * self._row_bytes
+        return bool(self._run(self._address))
+
+    def recorded(self, count: int) -> tuple[list[float], Array]:
+        """Times and values (rows, 1, n) of the first rows."""
+        return self.times[:count].tolist(), self.rows[:count].copy().swapaxes(1, 2)

@@ -1,0 +1,116 @@
+"""Variants: the compiled forms of a tick, one for each way that its branches on values can go."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from torch import Tensor
+
+from pcnet.engine.compiled import loop_code, scalar_code
+from pcnet.engine.compiled.cache import ObjectCache
+from pcnet.engine.compiled.driver import MAX_VARIANTS
+from pcnet.engine.compiled.ir import Module
+from pcnet.engine.compiled.native import Library, compiled, processor
+from pcnet.engine.compiled.program import LARGEST, DivergesError, ElementProgram, ElementTick, Layout, TickKind, lowered
+from pcnet.engine.compiled.scalar_rules import TooLargeError
+from pcnet.engine.compiled.trace import UntraceableError
+from pcnet.engine.program import Program
+from pcnet.results.recorder import Record
+
+MAX_ATTEMPTS = 4
+"""Ticks of a kind that are recorded in vain before the kind is left to the eager engine."""
+
+
+class Variant(NamedTuple):
+    """A compiled tick.
+
+    derived: number of values that it derives from what slow ticks change. depends: elements of the state on which these
+    depend. changes: elements of the state that the tick changes. form: "scalars" or "loops".
+    operations: their number. seconds: time to record and to compile it.
+    """
+
+    kind: TickKind
+    library: Library
+    derived: int
+    depends: frozenset[int]
+    changes: frozenset[int]
+    form: str
+    operations: int
+    seconds: tuple[float, float]
+    text: str
+
+
+class Variants:
+    """All variants of a model for one width, dtype and record. Sessions share them; they are added as they are needed.
+
+    reasons: why ticks of a kind could not be compiled, by kind.
+    """
+
+    def __init__(self, layout: Layout, width: int, record: Record) -> None:
+        self.layout, self.width, self.wanted = layout, width, record
+        self.all: list[Variant] = []
+        self.reasons: dict[TickKind, list[str]] = {}
+        self._outcomes: dict[TickKind, set[tuple[bool, ...]]] = {}
+        self._lock = threading.RLock()
+        self._cache = ObjectCache.default()
+
+    def add(
+        self, program: Program, element: int, kind: TickKind, state: Mapping[str, Tensor], given: Mapping[str, Tensor]
+    ) -> bool:
+        """Record a tick and compile it; False if that cannot be done.
+
+        Args:
+            program: The program of the run.
+            element: The batch element whose tick is recorded.
+            kind: The kind of tick.
+            state: The state before it, (1, ...), by path.
+            given: What is given at it, (1, ...), by name.
+        """
+        with self._lock:
+            failed = self.reasons.setdefault(kind, [])
+            if len(failed) >= MAX_ATTEMPTS:
+                return False
+            if len(self.all) >= MAX_VARIANTS:
+                failed.append(f"there are more than {MAX_VARIANTS} variants")
+                return False
+            tick = ElementTick(ElementProgram(program, element), self.layout, kind, self.wanted, state, given)
+            try:
+                outcomes = tick.outcomes()
+                if outcomes in self._outcomes.setdefault(kind, set()):
+                    return False  # a matter of rounding, or a number that is too large: for the eager engine
+                variant = self._made(tick)
+            except DivergesError:
+                return False
+            except UntraceableError as error:
+                failed.append(str(error))
+                return False
+            self._outcomes[kind].add(outcomes)
+            if any(variant.kind == other.kind and variant.text == other.text for other in self.all):
+                return False
+            self.all.append(variant)
+            return True
+
+    def _made(self, element_tick: ElementTick) -> Variant:
+        started = time.perf_counter()
+        recording, kind = element_tick.record(), element_tick.kind
+        if recording.trace.is_large:
+            raise UntraceableError("its matrices are so large that torch is faster than compiled code")
+        self.layout.record = recording.record
+        module = Module(self.width, processor().fused)
+        form, size = "scalars", 0
+        try:
+            tick = lowered(recording, self.layout)
+            size = tick.size
+            written = scalar_code.write(module, tick)
+        except TooLargeError:
+            form, size = "loops", len(recording.trace.operations)
+            module = Module(self.width, processor().fused)
+            written = loop_code.write(module, recording.trace, self.layout.starts(recording.record), LARGEST)
+        text = module.text()
+        recorded = time.perf_counter()
+        library = compiled(text, self._cache, vectorise=form == "loops")
+        seconds = recorded - started, time.perf_counter() - recorded
+        return Variant(kind, library, written.derived, written.depends, written.changes, form, size, seconds, text)

@@ -1,0 +1,60 @@
+"""Which quantities of a run a record asks for, and how to read them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from torch import Tensor
+
+from pcnet.engine.program import Program
+from pcnet.engine.state import GraphState
+from pcnet.engine.tick import Outputs, Workspace
+from pcnet.model.links import AnyLink
+from pcnet.model.node import Energy
+from pcnet.numerics.precision import Precision
+from pcnet.results.recorder import ENERGY, Column, Record
+
+Showing = Callable[[], tuple[GraphState, Outputs]]
+"""Returns the state and the outputs of the tick that is being recorded."""
+
+
+def columns(program: Program, space: Workspace, record: Record, showing: Showing) -> dict[str, Column]:
+    """The columns of a record by name, read from a workspace."""
+    found: dict[str, Column] = {}
+    for name in tuple(program.nodes) if record.nodes is None else record.nodes:
+        context = space.contexts[name]
+        for quantity, (dims, raw, transform) in program.nodes[name].quantities.items():
+            if quantity in record.quantities:
+                found[f"{name}.{quantity}"] = Column(dims, partial(raw, context), transform)
+    if ENERGY in record.quantities:
+        found["accuracy"] = Column((), lambda: showing()[0].accuracy)
+        found["complexity"] = Column((), lambda: showing()[0].complexity)
+
+        def energy(name: str) -> Tensor:
+            free = showing()[1].energies.get(name, Energy()).free
+            return program.zeros if free is None else free
+
+        found |= {f"{name}.free_energy": Column((), partial(energy, name)) for name in program.nodes}
+    if record.messages:
+
+        def prediction(link: AnyLink) -> Tensor:
+            value = space.message(link).value
+            return (value.channel if isinstance(value, Precision) else value).flatten(1)
+
+        def error(link: AnyLink) -> Tensor:
+            weighted: Tensor = space.error(link).weighted
+            return weighted.flatten(1)
+
+        for read in (prediction, error):
+            for link in program.model.graph.links:
+                found[_message_name(link, read is prediction)] = Column(("message",), partial(read, link))
+    return found
+
+
+def _message_name(link: AnyLink, down: bool) -> str:
+    """The name of a recorded message: "x to y.prediction"."""
+    ends = (link.parent.name, link.child.name)
+    sender, receiver = ends if down else reversed(ends)
+    of = f" ({link.of.name})" if link.of is not None else ""
+    return f"{sender} to {receiver}{of}.{'prediction' if down else 'error'}"
