@@ -1,4 +1,4 @@
-"""The contract of a link between two nodes."""
+"""Links between two nodes: their contract, and the kinds that come with pcnet."""
 
 from __future__ import annotations
 
@@ -7,9 +7,19 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, Self, TypeVar
 
 from pcnet.errors import GraphError
+from pcnet.functions.closed_form import Identity
+from pcnet.functions.traced import as_function
+from pcnet.model.messages import (
+    GaussianPrediction,
+    NoisePrediction,
+    ParameterPrediction,
+    PointPrediction,
+    PredictionError,
+    ScoreError,
+)
 
 if TYPE_CHECKING:
-    from pcnet.functions.base import Function
+    from pcnet.functions.base import Function, PlainFunction
     from pcnet.model.node import AnyNode
 
 P_co = TypeVar("P_co", covariant=True)
@@ -42,29 +52,22 @@ class Link(ABC, Generic[P_co, E_co]):
     """JSON schema of each option in files, by name."""
     kinds: ClassVar[dict[str, type[AnyLink]]] = {}
     """All kinds of link by their keys."""
+    function: Function | None = None
+    """The mapping of the link, if it has one."""
+    of: AnyNode | None = None
+    """A third node that the link refers to, if it does."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         Link.kinds[cls.key] = cls
 
     def __init__(self, parent: AnyNode, child: AnyNode) -> None:
-        self.parent = parent
-        self.child = child
+        self.parent, self.child = parent, child
 
     @property
     def options(self) -> dict[str, Any]:
         """The options of this link by name, without those that are None."""
         return {name: value for name in self.option_schema if (value := getattr(self, name)) is not None}
-
-    @property
-    def function(self) -> Function | None:
-        """The mapping of the link, if it has one."""
-        return None
-
-    @property
-    def of(self) -> AnyNode | None:
-        """A third node that the link refers to, if it does."""
-        return None
 
     def check(self, links: Iterable[AnyLink]) -> None:
         """Raise `GraphError` if the link cannot be added to these links."""
@@ -119,3 +122,75 @@ class Link(ABC, Generic[P_co, E_co]):
 
 AnyLink = Link[Any, Any]
 """A link of any kind."""
+
+
+class Predicts(Link[PointPrediction | GaussianPrediction, PredictionError]):
+    """The parent predicts the child through a mapping g(x, θ), or g(x, v, θ) with causes; the identity unless given."""
+
+    key: ClassVar[str] = "predicts"
+    style: ClassVar[LinkStyle] = LinkStyle(above=True, side="left", dash="-", label="prediction")
+    option_schema: ClassVar[Mapping[str, Any]] = {"via": {"$ref": "#/$defs/function"}}
+    function: Function
+
+    def __init__(self, parent: AnyNode, child: AnyNode, via: Function | PlainFunction | None = None) -> None:
+        super().__init__(parent, child)
+        shape = parent.error_shape
+        self.via = self.function = as_function(via, None if shape is None else shape.dim)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {} if isinstance(self.via, Identity) else {"via": self.via}
+
+    def reversed(self) -> Predicts | None:
+        return Predicts(self.child, self.parent, self.via)
+
+    def describe(self) -> str:
+        return f"{self.key} {self.child.name} via {self.via!r}"
+
+
+class Drives(Link[PointPrediction, PredictionError]):
+    """The parent, a cause v, is an argument of the child's flow f(x, v, θ), and of its mappings g(x, v, θ)."""
+
+    key: ClassVar[str] = "drives"
+    style: ClassVar[LinkStyle] = LinkStyle(above=False, side="left", dash="-", label="cause")
+
+
+class Parametrises(Link[ParameterPrediction, ScoreError]):
+    """The parent holds the parameters of the child's flow or, with `of`, of the mapping by which it predicts `of`."""
+
+    key: ClassVar[str] = "parametrises"
+    style: ClassVar[LinkStyle] = LinkStyle(above=False, side="left", dash=":", label="parameters")
+    option_schema: ClassVar[Mapping[str, Any]] = {"of": {"type": "string"}}
+
+    def __init__(self, parent: AnyNode, child: AnyNode, of: AnyNode | None = None) -> None:
+        super().__init__(parent, child)
+        self.of = of
+
+    def check(self, links: Iterable[AnyLink]) -> None:
+        links = list(links)
+        mappings = [link for link in links if isinstance(link, Predicts) and link.parent is self.child]
+        if self.of is not None and not any(link.child is self.of for link in mappings):
+            raise GraphError(
+                f"{self.child.name!r} does not predict {self.of.name!r}, so {self.parent.name!r} cannot parametrise "
+                f"that mapping; add graph.predicts({self.child.name}, {self.of.name}, via=...) first"
+            )
+        super().check(links)
+
+    def describe(self) -> str:
+        of = "" if self.of is None else f"'s prediction of {self.of.name}"
+        return f"{self.key} {self.child.name}{of}"
+
+
+class Weighs(Link[NoisePrediction, ScoreError]):
+    """The parent is the precision of the child's error, or of one of the noises that make it up."""
+
+    key: ClassVar[str] = "weighs"
+    style: ClassVar[LinkStyle] = LinkStyle(above=False, side="right", dash="--", label="precision")
+
+    def check(self, links: Iterable[AnyLink]) -> None:
+        links = list(links)
+        super().check(links)
+        others = [link.parent for link in links if isinstance(link, Weighs) and link.child is self.child]
+        if others and not self.child.multiple_noises:
+            other = others[-1].name
+            raise GraphError(f"{self.child.name!r} already has the precision {other!r}; an error has exactly one")
