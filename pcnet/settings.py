@@ -143,6 +143,7 @@ def _trailing_dims(cls: Any) -> Mapping[str, int]:
 
 
 def _marked(hint: Any) -> int:
+    """The largest `TrailingDims` anywhere in a type."""
     parts = (*getattr(hint, "__metadata__", ()), *get_args(hint))
     return max((part.dims if isinstance(part, TrailingDims) else _marked(part) for part in parts), default=0)
 

@@ -24,7 +24,7 @@ from pcnet.engine.session import Session, Snapshot
 from pcnet.engine.state import GraphState
 from pcnet.engine.tick import Outputs
 from pcnet.errors import CheckpointError, SpecificationError
-from pcnet.files import atomic_write
+from pcnet.files import atomic_write, check_folder
 from pcnet.model.digest import digest
 from pcnet.model.model import Model, OnDivergence
 from pcnet.model.specification import from_spec, to_spec
@@ -39,8 +39,7 @@ RECORDED, RAW, RUNNING = "/recorded/", "/raw/", "/running"
 
 def save(session: Session, path: Path, recording: bool = True) -> Path:
     """Write a checkpoint; see `Session.save`."""
-    if not path.parent.is_dir():
-        raise CheckpointError(f"there is no folder {str(path.parent)!r} to save into")
+    check_folder(path, CheckpointError)
     now = session.snapshot
     tensors = now.state.tensors()
     if recording:

@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.func import jvp, vmap
 
 from pcnet.errors import DivergenceError, GraphError, ResultError, SettingError
+from pcnet.functions.traced import jacobian_of
 from pcnet.model.context import NodeContext
 from pcnet.model.links import Predicts, Weighs
 from pcnet.model.protocols import ForecastContext, Forecasts, ForecastsAlone
@@ -293,13 +293,6 @@ class System:
         return {name: value for name, value in shown.items() if value is not None}
 
 
-def _slope(function: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:
-    """∂function/∂at of (B, n) → (B, m), batch element by batch element; (B, m, n)."""
-    units = torch.eye(at.shape[-1], dtype=at.dtype, device=at.device)[:, None].expand(-1, *at.shape)
-    along = vmap(lambda way: jvp(function, (at,), (way,))[1])
-    return along(units).movedim(0, -1)  # type: ignore[no-any-return]
-
-
 def _cells(kernel: Kernel, step: float, most: int, interval: Tensor) -> Tensor:
     """Covariances ∫∫κ of a noise of variance 1, integrated over time cells that are j apart; (cells, B or 1).
 
@@ -324,7 +317,7 @@ def _cells(kernel: Kernel, step: float, most: int, interval: Tensor) -> Tensor:
 def _propagate(system: System, every: float, count: int, substeps: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Mean and covariance along the flow, linearised, with its noises; (T, B, dim) of each state and sensor."""
     step = every / substeps
-    turned = _slope(system.offset, system.mean)
+    turned = jacobian_of(system.offset, system.mean)
     z, covariance = system.offset(system.mean), turned @ system.covariance @ turned.mT
     nothing = z.new_zeros(z.shape[0], system.noises)
     lags = [_cells(source.kernel, step, count * substeps, source.hold) for source in system.sources]
@@ -336,11 +329,11 @@ def _propagate(system: System, every: float, count: int, substeps: int) -> tuple
     eye = torch.eye(z.shape[-1], dtype=z.dtype, device=z.device)
 
     def slope(at: Tensor) -> Tensor:
-        return _slope(lambda v: system.flow(v, nothing), at)
+        return jacobian_of(lambda v: system.flow(v, nothing), at)
 
     for k in range(count * substeps):
         middle, after, transition = _runge_kutta(lambda v: system.flow(v, nothing), slope, z, step)
-        gain = _slope(lambda e, at=middle: system.flow(at, e), nothing)  # type: ignore[misc]
+        gain = jacobian_of(lambda e, at=middle: system.flow(at, e), nothing)  # type: ignore[misc]
         gain = 0.5 * (eye + transition) @ gain
         covariance = transition @ covariance @ transition.mT
         for i, (source, weights) in enumerate(zip(system.sources, lags, strict=True)):
@@ -353,7 +346,7 @@ def _propagate(system: System, every: float, count: int, substeps: int) -> tuple
         z = after
         if (k + 1) % substeps == 0:
             for name, value in system.values(z).items():
-                seen = _slope(lambda v, of=name: system.values(v)[of], z)  # type: ignore[misc]
+                seen = jacobian_of(lambda v, of=name: system.values(v)[of], z)  # type: ignore[misc]
                 spread = (seen @ covariance * seen).sum(-1)
                 spread = spread + own[name].diagonal(dim1=-2, dim2=-1) if name in own else spread
                 means[name].append(value)

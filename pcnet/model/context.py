@@ -82,19 +82,7 @@ class NodeContext(Generic[S, B]):
     was observed of it, (B, observation_size), NaN where it is missing; None if it does not observe.
     """
 
-    __slots__ = (
-        "_found",
-        "_host",
-        "_memo",
-        "_now",
-        "above",
-        "below",
-        "bound",
-        "links",
-        "name",
-        "observation",
-        "state",
-    )
+    __slots__ = ("_found", "_host", "_memo", "_now", "above", "below", "bound", "links", "name", "observation", "state")
 
     def __init__(self, name: str, links: Neighbours, bound: B, state: S, surroundings: Surroundings) -> None:
         self.name, self.bound, self.state = name, bound, state

@@ -10,7 +10,7 @@ from typing import Generic, NamedTuple, TypeVar
 from torch import Tensor
 
 from pcnet.numerics.coloured_noise import Noise
-from pcnet.numerics.kalman import PredictiveDistribution, ScoreAndInformation
+from pcnet.numerics.kalman import PredictiveDistribution
 from pcnet.numerics.kernels import Kernel
 from pcnet.numerics.precision import DenseCurvature, DensePrecision, Precision
 
@@ -127,8 +127,3 @@ class PredictionError(Error[Curvature]):
 
 class ScoreError(Error[Tensor]):
     """The error of parameters or log-precisions: weighted (B, n), precision (B, n, n) or its diagonal (B, n)."""
-
-
-def score_error(score: ScoreAndInformation) -> ScoreError:
-    """A score of parameters with its information, as an error."""
-    return ScoreError(score.score, lambda: score.information)

@@ -236,10 +236,7 @@ class LevelNodes(NamedTuple):
 
 
 def adaptive_filtering(
-    every: Any = 64,
-    *,
-    levels: Sequence[LevelNodes] = (LevelNodes(),),
-    warmup: Literal["none", "doubling"] = "none",
+    every: Any = 64, *, levels: Sequence[LevelNodes] = (LevelNodes(),), warmup: Literal["none", "doubling"] = "none"
 ) -> Schedule:
     """For Kalman states: predict, observe and update at every observation; the context at every N-th.
 

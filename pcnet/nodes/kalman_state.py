@@ -15,7 +15,7 @@ from pcnet.errors import GraphError, SettingError
 from pcnet.functions.linearisation import Linearisation
 from pcnet.model.context import Neighbours, NodeContext, Now
 from pcnet.model.links import AnyLink, Drives, Parametrises, Predicts, Weighs
-from pcnet.model.messages import GaussianPrediction, ParameterTransition, PredictionError, ScoreError, score_error
+from pcnet.model.messages import GaussianPrediction, ParameterTransition, PredictionError, ScoreError
 from pcnet.model.node import BatchSpec, Energy, ErrorShape, Node, Recordable
 from pcnet.model.protocols import ForecastsAlone, ForecastStart, ForecastStep
 from pcnet.nodes.augmented_layout import AugmentedStateLayout, NoiseBlock, make_layout, repeat_per_channel
@@ -298,7 +298,8 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], FlowForecasts, ForecastsAl
             assert noise is not None
             return noise_score_error(evidence.noise.part(layout.own[link].levels), noise.levels)
         assert isinstance(link, Parametrises)
-        return score_error(evidence.parameters.part(layout.parameters[link]))
+        score, information = evidence.parameters.part(layout.parameters[link])
+        return ScoreError(score, lambda: information)
 
     def predict(self, ctx: Context) -> KalmanState:
         """Time update of the belief, and the predictions of the nodes below."""

@@ -166,8 +166,6 @@ class ErrorFlow:
                 f"the page is an HTML file: give a name that ends in .html, not {path.name!r} (use animate for an "
                 "animation, result.save for the data)"
             )
-        if not path.parent.is_dir():
-            raise ResultError(f"there is no folder {str(path.parent)!r} to save into; create it first")
         with atomic_write(path) as scratch:
             scratch.write_text(render(self, title), encoding="utf-8")
         return path

@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from pcnet.errors import ResultError
-from pcnet.files import atomic_write
+from pcnet.files import atomic_write, check_folder
 from pcnet.results import graph_plots
 from pcnet.results.downsample import Array, means, ranges
 from pcnet.results.drawing import COLOURS, Style, darken, ink, legend_above, own_axes, time_axis
@@ -166,8 +166,7 @@ def animate(
     suffix = path.suffix.lower()
     if suffix not in (".gif", ".mp4"):
         raise ResultError(f"an animation is a .gif or .mp4 file, not {path.name!r}")
-    if not path.parent.is_dir():
-        raise ResultError(f"there is no folder {str(path.parent)!r} to save into; create it first")
+    check_folder(path)
     if suffix == ".mp4" and shutil.which("ffmpeg") is None:
         raise ResultError("an MP4 needs the program ffmpeg, which is not installed; install it, or write a .gif")
     if frames < 1 or rate < 1:
@@ -181,9 +180,7 @@ def animate(
     ax = figure.subplots()
     writer: AbstractMovieWriter = (PillowWriter if suffix == ".gif" else FFMpegWriter)(fps=rate)
     with TemporaryDirectory() as folder:
-        file = (
-            Path(folder) / f"animation{suffix}"
-        )  # writers choose the format by the suffix, which a scratch file lacks
+        file = Path(folder) / f"animation{suffix}"  # writers choose the format by the suffix
         with writer.saving(figure, str(file), dpi=100):
             for i, time in enumerate(flow.times[part][::bin_size]):
                 ax.clear()

@@ -257,8 +257,6 @@ class Result:
     def save(self, path: str | Path) -> Path:
         """Write a NetCDF file atomically."""
         path = Path(path)
-        if not path.parent.is_dir():
-            raise ResultError(f"there is no folder {str(path.parent)!r} to save into; create it first")
         with atomic_write(path) as scratch:
             self.to_xarray().to_netcdf(scratch, engine="h5netcdf")
         return path

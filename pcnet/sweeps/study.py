@@ -78,10 +78,7 @@ class Study:
         return _select(table, where)
 
     def best(
-        self,
-        by: Sequence[str] | str = (),
-        where: Where | None = None,
-        score: str = "free_action",
+        self, by: Sequence[str] | str = (), where: Where | None = None, score: str = "free_action"
     ) -> pd.DataFrame:
         """Rows of the inversions with the lowest score in each group; open inversions are left out.
 

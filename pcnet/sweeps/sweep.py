@@ -19,6 +19,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from pcnet.errors import StudyError
+from pcnet.files import check_folder
 from pcnet.model.digest import digest
 from pcnet.model.model import Model
 from pcnet.results.result import package_version
@@ -71,8 +72,8 @@ def sweep(
     data = parse_data(observations, {} if truth is None else truth, build_model(build, settings[0]))
     processes, bytes_per_process = _budget(processes, memory)
     path = None if file is None else Path(file)
-    if path is not None and not path.parent.is_dir():
-        raise StudyError(f"there is no folder {str(path.parent)!r} for the study; create it first")
+    if path is not None:
+        check_folder(path, StudyError)
     with _exclusive(path), _opened(path) as store:
         _check_origin(store, data)
         settings += _unfinished(store, settings)
