@@ -170,6 +170,23 @@ def at_least_1d(value: Tensor) -> Tensor:
     return value if value.dim() else value[None]
 
 
+def check_size(title: str, name: str, value: Tensor, size: int) -> None:
+    """Raise `SettingError` unless a setting is one number or ends in a dimension of this size."""
+    given = at_least_1d(value).shape[-1]
+    if given not in (1, size):
+        batch = "for a batch of single values add a dimension: [:, None]"
+        raise SettingError(f"{title}: {name} must be one number or end in {size}, not in {given} ({batch})")
+
+
+def check_shapes(title: str, **values: Tensor) -> None:
+    """Raise `SettingError` unless the shapes of these settings fit together."""
+    try:
+        broadcast(*(value.shape for value in values.values()))
+    except RuntimeError:
+        shapes = " and ".join(f"{name} {tuple(value.shape)}" for name, value in values.items())
+        raise SettingError(f"{title}: the shapes of {shapes} do not fit together") from None
+
+
 def number(value: float) -> Tensor:
     """A float64 scalar, for defaults of `Numbers` fields."""
     return torch.tensor(value, dtype=torch.float64)

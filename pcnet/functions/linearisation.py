@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cached_property
+
 import torch
 from torch import Tensor
 
 from pcnet.numerics.precision import SMALL, DenseCurvature, Precision
 
 
+@dataclass(eq=False)
 class Linearisation:
     """The value f̃ (B, rows, out) and the Jacobian ∂f̃/∂x̃ (B, rows·out, orders·dim) of a generalised function.
 
@@ -19,26 +23,20 @@ class Linearisation:
         orders: Number of orders of x̃.
     """
 
-    __slots__ = ("_slope", "jacobian", "jacobian_derivative", "orders", "value")
+    value: Tensor
+    jacobian: Tensor
+    jacobian_derivative: Tensor | None
+    orders: int
 
-    def __init__(self, value: Tensor, jacobian: Tensor, jacobian_derivative: Tensor | None, orders: int) -> None:
-        self.value = value
-        self.jacobian = jacobian
-        self.jacobian_derivative = jacobian_derivative
-        self.orders = orders
-        self._slope: Tensor | None = None
-
-    @property
+    @cached_property
     def slope(self) -> Tensor:
         """∂f̃/∂x̃ as a dense matrix, (B, rows·out, orders·dim)."""
-        if self._slope is None:
-            (batch, out, dim), rows = self.jacobian.shape, self.value.shape[1]
-            slope = self.jacobian.new_zeros(batch, rows, out, self.orders, dim)
-            slope.diagonal(dim1=1, dim2=3).copy_(self.jacobian[..., None])
-            if self.jacobian_derivative is not None:
-                slope[:, 1:, :, 0] = self.jacobian_derivative
-            self._slope = slope.view(batch, rows * out, self.orders * dim)
-        return self._slope
+        (batch, out, dim), rows = self.jacobian.shape, self.value.shape[1]
+        slope = self.jacobian.new_zeros(batch, rows, out, self.orders, dim)
+        slope.diagonal(dim1=1, dim2=3).copy_(self.jacobian[..., None])
+        if self.jacobian_derivative is not None:
+            slope[:, 1:, :, 0] = self.jacobian_derivative
+        return slope.view(batch, rows * out, self.orders * dim)
 
     def restrict(self, part: slice, orders: int) -> Linearisation:
         """The linearisation in a part of x, such as one of its causes, of which `orders` orders are used."""

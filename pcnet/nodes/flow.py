@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -48,6 +48,13 @@ def check_state(node: Node[Any, Any], dim: int, flow: Function, links: Neighbour
             f"{node.title} is driven by {causes[0].name!r}, but neither its flow nor a mapping of it takes causes; "
             "give a function of (state, causes, parameters)"
         )
+
+
+def check_predictors(node: Node[Any, Any], states: Sequence[Node[Any, Any]]) -> None:
+    """Raise `GraphError` if a Kalman state predicts a node together with other states."""
+    if len(states) > 1 and any(state.sends_covariance for state in states):
+        names = " and ".join(repr(state.name) for state in states)
+        raise GraphError(f"{node.title} is predicted by {names}, one of which is a Kalman state; join them into one")
 
 
 def parameters_of(ctx: Context, of: Node[Any, Any] | None, like: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ from pcnet.numerics.kalman import GaussianWithSensitivities, PredictiveDistribut
 from pcnet.numerics.kernels import SquaredExponential
 from pcnet.numerics.laplace import standard_deviations
 from pcnet.numerics.trees import select, spans, tree_map
-from pcnet.settings import PositiveVector, Vector, at_least_1d, number, settings
+from pcnet.settings import PositiveVector, Vector, at_least_1d, check_size, number, settings
 
 OVERFLOW = "covariance overflowed; pass NaN for outliers, or use on_divergence='hold'"
 
@@ -150,11 +150,7 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], FlowForecasts, ForecastsAl
         if self.initial_mean is not None and at_least_1d(self.initial_mean).shape[-1] != self.dim:
             given = tuple(self.initial_mean.shape)
             raise SettingError(f"{self.title}: initial_mean has shape {given}; it must end in {self.dim}")
-        if at_least_1d(self.initial_sd).shape[-1] not in (1, self.dim):
-            raise SettingError(
-                f"{self.title}: initial_sd must be one number or end in {self.dim} (for a batch of single values add a "
-                "dimension: initial_sd[:, None])"
-            )
+        check_size(self.title, "initial_sd", self.initial_sd, self.dim)
         if 0 < self.n_pulses < 3:
             raise SettingError(f"{self.title}: smooth noise needs n_pulses=3 or more; 0 replaces it by white noise")
 

@@ -10,19 +10,20 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from pcnet.errors import GraphError, SettingError
+from pcnet.errors import GraphError
 from pcnet.model.context import Neighbours, NodeContext
 from pcnet.model.links import AnyLink, Parametrises, Predicts, Weighs
 from pcnet.model.messages import GaussianPrediction, ParameterPrediction, ParameterTransition, PredictionError
 from pcnet.model.node import BatchSpec, ErrorShape, Indefinite, Node, Recordable
 from pcnet.model.protocols import ForecastContext, Forecasts, ForecastStart
+from pcnet.nodes.flow import check_predictors
 from pcnet.nodes.slow_belief import SlowBelief
 from pcnet.numerics.coloured_noise import Noise, NoiseSpec
 from pcnet.numerics.estimators import GradientAccumulator, ParameterEstimator
 from pcnet.numerics.kernels import White
 from pcnet.numerics.laplace import covariance_of, laplace_posterior, standard_deviations
 from pcnet.numerics.precision import DenseCurvature
-from pcnet.settings import PositiveVector, Vector, broadcast, settings
+from pcnet.settings import PositiveVector, Vector, check_shapes, check_size, settings
 
 
 class ParameterState(NamedTuple):
@@ -88,14 +89,8 @@ class ParameterNode(SlowBelief, Forecasts):
         Node.__post_init__(self)
         if self.mean.dim() == 0:
             object.__setattr__(self, "mean", self.mean[None])
-        if self.sd.dim() and self.sd.shape[-1] not in (1, self.n_parameters):
-            given = f"sd has {self.sd.shape[-1]} values in its last dimension, mean has {self.n_parameters}"
-            raise SettingError(f"{self.title}: {given}")
-        try:
-            _ = broadcast(self.mean.shape, self.sd.shape)
-        except RuntimeError:
-            shapes = f"mean {tuple(self.mean.shape)} and sd {tuple(self.sd.shape)}"
-            raise SettingError(f"{self.title}: the shapes of {shapes} do not fit together") from None
+        check_size(self.title, "sd", self.sd, self.n_parameters)
+        check_shapes(self.title, mean=self.mean, sd=self.sd)
 
     @property
     def n_parameters(self) -> int:
@@ -115,11 +110,7 @@ class ParameterNode(SlowBelief, Forecasts):
         estimator = self.resolve_estimator(links)
         states = [link.parent for link in links.above_of(Predicts)]
         kalman = [state for state in states if state.sends_covariance]
-        if kalman and len(states) > 1:
-            names = " and ".join(repr(state.name) for state in states)
-            raise GraphError(
-                f"{self.title} is predicted by {names}, one of which is a Kalman state; join them into one state"
-            )
+        check_predictors(self, states)
         if estimator.needs_curvature and states and not kalman:
             keeps = f"{type(estimator).__name__} keeps its first prior; use RobbinsMonro, or a KalmanStateNode above"
             raise GraphError(f"{self.title} is predicted from above, but {keeps}")

@@ -25,7 +25,7 @@ from pcnet.numerics.kalman import ScoreAndInformation
 from pcnet.numerics.kernels import Autocorrelation, Kernel, Matern, SquaredExponential, lengthscale_of
 from pcnet.numerics.laplace import standard_deviations
 from pcnet.numerics.precision import CholeskyPrecision, Precision
-from pcnet.settings import Positive, PositiveVector, Vector, at_least_1d, broadcast, number, settings
+from pcnet.settings import Positive, PositiveVector, Vector, at_least_1d, broadcast, check_shapes, number, settings
 
 
 class PrecisionState(NamedTuple):
@@ -120,10 +120,7 @@ class PrecisionNode(SlowBelief):
             raise SettingError(f"{self.title}: {self.noise_kernel!r} has no lengthscale to learn")
         if learned and (self.channels == "full" or self.curvature == "exact"):
             raise SettingError(f"{self.title}: correlation_time_sd excludes channels='full' and curvature='exact'")
-        try:
-            _ = broadcast(self.prior_mean.shape, at_least_1d(self.sd).shape)
-        except RuntimeError:
-            raise SettingError(f"{self.title}: the shapes of sd and mean do not fit together") from None
+        check_shapes(self.title, mean=self.prior_mean, sd=at_least_1d(self.sd))
 
     @property
     def noise_kernel(self) -> Kernel:

@@ -18,6 +18,7 @@ from pcnet.model.links import AnyLink, Predicts, Weighs
 from pcnet.model.messages import GaussianPrediction, PredictionError, ScoreError
 from pcnet.model.node import BatchSpec, Energy, ErrorShape, Node, Recordable
 from pcnet.model.protocols import ForecastContext, Forecasts
+from pcnet.nodes.flow import check_predictors
 from pcnet.nodes.precision import PrecisionNode, noise_score_error, precision_score
 from pcnet.numerics import kalman
 from pcnet.numerics.branching import holds
@@ -164,11 +165,7 @@ class SensoryNode(Node[SensoryState, SensoryBound], Forecasts):
             raise GraphError(f"{self.title} is predicted by nothing: add graph.predicts(state, {self.name})")
         if not links.above_of(Weighs):
             raise GraphError(f"{self.title} has no precision: add graph.weighs(PrecisionNode(...), {self.name})")
-        if len(states) > 1 and any(state.sends_covariance for state in states):
-            names = " and ".join(repr(state.name) for state in states)
-            raise GraphError(
-                f"{self.title} is predicted by {names}, one of which is a Kalman state; join them into one state"
-            )
+        check_predictors(self, states)
 
     def default_estimator(self, link: AnyLink, above: tuple[AnyLink, ...]) -> ParameterEstimator | None:
         states = [other for other in above if isinstance(other, Predicts)]
@@ -329,10 +326,8 @@ class SensoryNode(Node[SensoryState, SensoryBound], Forecasts):
             assert isinstance(found.precision, Precision)
             return precision_score(found.precision, found.error, found.weighted)
         assert isinstance(found.precision, DensePrecision)
-        score, noise = (
-            kalman.noise_score(found.distribution, found.error[:, 0], found.precision.matrix),
-            self._noise(ctx),
-        )
+        score = kalman.noise_score(found.distribution, found.error[:, 0], found.precision.matrix)
+        noise = self._noise(ctx)
         assert noise is not None
         lengthscale = self._lengthscale_score(ctx, noise) if noise.learned_lengthscale else None
         return noise_score_error(score, noise.levels, lengthscale)

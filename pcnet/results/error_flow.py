@@ -47,15 +47,7 @@ class ErrorFlow:
         self.result = result.single(element)
         self.structure: GraphSummary = result.structure
         self.times: Array = self.result.times
-        missing = self._missing()
-        if missing:
-            names = ", ".join(missing)
-            raise ResultError(
-                f"the error flow needs quantities that were not recorded: {names}; run with record=Record.flow()"
-            )
 
-    def _missing(self) -> list[str]:
-        """Names of required quantities that were not recorded."""
         traces, links = self.result.traces, self.structure.links
         weighted = [link.child for link in links if link.kind == "weighs"]
         required = {
@@ -64,7 +56,10 @@ class ErrorFlow:
             "weighted_error": [f"{name}.weighted_error" for name in weighted],
             "energy": [f"{node.name}.free_energy" for node in self.structure.nodes],
         }
-        return [quantity for quantity, names in required.items() if not all(name in traces for name in names)]
+        missing = [quantity for quantity, names in required.items() if not all(name in traces for name in names)]
+        if missing:
+            lacking = f"the error flow needs quantities that were not recorded: {', '.join(missing)}"
+            raise ResultError(f"{lacking}; run with record=Record.flow()")
 
     def __repr__(self) -> str:
         return f"<ErrorFlow of {len(self.structure.nodes)} nodes at {len(self.times)} times>"

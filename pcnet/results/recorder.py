@@ -167,9 +167,7 @@ class Recorder:
 
 
 def _same(one: Tensor | None, other: Tensor | None) -> bool:
-    if one is None or other is None:
-        return one is other
-    return one is other or torch.equal(one, other)
+    return one is other or (one is not None and other is not None and torch.equal(one, other))
 
 
 def _block_size(row: Row) -> int:
