@@ -1,7 +1,5 @@
 """Immutable, validated settings: the class decorator and the field types of nodes, integrators, estimators, kernels."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping

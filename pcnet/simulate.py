@@ -1,7 +1,5 @@
 """Simulation of generative processes: states that follow a flow with noise, and noisy observations of them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple

@@ -4,8 +4,6 @@ A file has the safetensors format: tensors, and a JSON header with everything el
 Nothing in it is code, and nothing is imported because of it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping

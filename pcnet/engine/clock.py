@@ -1,8 +1,6 @@
 """The time of a run: regular sampling, or times that come with the observations."""
 
-from __future__ import annotations
-
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -32,7 +30,7 @@ class Interval(NamedTuple):
     common: bool
 
     @classmethod
-    def of(cls, interval: Tensor, shortest: float) -> Interval:
+    def of(cls, interval: Tensor, shortest: float) -> Self:
         """shortest: the shortest interval as it was given, before rounding to the run's dtype."""
         common = bool((interval == interval[0]).all())
         return cls(interval, shortest if common else 1.0, common)

@@ -10,8 +10,6 @@ in its free action, the posterior has the covariance Σ = (P + C)⁻¹: with ½(
 approximation of −log p(y), for comparing models.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import sys
 from collections.abc import Iterable, Iterator, Mapping

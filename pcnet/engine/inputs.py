@@ -1,7 +1,5 @@
 """Reading observations: arrays, streams or single ones, as one tensor for each sensory node."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol, runtime_checkable

@@ -1,7 +1,5 @@
 """Functions of a generalised state and parameters, with the derivatives that inference needs."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable
 

@@ -1,7 +1,5 @@
 """Check of a flow or mapping before a run, by calling it once."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Ready-made flows f(x, θ)."""
 
-from __future__ import annotations
-
 from functools import partial
 from itertools import combinations
 

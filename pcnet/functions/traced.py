@@ -1,7 +1,5 @@
 """Python functions as `Function`s: derivatives by forward-mode automatic differentiation, traced once per shape."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Nested forward-mode derivatives contain many products with zero tangents. Tracin
 these makes a derivative as cheap as its formula, and detects second derivatives that vanish.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Collection, Sequence
 from typing import Any

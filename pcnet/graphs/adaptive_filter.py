@@ -1,7 +1,5 @@
 """Online triple estimation: states, parameters and noise levels of one system, inferred together."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, Literal
 

@@ -1,7 +1,5 @@
 """Stacks: the state of a level predicts the parameters of the level below it, each level on its own clock."""
 
-from __future__ import annotations
-
 from dataclasses import KW_ONLY
 from typing import Any, Literal
 

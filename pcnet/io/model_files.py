@@ -1,7 +1,5 @@
 """Model files: load and save as YAML or JSON, their JSON schema, and drawings."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import json

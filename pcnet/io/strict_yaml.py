@@ -1,7 +1,5 @@
 """Strict YAML and JSON: plain data only, without tags, aliases or duplicate keys; errors name the line."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Hashable

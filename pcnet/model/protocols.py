@@ -1,7 +1,5 @@
 """Optional parts of the contract of a node: forecasting, and fitting to recorded data."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeVar

@@ -1,7 +1,5 @@
 """Schedules as data: which nodes take which action at which observation, and in which order."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple

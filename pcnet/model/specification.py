@@ -15,8 +15,6 @@ Kinds are the names of classes decorated with `pcnet.settings.settings`, keys ar
 values may be left out. Functions are given by the names of `pcnet.register`. Nothing is imported.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import math

@@ -4,8 +4,6 @@ The belief is one joint Gaussian over blocks: the state itself, and the latents 
 causes and further states can join it as further blocks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import NamedTuple
 

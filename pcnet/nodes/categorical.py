@@ -1,7 +1,5 @@
 """Categories: one of several values at a time, which predicts parameters below and switches now and then."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import KW_ONLY
 from typing import Annotated, ClassVar, NamedTuple

@@ -1,7 +1,5 @@
 """Hidden causes: inputs of states, predicted from above, by a known input, or by a constant."""
 
-from __future__ import annotations
-
 from dataclasses import KW_ONLY
 from typing import ClassVar
 

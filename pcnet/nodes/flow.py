@@ -1,7 +1,5 @@
 """What both kinds of state share: a flow, mappings, their parameters, and a first value from the first observation."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Generalised hidden states: a belief about value, velocity, acceleration, …, moved by a flow and by errors."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import KW_ONLY
 from typing import Any, ClassVar, Literal

@@ -1,7 +1,5 @@
 """What generalised states and causes share: a belief about a generalised variable, updated by errors from all sides."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import KW_ONLY

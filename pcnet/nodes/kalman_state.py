@@ -1,7 +1,5 @@
 """Kalman states: hidden states whose belief is carried from one observation to the next."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import KW_ONLY
 from functools import partial

@@ -1,7 +1,5 @@
 """Sensory nodes with a likelihood of one's own: counts, choices, heavy tails."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Mapping
 from functools import cached_property

@@ -1,7 +1,5 @@
 """Parameter nodes: slow Gaussian beliefs about the parameters of a flow or mapping."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import KW_ONLY
 from functools import partial

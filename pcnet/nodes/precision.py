@@ -1,7 +1,5 @@
 """Precision nodes: the log-precisions and the correlation time of one error."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import KW_ONLY
@@ -120,7 +118,9 @@ class PrecisionNode(SlowBelief):
             raise SettingError(f"{self.title}: {self.noise_kernel!r} has no lengthscale to learn")
         if learned and (self.channels == "full" or self.curvature == "exact"):
             raise SettingError(f"{self.title}: correlation_time_sd excludes channels='full' and curvature='exact'")
-        check_shapes(self.title, mean=self.prior_mean, sd=at_least_1d(self.sd))
+        given = self.prior_precision if self.mean is None else self.mean
+        assert given is not None
+        check_shapes(self.title, mean=given, sd=self.sd)
 
     @property
     def noise_kernel(self) -> Kernel:

@@ -1,7 +1,5 @@
 """Sensory nodes: turn observations into generalised observations and compute the sensory error."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import KW_ONLY

@@ -1,7 +1,5 @@
 """What parameter and precision nodes share: a slow Gaussian belief, learned by an estimator."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 import torch

@@ -1,7 +1,5 @@
 """Semi-Markov categories: dwell-time distributions as chains of stages."""
 
-from __future__ import annotations
-
 from dataclasses import KW_ONLY
 from typing import Annotated, Literal
 

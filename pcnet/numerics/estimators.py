@@ -1,10 +1,8 @@
 """Estimators: how parameters and log-precisions are learned from accumulated gradients."""
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -45,7 +43,7 @@ class GradientAccumulator(NamedTuple):
     recent_curvature: Tensor
 
     @classmethod
-    def zeros(cls, like: Tensor) -> GradientAccumulator:
+    def zeros(cls, like: Tensor) -> Self:
         """An empty accumulator without curvatures, for a mean like (B, n)."""
         zero = like.new_zeros(like.shape[0])
         return cls(torch.zeros_like(like), zero, zero, zero, *([like.new_zeros(len(like), 0, 0)] * 6))

@@ -1,7 +1,5 @@
 """Integrators: how a generalised state moves along its flow and down the free-energy gradient."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from typing import Literal, NamedTuple
 
@@ -34,6 +32,13 @@ class LocalQuadratic(NamedTuple):
     def scale_time(self, time: Tensor) -> Tensor:
         """A step size per sampling interval times the elapsed sampling intervals; () or (B,)."""
         return time if self.relative_dt is None else time * self.relative_dt
+
+
+class JointStep(NamedTuple):
+    """A step (B, n) with the neighbour fixed, and its sensitivity −δμ̃/δp (B, n, p) to the neighbour's step δp."""
+
+    step: Tensor
+    sensitivity: Tensor
 
 
 class StateIntegrator(ABC):
@@ -88,13 +93,6 @@ class ExplicitEuler(StateIntegrator):
     def step(self, local: LocalQuadratic) -> Tensor:
         time, kappa = (column(v, 1) for v in (local.scale_time(self.step_size), self.kappa))
         return time * (local.motion - kappa * local.gradient)
-
-
-class JointStep(NamedTuple):
-    """A step (B, n) with the neighbour fixed, and its sensitivity −δμ̃/δp (B, n, p) to the neighbour's step δp."""
-
-    step: Tensor
-    sensitivity: Tensor
 
 
 @settings

@@ -1,7 +1,5 @@
 """Laplace approximation: posterior precisions and covariances from curvatures."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

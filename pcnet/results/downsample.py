@@ -1,7 +1,5 @@
 """Downsampling of long series to the minimum and maximum of each bin, which keeps every extreme value."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

@@ -1,9 +1,7 @@
 """Shared parts of figures: palette, light and dark colours, and drawing of time series with bands and legend."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -96,7 +94,7 @@ class Series(NamedTuple):
         """All arrays but the truth."""
         return [part for part in (self.mean, self.lower, self.upper, self.observed) if part is not None]
 
-    def binned(self, bin_size: int) -> Series:
+    def binned(self, bin_size: int) -> Self:
         """Mean and range of consecutive bins."""
         if bin_size == 1:
             return self

@@ -4,8 +4,6 @@ Each function draws into the given axes or into a new figure and returns the axe
 its settings.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Drawing of a graph: levels as rows, kinds of nodes by shape, one arrow for predictions and one for errors."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -4,8 +4,6 @@ Each function draws into the given axes or into a new figure and returns the axe
 page. Nothing here uses pyplot or changes its settings.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Bayesian model comparison by free action, an upper bound of −log evidence."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """File of a study: an SQLite database to which every finished batch of inversions is committed."""
 
-from __future__ import annotations
-
 import json
 import math
 import sqlite3

@@ -1,7 +1,5 @@
 """Sweeps: inversions of a model under many settings, in large batches, on several processes or machines."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

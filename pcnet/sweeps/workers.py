@@ -1,7 +1,5 @@
 """Execution of batches of inversions: in this process, in several processes, or on a Dask cluster."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import signal

@@ -3,8 +3,6 @@
 The page's own code is in the files beside this one; cytoscape.js draws the graph (see cytoscape.LICENSE).
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import html
