@@ -19,10 +19,8 @@ OneSeed = int | np.random.Generator
 Seed = OneSeed | Sequence[int]
 """A seed, a generator, or one seed for each of several replicates."""
 
-GLV_PARAMETERS = (0.2, -0.4, 0.1)
-"""a₁₂, a₁₃ and a₂₃ of the paper's generative process."""
-GLV_INITIAL = (5 * 0.45, 5 * 0.22, 5 * 0.33)
-"""x(0) of the paper's generative process."""
+GLV_PARAMETERS = (0.2, -0.4, 0.1)  # a₁₂, a₁₃ and a₂₃ of the paper's generative process
+GLV_INITIAL = (5 * 0.45, 5 * 0.22, 5 * 0.33)  # x(0) of the paper's generative process
 GLV_STATE_SD, GLV_OBSERVATION_SD = 0.05, 0.1
 GLV_LOWER, GLV_UPPER = 0.0, 5.0
 AUTHORS_SAMPLES = 10_000

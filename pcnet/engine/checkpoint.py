@@ -29,8 +29,7 @@ from pcnet.model.specification import from_spec, to_spec
 from pcnet.results.recorder import Record
 from pcnet.results.result import package_version
 
-FORMAT = 2
-"""The version of the file format that `save` writes; 1 was that of pcnet 0.1."""
+FORMAT = 2  # the version of the file format that `save` writes; 1 was that of pcnet 0.1
 RECORDED, RAW, RUNNING = "/recorded/", "/raw/", "/running"
 """Recorded values; raw values of the open block; batch elements that ran during it. No node has a name with a slash."""
 

@@ -32,12 +32,9 @@ if TYPE_CHECKING:
     from pcnet.engine.session import Session
 
 Array = NDArray[Any]
-SUBSTEPS = 4
-"""Smallest number of integration steps in a sampling interval."""
-MAX_STEPS = 4000
-"""Largest number of steps for which noise is drawn: its covariance over all of them is a matrix."""
-NEGLIGIBLE = 1e-10
-"""Correlations of noise below this are neglected."""
+SUBSTEPS = 4  # smallest number of integration steps in a sampling interval
+MAX_STEPS = 4000  # largest number of steps for which noise is drawn: its covariance over all of them is a matrix
+NEGLIGIBLE = 1e-10  # correlations of noise below this are neglected
 
 
 class Forecast:

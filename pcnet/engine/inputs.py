@@ -29,8 +29,7 @@ class ArrayLike(Protocol):
 
 
 ARRAYS = (Tensor, np.ndarray, list, tuple, ArrayLike)
-SINGLE = (Mapping, Sample)
-"""Items of a list that are single observations."""
+SINGLE = (Mapping, Sample)  # items of a list that are single observations
 
 
 class ObservationReader:

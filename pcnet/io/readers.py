@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Array = NDArray[np.float64]
-TIME_COLUMNS = ("t", "time")
-"""Default names of the column of times."""
+TIME_COLUMNS = ("t", "time")  # default names of the column of times
 
 
 class ObservationTable(NamedTuple):

@@ -10,8 +10,7 @@ import yaml
 
 from pcnet.errors import SpecificationError
 
-MAX_BYTES = 16 * 2**20
-"""Largest file that is read."""
+MAX_BYTES = 16 * 2**20  # largest file that is read
 
 
 class Loader(yaml.SafeLoader):

@@ -161,8 +161,7 @@ OBSERVE_AND_UPDATE = (act("observe", "sensory"), act("update", "state"))
 ROLES = ("sensory", "state", "precision", "parameter")
 """Roles that schedules may name even if the graph has no node of that role."""
 
-SLOW = ("precision", "parameter")
-"""Roles of the slow context, in the order in which they step."""
+SLOW = ("precision", "parameter")  # roles of the slow context, in the order in which they step
 
 
 def odem(every: Any = 64, *, periods: Mapping[str, Any] | None = None) -> Schedule:

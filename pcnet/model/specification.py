@@ -39,11 +39,9 @@ from pcnet.model.node import AnyNode, Node
 from pcnet.model.schedule import Act, Every, LevelNodes, Schedule
 from pcnet.settings import KINDS
 
-FORMAT = 1
-"""Version of the format."""
+FORMAT = 1  # version of the format
 ACTIONS: tuple[str, ...] = get_args(get_type_hints(Act)["action"])
-MAX_DEPTH = 40
-"""Deepest nesting that is read."""
+MAX_DEPTH = 40  # deepest nesting that is read
 
 
 def _adaptive_filtering(every: Any = 64, levels: Any = ({},), warmup: Literal["none", "doubling"] = "none") -> Schedule:

@@ -20,8 +20,7 @@ from pcnet.numerics.kalman import PredictiveDistribution
 from pcnet.numerics.laplace import standard_deviations
 from pcnet.settings import Fraction, Matrix, Vector, not_negative, settings
 
-ROUNDING = 1e-6
-"""Tolerance of the sum of probabilities."""
+ROUNDING = 1e-6  # tolerance of the sum of probabilities
 
 
 class CategoricalState(NamedTuple):

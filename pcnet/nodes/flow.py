@@ -18,8 +18,7 @@ from pcnet.model.node import Node
 from pcnet.model.protocols import ForecastContext, Forecasts
 from pcnet.numerics.branching import holds
 
-MAX_HALVINGS = 30
-"""How often a step towards the first observation is halved before it is given up."""
+MAX_HALVINGS = 30  # how often a step towards the first observation is halved before it is given up
 Context = NodeContext[Any, Any]
 
 

@@ -21,8 +21,7 @@ from pcnet.numerics.kernels import White
 from pcnet.numerics.precision import DenseCurvature
 from pcnet.settings import settings
 
-NEWTON_STEPS = 12
-"""Newton steps to the mode of likelihood times predictive distribution."""
+NEWTON_STEPS = 12  # Newton steps to the mode of likelihood times predictive distribution
 
 
 class Laplace(NamedTuple):

@@ -14,10 +14,8 @@ from pcnet.numerics.branching import holds
 from pcnet.numerics.kalman import GaussianWithSensitivities
 from pcnet.numerics.kernels import Kernel, Matern, SquaredExponential, lengthscale_of
 
-SPACING = 1.2
-"""Distance of two pulses in widths of a pulse: leaves 0.2 % of the variance unexplained."""
-WHITE_REMAINDER = 1e-3
-"""Share of the variance, averaged over a spacing, that the pulse expansion leaves to white noise."""
+SPACING = 1.2  # distance of two pulses in widths of a pulse: leaves 0.2 % of the variance unexplained
+WHITE_REMAINDER = 1e-3  # share of the variance, averaged over a spacing, that the pulse expansion leaves to white noise
 
 
 class NoiseSpec(NamedTuple):

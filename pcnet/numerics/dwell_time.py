@@ -10,8 +10,7 @@ from torch import Tensor
 from pcnet.errors import SettingError
 from pcnet.settings import PositiveVector, Vector, at_least_1d, check_shapes, check_size, not_negative, settings
 
-ROUNDING = 1e-9
-"""Tolerance for rounding of the number of stages and of the bounds of the variance."""
+ROUNDING = 1e-9  # tolerance for rounding of the number of stages and of the bounds of the variance
 
 
 @settings

@@ -12,14 +12,10 @@ from pcnet.numerics.integrators import column
 from pcnet.numerics.laplace import laplace_posterior
 from pcnet.settings import Fraction, NotNegative, Numbers, Positive, number, settings
 
-FORGETTING_OFFSET = 10
-"""Offset t₀ of decaying forgetting, φ_j = decaying_forgetting/(j + t₀)."""
-CARRY_OVER = 0.75
-"""Share of the excess of a clipped step that carries over to the next step."""
-RECENT = 8
-"""Memory, in steps, of the recent gradient and curvature that a covariance reset looks at."""
-ONE_PERCENT_QUANTILE, FIVE_PERCENT_QUANTILE = 2.326, 1.645
-"""Upper quantiles of the standard normal distribution."""
+FORGETTING_OFFSET = 10  # offset t₀ of decaying forgetting, φ_j = decaying_forgetting/(j + t₀)
+CARRY_OVER = 0.75  # share of the excess of a clipped step that carries over to the next step
+RECENT = 8  # memory, in steps, of the recent gradient and curvature that a covariance reset looks at
+ONE_PERCENT_QUANTILE, FIVE_PERCENT_QUANTILE = 2.326, 1.645  # upper quantiles of the standard normal distribution
 
 
 class GradientAccumulator(NamedTuple):

@@ -10,12 +10,9 @@ from torch import Tensor
 
 from pcnet.numerics.trees import select
 
-MAX_BACKTRACKS = 16
-"""A step that does not decrease the free action is halved this many times before the search ends."""
-MEMORY = 8
-"""Number of curvature pairs that are kept."""
-MAX_LOG_RATIO = 0.5
-"""A curvature pair is used where the log of every precision has changed by less than this since."""
+MAX_BACKTRACKS = 16  # a step that does not decrease the free action is halved this many times before the search ends
+MEMORY = 8  # number of curvature pairs that are kept
+MAX_LOG_RATIO = 0.5  # a curvature pair is used where the log of every precision has changed by less than this since
 
 
 class Iterate(NamedTuple):

@@ -11,8 +11,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-SMALL = 32
-"""Up to this many rows dense matrices are faster than structured ones."""
+SMALL = 32  # up to this many rows dense matrices are faster than structured ones
 
 
 @dataclass(eq=False)

@@ -19,8 +19,7 @@ Style = dict[str, Any]
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 """Palette of Okabe and Ito, safe for colour-blind readers; black is reserved for the truth, yellow is too pale."""
 DASHES = (0, (4, 2))
-MAX_DOTS = 20_000
-"""Larger numbers of observations are drawn by their extremes."""
+MAX_DOTS = 20_000  # larger numbers of observations are drawn by their extremes
 OUTLIER_MARGIN = 0.5
 """Rare values are left off an axis if they exceed the others by more than this fraction of the others' range."""
 

@@ -24,14 +24,10 @@ from pcnet.results.downsample import Array, means, ranges
 from pcnet.results.drawing import COLOURS, Style, darken, ink, legend_above, own_axes, time_axis
 from pcnet.results.error_flow import ErrorFlow, full_width, mean_step
 
-MAP_COLUMNS = 800
-"""Longer runs are mapped by the largest surprise of at most this many bins."""
-BINS = 250
-"""Free energies of runs longer than four times this are drawn by the means of about this many bins."""
-MAX_LINES = 6
-"""This many nodes get a line of their own; the others are summed."""
-MAX_SURPRISE = 4.0
-"""Upper end of the colour scale, in units of the expected error; lower if the run stays below it."""
+MAP_COLUMNS = 800  # longer runs are mapped by the largest surprise of at most this many bins
+BINS = 250  # free energies of runs longer than four times this are drawn by the means of about this many bins
+MAX_LINES = 6  # this many nodes get a line of their own; the others are summed
+MAX_SURPRISE = 4.0  # upper end of the colour scale, in units of the expected error; lower if the run stays below it
 
 Window = Sequence[float] | None
 

@@ -119,8 +119,7 @@ def _clocks(graph: Graph, schedule: Schedule | None) -> dict[str, str]:
     return clocks
 
 
-STACK_SPACING = 0.65
-"""Distance, in rows, between nodes that are stacked beside another node."""
+STACK_SPACING = 0.65  # distance, in rows, between nodes that are stacked beside another node
 
 
 class _Layout:

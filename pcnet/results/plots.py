@@ -32,12 +32,9 @@ Element = int | tuple[int, ...]
 """A batch element: its index, or its flat index."""
 Labels = Sequence[str] | Mapping[str, Sequence[str]] | None
 
-BINS = 250
-"""Free energies of runs longer than four times this are drawn by the mean and range of about this many bins."""
-MAX_STATE_PANELS = 6
-"""Up to this many state channels get a panel each in the overview."""
-DRAWN_AS = {"categorical": "state"}
-"""Kinds of nodes that are drawn in the panel of another kind."""
+BINS = 250  # free energies of runs longer than four times this are drawn by the mean and range of about this many bins
+MAX_STATE_PANELS = 6  # up to this many state channels get a panel each in the overview
+DRAWN_AS = {"categorical": "state"}  # kinds of nodes that are drawn in the panel of another kind
 
 
 # --- panels ----------------------------------------------------------------------------------------------------------

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from pcnet.results.error_flow import ErrorFlow
 
 Array = NDArray[Any]
-FORMAT = 2
-"""Version of the file format that `save` writes; version 1 has no graph summary."""
+FORMAT = 2  # version of the file format that `save` writes; version 1 has no graph summary
 NOTHING_RECORDED = "nothing was recorded: record.every is more than the number of observations; use a smaller `every`"
 
 

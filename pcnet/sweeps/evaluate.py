@@ -27,12 +27,9 @@ Array = NDArray[Any]
 Build = Callable[..., Any]
 """A function of settings by name that returns a model, a graph, or a graph and its schedule."""
 
-COVERAGE_TICKS = 500
-"""Coverage is measured at about this many ticks, evenly spaced."""
-INTERVAL_SDS = 2.0
-"""Half-width of intervals in standard deviations."""
-REPORT_EVERY = 20
-"""Number of observations between two reports of progress."""
+COVERAGE_TICKS = 500  # coverage is measured at about this many ticks, evenly spaced
+INTERVAL_SDS = 2.0  # half-width of intervals in standard deviations
+REPORT_EVERY = 20  # number of observations between two reports of progress
 MEMORY_FACTOR = 1.8
 """Memory of a process over the peak of its tensors; 1.1 to 1.7 was measured for batches of various graphs."""
 

@@ -13,8 +13,7 @@ from pcnet.errors import StudyError
 from pcnet.results.result import package_version
 from pcnet.sweeps.evaluate import Outcome
 
-APPLICATION = 0x70636E74
-"""SQLite application id that marks a study ("pcnt")."""
+APPLICATION = 0x70636E74  # SQLite application id that marks a study ("pcnt")
 FORMAT = 1
 
 TABLES = """
@@ -48,8 +47,7 @@ class Planned(NamedTuple):
 
 COLUMNS = ("id", "settings", "replicate", "data", "status", *Outcome._fields, "version")
 """Fields of an inversion as `Store.rows` returns them."""
-NESTED = ("settings", "scores", "beliefs", "fallbacks")
-"""Fields that are stored as JSON."""
+NESTED = ("settings", "scores", "beliefs", "fallbacks")  # fields that are stored as JSON
 
 
 class Store:

@@ -229,8 +229,7 @@ def _probabilities(table: pd.DataFrame, prior: Sequence[float] | None) -> compar
     return comparison.probabilities(table["free_action"].to_numpy(float), weights)
 
 
-RESERVED = frozenset(COLUMNS)
-"""Names of table columns, which settings cannot have."""
+RESERVED = frozenset(COLUMNS)  # names of table columns, which settings cannot have
 
 
 def _flat(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,8 +20,7 @@ from pcnet.sweeps.study import Study, Where, finished, no_column, same_data
 if TYPE_CHECKING:
     import pandas as pd
 
-MAX_LABELLED = 80
-"""Maps of up to this many cells show their numbers."""
+MAX_LABELLED = 80  # maps of up to this many cells show their numbers
 ACTION = "free_action"
 
 

@@ -28,10 +28,8 @@ from pcnet.sweeps.study import RESERVED, Study
 from pcnet.sweeps.workers import choose_workers, cores
 
 Grid = Mapping[str, Iterable[Any]] | Iterable[Mapping[str, Any]]
-MAX_BATCH = 768
-"""Larger batches are hardly faster, and an interruption loses more."""
-MIN_BATCH = 32
-"""Batches are not split below this size to use more processes."""
+MAX_BATCH = 768  # larger batches are hardly faster, and an interruption loses more
+MIN_BATCH = 32  # batches are not split below this size to use more processes
 
 
 def sweep(

@@ -23,8 +23,7 @@ Progress = Callable[[int], object]
 Finished = Iterator[tuple[int, list[Outcome]]]
 """Key and outcomes of each task as it is finished."""
 Run = Callable[[Mapping[int, Task], Progress], Finished]
-SCHEDULER_TIMEOUT = 20
-"""Seconds to wait for a Dask scheduler."""
+SCHEDULER_TIMEOUT = 20  # seconds to wait for a Dask scheduler
 
 
 def run_here(tasks: Mapping[int, Task], progress: Progress) -> Finished:
@@ -152,8 +151,7 @@ def _invert_pickled(task: bytes) -> list[Outcome]:
         return invert(pickle.loads(task))
 
 
-TRACING = threading.Lock()
-"""Functions can be traced in one thread at a time only, and a Dask worker may have several."""
+TRACING = threading.Lock()  # functions can be traced in one thread at a time only, and a Dask worker may have several
 
 
 def choose_workers(processes: int, scheduler: Any, tasks: int) -> Run:

@@ -19,10 +19,8 @@ from pcnet.results.result import Trace, package_version
 
 BYTES = 4_000_000
 """Approximate limit for the size of a page's numbers; longer runs are downsampled to the range of each bin."""
-CHANNELS = 6
-"""At most this many channels of a node are shown, as in `results.plots`."""
-MAX_SURPRISE = 4.0
-"""Upper end of the colour scale."""
+CHANNELS = 6  # at most this many channels of a node are shown, as in `results.plots`
+MAX_SURPRISE = 4.0  # upper end of the colour scale
 SCRIPTS = ("cytoscape.min.js", "flow.js", "chart.js", "graph.js", "page.js")
 PANELS = {"state": "belief", "cause": "belief", "parameter": "parameter", "precision": "log-precision"}
 
