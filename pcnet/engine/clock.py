@@ -19,15 +19,11 @@ class Clock(NamedTuple):
 
 
 class Interval(NamedTuple):
-    """The sampling interval (B,) as a clock sees it.
+    """The sampling interval as a clock sees it."""
 
-    dt: the interval of all batch elements, or 1 if they differ: then times are observation numbers. common: whether
-    they do not differ.
-    """
-
-    interval: Tensor
-    dt: float
-    common: bool
+    interval: Tensor  # (B,)
+    dt: float  # that of all batch elements, or 1 if they differ: then times are observation numbers
+    common: bool  # whether they do not differ
 
     @classmethod
     def of(cls, interval: Tensor, shortest: float) -> Self:

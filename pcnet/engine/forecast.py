@@ -194,15 +194,12 @@ def _check_finite(values: Mapping[str, Tensor], times: Array) -> None:
 
 
 class NoiseSource(NamedTuple):
-    """A noise: its place among the noise inputs, its covariance (B, m, m) and its autocorrelation.
+    """One noise of the system."""
 
-    hold: how long white noise is held constant, (B,).
-    """
-
-    place: slice
-    covariance: Tensor
+    place: slice  # among the noise inputs
+    covariance: Tensor  # (B, m, m)
     kernel: Kernel
-    hold: Tensor
+    hold: Tensor  # how long white noise is held constant, (B,)
 
 
 class System:

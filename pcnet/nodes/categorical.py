@@ -24,24 +24,20 @@ ROUNDING = 1e-6  # tolerance of the sum of probabilities
 
 
 class CategoricalState(NamedTuple):
-    """Probability of each stage of each category (B, k, s), and the predicted moments of the parameters below.
+    """Probabilities, and the predicted moments of the parameters below."""
 
-    predicted_mean (B, p); predicted_covariance (B, p, p), their own deviation included; lagged_covariance (B, p, p),
-    with the parameters predicted before.
-    """
-
-    probability: Tensor
-    predicted_mean: Tensor
-    predicted_covariance: Tensor
-    lagged_covariance: Tensor
+    probability: Tensor  # of each stage of each category, (B, k, s)
+    predicted_mean: Tensor  # (B, p)
+    predicted_covariance: Tensor  # with the parameters' own deviation, (B, p, p)
+    lagged_covariance: Tensor  # with the parameters predicted before, (B, p, p)
 
 
 class CategoricalBound(NamedTuple):
-    """Constants of a run: values (B, k, p), transition probabilities (B, ks, ks), first probabilities (B, k, s)."""
+    """Constants of a run."""
 
-    values: Tensor
-    transition: Tensor
-    first: Tensor
+    values: Tensor  # (B, k, p)
+    transition: Tensor  # probabilities, (B, ks, ks)
+    first: Tensor  # probabilities, (B, k, s)
 
 
 Context = NodeContext[CategoricalState, CategoricalBound]

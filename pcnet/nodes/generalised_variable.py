@@ -47,20 +47,15 @@ Context = NodeContext[GeneralisedState, GeneralisedBound]
 
 
 class LocalErrors(NamedTuple):
-    """What follows from the belief and the messages from above; shared by all rules of the node.
+    """What follows from the belief and the messages from above; shared by all rules of the node."""
 
-    error: the node's own error ε (B, rows, dim). jacobian: ∂ε/∂x̃ (B, rows·dim, n). precision: Π̃. weighted: ξ = Π̃ε.
-    mappings: g̃ of each node that is predicted below, linearised. by_cause: ∂ε/∂ṽ (B, rows·dim, n_v) for each cause
-    that drives the node. mapped: ∂g̃/∂ṽ, by the links below whose mappings take causes.
-    """
-
-    error: Tensor
-    jacobian: Tensor
-    precision: Precision
-    weighted: Tensor
-    mappings: Mapping[Predicts, Linearisation]
-    by_cause: Mapping[Drives, Tensor] = MappingProxyType({})
-    mapped: Mapping[Predicts, Mapping[Drives, Tensor]] = MappingProxyType({})
+    error: Tensor  # the node's own error ε, (B, rows, dim)
+    jacobian: Tensor  # ∂ε/∂x̃, (B, rows·dim, n)
+    precision: Precision  # Π̃
+    weighted: Tensor  # ξ = Π̃ε
+    mappings: Mapping[Predicts, Linearisation]  # g̃ of each node that is predicted below, linearised
+    by_cause: Mapping[Drives, Tensor] = MappingProxyType({})  # ∂ε/∂ṽ (B, rows·dim, n_v) for each cause
+    mapped: Mapping[Predicts, Mapping[Drives, Tensor]] = MappingProxyType({})  # ∂g̃/∂ṽ of mappings that take causes
 
 
 def _error(ctx: Context, link: Predicts | Drives, eliminate: bool) -> PredictionError:

@@ -33,49 +33,39 @@ OVERFLOW = "covariance overflowed; pass NaN for outliers, or use on_divergence='
 
 
 class Reference(NamedTuple):
-    """The parameters and noises that the belief was computed with.
+    """The parameters and noises that the belief was computed with."""
 
-    parameters (B, p); variance (B, all channels); lengthscale (B, noises); transitions: number of the last transition
-    of each parameter, (B, p).
-    """
-
-    parameters: Tensor
-    variance: Tensor
-    lengthscale: Tensor
-    transitions: Tensor
+    parameters: Tensor  # (B, p)
+    variance: Tensor  # (B, all channels)
+    lengthscale: Tensor  # (B, noises)
+    transitions: Tensor  # number of the last transition of each parameter, (B, p)
 
 
 class Evidence(NamedTuple):
-    """What the last observation contributed.
+    """What the last observation contributed."""
 
-    parameters: score (B, p) with information. noise: score of the own log-variances (B, o) with information.
-    correction (B, dim): change of the mean. weighted_error (B, dim): Σ Cᵀξ.
-    """
-
-    parameters: ScoreAndInformation
-    noise: ScoreAndInformation
-    correction: Tensor
-    weighted_error: Tensor
+    parameters: ScoreAndInformation  # of the parameters, p
+    noise: ScoreAndInformation  # of the own log-variances, o
+    correction: Tensor  # change of the mean, (B, dim)
+    weighted_error: Tensor  # Σ Cᵀξ, (B, dim)
 
 
 class KalmanState(NamedTuple):
     """The belief about the augmented state; what it was computed with; and what was sent and received.
 
-    sent: the last prediction of each node below, in the order of the links. It stays in force until the next time
-    update, which for a level of a stack is many observations later. time: of the last time update, (B,), in double
-    precision. phase: of each noise model, (B, noises).
+    A prediction stays in force until the next time update, which for a level of a stack is many observations later.
     """
 
     belief: GaussianWithSensitivities
     reference: Reference
-    sent: tuple[GaussianPrediction, ...]
+    sent: tuple[GaussianPrediction, ...]  # the last prediction of each node below, in the order of the links
     evidence: Evidence
-    time: Tensor
-    phase: Tensor
+    time: Tensor  # of the last time update, (B,), in double precision
+    phase: Tensor  # of each noise model, (B, noises)
 
 
 class KalmanBound(NamedTuple):
-    """Constants of a run: layout, and mean and variance of the first state, (B, dim)."""
+    """Constants of a run; mean and variance of the first state are (B, dim)."""
 
     layout: AugmentedStateLayout
     initial_mean: Tensor

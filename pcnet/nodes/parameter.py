@@ -25,14 +25,11 @@ from pcnet.settings import PositiveVector, Vector, check_shapes, check_size, set
 
 
 class ParameterState(NamedTuple):
-    """Mean (B, p), posterior precision (B, p, p) with log|Σ| (B,), the same of the prior, and the last transition.
+    """The belief with its prior, the last transition, and gradients and curvatures since the last update."""
 
-    accumulated: gradients and curvatures since the last update.
-    """
-
-    mean: Tensor
-    precision: Tensor
-    log_det_covariance: Tensor
+    mean: Tensor  # (B, p)
+    precision: Tensor  # (B, p, p)
+    log_det_covariance: Tensor  # log|Σ|, (B,)
     prior_mean: Tensor
     prior_precision: Tensor
     prior_log_det_covariance: Tensor
@@ -41,15 +38,12 @@ class ParameterState(NamedTuple):
 
 
 class ParameterBound(NamedTuple):
-    """Constants of a run: estimator, prior mean and standard deviation (B, p).
-
-    online: whether the parameters are learned during a run, and not after passes over recorded data.
-    """
+    """Constants of a run; mean and standard deviation of the prior are (B, p)."""
 
     estimator: ParameterEstimator
     mean: Tensor
     sd: Tensor
-    online: bool
+    online: bool  # whether the parameters are learned during a run, and not after passes over recorded data
 
 
 Context = NodeContext[ParameterState, ParameterBound]

@@ -27,15 +27,15 @@ from pcnet.settings import Positive, PositiveVector, Vector, at_least_1d, broadc
 
 
 class PrecisionState(NamedTuple):
-    """Mean (B, n), posterior precision with log|Σ| (B,), and the same of the prior.
+    """The belief with its prior, and gradients and curvatures since the last update.
 
     Log-precisions alone do not interact: their precision is a diagonal, (B, n). With couplings, a learned lengthscale,
-    or an estimator that uses curvatures, it is (B, n, n). accumulated: gradients and curvatures since the last update.
+    or an estimator that uses curvatures, it is (B, n, n).
     """
 
-    mean: Tensor
+    mean: Tensor  # (B, n)
     precision: Tensor
-    log_det_covariance: Tensor
+    log_det_covariance: Tensor  # log|Σ|, (B,)
     prior_mean: Tensor
     prior_precision: Tensor
     prior_log_det_covariance: Tensor
@@ -43,20 +43,15 @@ class PrecisionState(NamedTuple):
 
 
 class PrecisionBound(NamedTuple):
-    """Constants of a run.
-
-    mean, sd: the prior, (B, n). temporal: S⁻¹ with its log-determinant, for each number of orders that is weighed.
-    kernel: the autocorrelation behind it. levels: number of log-precisions. interacting: whether precisions of the
-    belief are matrices.
-    """
+    """Constants of a run; mean and standard deviation of the prior are (B, n)."""
 
     estimator: ParameterEstimator
     mean: Tensor
     sd: Tensor
-    temporal: dict[int, tuple[Tensor, Tensor]]
-    kernel: Kernel
-    levels: int
-    interacting: bool
+    temporal: dict[int, tuple[Tensor, Tensor]]  # S⁻¹ with its log-determinant, by number of orders that are weighed
+    kernel: Kernel  # the autocorrelation behind it
+    levels: int  # number of log-precisions
+    interacting: bool  # whether precisions of the belief are matrices
 
 
 Context = NodeContext[PrecisionState, PrecisionBound]

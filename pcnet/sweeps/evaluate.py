@@ -119,19 +119,15 @@ class Task(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """Summary of one inversion. If it diverged, energies are NaN and `diverged_at` is the index of the observation.
-
-    scores: "mse" and "coverage" (share of truths within two standard deviations) by node.
-    beliefs: final "mean" and "sd" by node, as nested lists.
-    """
+    """Summary of one inversion; if it diverged, energies are NaN."""
 
     free_action: float
     accuracy: float
     complexity: float
-    diverged_at: int | None
+    diverged_at: int | None  # index of the observation
     diverged_node: str | None
-    scores: dict[str, dict[str, float]]
-    beliefs: dict[str, dict[str, Any]]
+    scores: dict[str, dict[str, float]]  # by node: "mse", and "coverage", the share of truths within two sds
+    beliefs: dict[str, dict[str, Any]]  # by node: final "mean" and "sd", as nested lists
     fallbacks: dict[str, int]
     seconds: float
 
