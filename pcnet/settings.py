@@ -75,11 +75,7 @@ def explain(cls: type, name: object, error: ValidationError) -> str:
 
 
 def to_tensor(value: Any) -> Any:
-    """A number, list, array or tensor as a new float64 tensor.
-
-    Raises:
-        ValueError: For anything else, and for ragged lists.
-    """
+    """A number, list, array or tensor as a new float64 tensor; ValueError for anything else, and for ragged lists."""
     if isinstance(value, Tensor):
         return value.detach().to(torch.float64, copy=True)  # so that later changes by the caller have no effect
     if isinstance(value, bool) or not isinstance(value, (int, float, list, tuple, np.ndarray, np.number)):

@@ -173,10 +173,7 @@ def _digest(text: str, tensors: Mapping[str, Tensor]) -> str:
 
 
 def _strided(value: Tensor, strides: list[int]) -> Tensor:
-    """A tensor with these strides: the last digit of what is computed from it may depend on its memory layout.
-
-    It has memory of its own, aligned as torch aligns it.
-    """
+    """A new tensor with these strides: the last digit of what is computed from it may depend on its memory layout."""
     if list(value.stride()) == strides:
         return value.clone()
     once = value[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in strides)]

@@ -287,17 +287,13 @@ class System:
         return {name: value for name, value in shown.items() if value is not None}
 
 
-def _cells(kernel: Kernel, step: float, most: int, interval: Tensor) -> Tensor:
-    """Covariances ∫∫κ of a noise of variance 1, integrated over time cells that are j apart; (cells, B or 1).
-
-    White noise is held for `interval` (B,).
-    """
-    like = interval
+def _cells(kernel: Kernel, step: float, most: int, hold: Tensor) -> Tensor:
+    """Covariances ∫∫κ of a noise of variance 1, integrated over time cells that are j apart; (cells, B or 1)."""
     if isinstance(kernel, White):
-        return (step * interval)[None]
+        return (step * hold)[None]
     nodes, weights = np.polynomial.legendre.leggauss(24)
-    half = like.new_tensor((nodes + 1) / 2 * step)  # (h − u) κ(jh ± u) over u in (0, h), smooth on either side
-    weigh = like.new_tensor(weights / 2 * step) * (step - half)
+    half = hold.new_tensor((nodes + 1) / 2 * step)  # (h − u) κ(jh ± u) over u in (0, h), smooth on either side
+    weigh = hold.new_tensor(weights / 2 * step) * (step - half)
     found: list[Tensor] = []
     for j in range(most):
         lags = torch.stack([j * step + half, (j * step - half).abs()])

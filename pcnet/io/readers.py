@@ -26,15 +26,9 @@ class ObservationTable(NamedTuple):
 
 
 def read_observations(path: str | Path, channels: Mapping[str, int], time: str | None = None) -> ObservationTable:
-    """Read a file of observations.
+    """Read a file of observations, .csv, .parquet, .npy or .npz; `ObservationError` if it does not fit.
 
-    Args:
-        path: File that ends in .csv, .parquet, .npy or .npz.
-        channels: Number of channels of each sensory node.
-        time: Column of times; by default "t" or "time", if there is one.
-
-    Raises:
-        ObservationError: If the file cannot be read, or its columns do not fit the sensory nodes.
+    channels: number of channels of each sensory node. time: column of times; by default "t" or "time", if there is one.
     """
     path = Path(path)
     if not path.is_file():

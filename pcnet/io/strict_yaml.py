@@ -35,11 +35,7 @@ Loader.add_implicit_resolver(
 
 
 def read(path: str | Path) -> Any:
-    """Plain data from a YAML or JSON file.
-
-    Raises:
-        SpecificationError: With the path and, for syntax errors, the line.
-    """
+    """Plain data from a YAML or JSON file; a `SpecificationError` names the path and, for syntax errors, the line."""
     path = Path(path)
     try:
         if path.stat().st_size > MAX_BYTES:

@@ -78,11 +78,7 @@ class ForecastsAlone(ABC):
 
     @abstractmethod
     def forecast(self, ctx: Context, step: Tensor, every: int, count: int, parameters: bool) -> list[ForecastStep]:
-        """The forecast after each `every` steps of length `step` (B,), `count` times.
-
-        Args:
-            parameters: Whether the uncertainty of the parameters is included.
-        """
+        """The forecast after each `every` steps of length `step` (B,), `count` times; parameters: with their doubt."""
 
 
 class FitsRecordedData(ABC):

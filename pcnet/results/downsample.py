@@ -27,6 +27,11 @@ def means(values: Array, bin_size: int) -> Array:
     return mean
 
 
+def line_bins(count: int, bins: int = 250) -> int:
+    """Bin size by which a line of `count` points is drawn: 1, or for long ones that of about so many bins."""
+    return count // bins if count > 4 * bins else 1
+
+
 def whole_bins(values: Array, bin_size: int) -> Array:
     """A series (T,) as (bins, bin_size); an incomplete last bin is left out."""
     return values[: len(values) // bin_size * bin_size].reshape(-1, bin_size)

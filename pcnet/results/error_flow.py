@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 WAYS = ("prediction", "error")
+MAX_SURPRISE = 4.0  # upper end of colour scales, in units of the expected error
 FULL_QUANTILE = 0.995
 """Arrows are drawn at full width from this quantile of the message sizes, so that one outlier does not dominate."""
 
@@ -88,11 +89,7 @@ class ErrorFlow:
         return [Passage(link, way, self._size(link, way)) for link in self.structure.links for way in WAYS]
 
     def passed(self, sender: str, receiver: str, of: str | None = None) -> Array:
-        """Size of the messages from one node to another at each time, (T,).
-
-        Args:
-            of: The predicted node, if the link carries parameters of a mapping.
-        """
+        """Size of the messages from one node to another at each time, (T,); of: see `Result.message`."""
         for link in self.structure.links:
             if link.of == of and {link.parent, link.child} == {sender, receiver}:
                 return self._size(link, "prediction" if link.parent == sender else "error")
@@ -178,6 +175,11 @@ def full_width(size: Array) -> float:
     if not finite.size:
         return 1.0
     return float(np.quantile(finite, FULL_QUANTILE)) or float(finite.max()) or 1.0
+
+
+def regular(times: Array) -> bool:
+    """Whether records are equally spaced."""
+    return np.allclose(np.diff(times), mean_step(times), rtol=1e-6, atol=0.0)
 
 
 def mean_step(times: Array) -> float:

@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from pcnet.errors import ResultError
-from pcnet.results.downsample import Array, means
+from pcnet.results.downsample import Array, line_bins, means
 from pcnet.results.drawing import (
     COLOURS,
     Curve,
@@ -32,7 +32,6 @@ Element = int | tuple[int, ...]
 """A batch element: its index, or its flat index."""
 Labels = Sequence[str] | Mapping[str, Sequence[str]] | None
 
-BINS = 250  # free energies of runs longer than four times this are drawn by the mean and range of about this many bins
 MAX_STATE_PANELS = 6  # up to this many state channels get a panel each in the overview
 DRAWN_AS = {"categorical": "state"}  # kinds of nodes that are drawn in the panel of another kind
 
@@ -127,7 +126,7 @@ def free_energy(result: Result, *, ax: Axes | None = None, element: Element = 0)
         "−accuracy": (COLOURS[0], -single.accuracy),
     }
     drawn = [Series("", label, colour, values) for label, (colour, values) in terms.items()]
-    bin_size = len(times) // BINS if len(times) > 4 * BINS else 1
+    bin_size = line_bins(len(times))
     ax = own_axes(ax)
     draw_series(ax, means(times, bin_size), [series.binned(bin_size) for series in drawn[::-1]])
     finish(ax, "free energy (nats)", times, drawn)

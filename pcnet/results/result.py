@@ -121,8 +121,7 @@ class Result:
     def message(self, sender: str, receiver: str, of: str | None = None) -> Array:
         """Messages on a link, flattened, (..., time, n); recorded with Record(messages=True).
 
-        Args:
-            of: The predicted node, if the link carries parameters of a mapping.
+        of: the predicted node, if the link carries parameters of a mapping.
         """
         for way in ("prediction", "error"):
             trace = self.traces.get(f"{sender} to {receiver}{f' ({of})' if of else ''}.{way}")

@@ -242,11 +242,7 @@ def _outcomes(session: Session, scores: list[Score], count: int, seconds: float)
 
 # --- memory ----------------------------------------------------------------------------------------------------------
 def dry_run(model: Model, data: Data) -> int:
-    """Run one observation to find mismatches before any work is done.
-
-    Returns:
-        Approximate number of bytes that one inversion takes within a batch.
-    """
+    """Run one observation, to find mismatches before any work is done; about how many bytes an inversion takes."""
     session = model.start(record=(), on_divergence="stop")
     with PeakMemory() as peak:
         session.step({name: values[:1, 0] for name, values in data.observations.items()})

@@ -110,10 +110,7 @@ class Store:
         return dict(self._connection.execute("SELECT id, model FROM inversions"))
 
     def plan(self, batches: Iterable[Sequence[Planned]]) -> None:
-        """Add batches of inversions.
-
-        An inversion stays in its batch however often the study is interrupted: digits depend on the batch.
-        """
+        """Add batches of inversions. They stay in their batch, on which digits depend."""
         with self._transaction():
             number = self._one("SELECT coalesce(max(batch), -1) FROM inversions") + 1
             for offset, batch in enumerate(batches):
