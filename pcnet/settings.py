@@ -118,11 +118,9 @@ Positive = Annotated[Numbers, AfterValidator(positive)]
 NotNegative = Annotated[Numbers, AfterValidator(not_negative)]
 Fraction = Annotated[Numbers, AfterValidator(fraction)]
 Period = Annotated[Numbers, AfterValidator(whole)]
-Vector = Annotated[Numbers, TrailingDims(1)]
-"""A number, or (..., channels)."""
+Vector = Annotated[Numbers, TrailingDims(1)]  # a number, or (..., channels)
 PositiveVector = Annotated[Positive, TrailingDims(1)]
-Matrix = Annotated[Numbers, TrailingDims(2)]
-"""(..., rows, columns)."""
+Matrix = Annotated[Numbers, TrailingDims(2)]  # (..., rows, columns)
 
 
 def trailing_dims(cls: type) -> Mapping[str, int]:

@@ -16,8 +16,7 @@ from pcnet.functions.traced import as_function
 from pcnet.settings import broadcast, finite, not_negative, to_tensor
 
 OneSeed = int | np.random.Generator
-Seed = OneSeed | Sequence[int]
-"""A seed, a generator, or one seed for each of several replicates."""
+Seed = OneSeed | Sequence[int]  # a seed, a generator, or one seed for each of several replicates
 
 GLV_PARAMETERS = (0.2, -0.4, 0.1)  # a₁₂, a₁₃ and a₂₃ of the paper's generative process
 GLV_INITIAL = (5 * 0.45, 5 * 0.22, 5 * 0.33)  # x(0) of the paper's generative process
@@ -27,17 +26,13 @@ AUTHORS_SAMPLES = 10_000
 
 
 class Simulation(NamedTuple):
-    """A simulated process: times (T,), states and state_noise (..., T, dim), the other two (..., T, dim_y).
+    """A simulated process. The first state is x(0), and the last state noise has no effect."""
 
-    states[t] is observed at times[t] with observation_noise[t]. state_noise[t] acts on the step from t to t + 1, so the
-    first state is x(0) and the last state noise has no effect.
-    """
-
-    times: Tensor
-    states: Tensor
-    observations: Tensor
-    state_noise: Tensor
-    observation_noise: Tensor
+    times: Tensor  # (T,)
+    states: Tensor  # (..., T, dim)
+    observations: Tensor  # of the states at the same times, (..., T, dim_y)
+    state_noise: Tensor  # (..., T, dim); state_noise[t] acts on the step from t to t + 1
+    observation_noise: Tensor  # (..., T, dim_y)
 
 
 # --- noise -----------------------------------------------------------------------------------------------------------

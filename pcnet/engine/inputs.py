@@ -10,8 +10,7 @@ from torch import Tensor
 
 from pcnet.errors import ObservationError
 
-Observation = dict[str, Tensor]
-"""One observation: (..., dim) for each sensory node by name, NaN where it is missing."""
+Observation = dict[str, Tensor]  # one observation: (..., dim) for each sensory node by name, NaN where it is missing
 
 
 class Sample(NamedTuple):

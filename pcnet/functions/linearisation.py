@@ -15,18 +15,13 @@ from pcnet.numerics.precision import SMALL, DenseCurvature, Precision
 class Linearisation:
     """The value f̃ (B, rows, out) and the Jacobian ∂f̃/∂x̃ (B, rows·out, orders·dim) of a generalised function.
 
-    Attributes:
-        value: f̃, (B, rows, out).
-        jacobian: J = ∂f/∂x, (B, out, dim): the diagonal blocks of ∂f̃/∂x̃.
-        jacobian_derivative: ∂(J x^(i))/∂x for i ≥ 1, (B, rows − 1, out, dim): the first block column of ∂f̃/∂x̃ below
-            the diagonal; None if f is linear in x.
-        orders: Number of orders of x̃.
+    ∂f̃/∂x̃ has J in its diagonal blocks, and below the diagonal of its first block column the derivatives of J.
     """
 
-    value: Tensor
-    jacobian: Tensor
-    jacobian_derivative: Tensor | None
-    orders: int
+    value: Tensor  # f̃, (B, rows, out)
+    jacobian: Tensor  # J = ∂f/∂x, (B, out, dim)
+    jacobian_derivative: Tensor | None  # ∂(J x^(i))/∂x for i ≥ 1, (B, rows − 1, out, dim); None if f is linear in x
+    orders: int  # number of orders of x̃
 
     @cached_property
     def slope(self) -> Tensor:

@@ -27,16 +27,12 @@ E_co = TypeVar("E_co", covariant=True)
 
 
 class LinkStyle(NamedTuple):
-    """How a link is drawn.
+    """How a link is drawn."""
 
-    above: whether the parent is one level above the child; otherwise it stands beside it, on `side`.
-    dash: line style of matplotlib. label: what the parent is to the child.
-    """
-
-    above: bool
-    side: Literal["left", "right"]
-    dash: str
-    label: str
+    above: bool  # whether the parent is one level above the child; otherwise it stands beside it
+    side: Literal["left", "right"]  # the side on which it stands
+    dash: str  # line style of matplotlib
+    label: str  # what the parent is to the child
 
 
 class Link(ABC, Generic[P_co, E_co]):
@@ -48,14 +44,10 @@ class Link(ABC, Generic[P_co, E_co]):
 
     key: ClassVar[str]
     style: ClassVar[LinkStyle]
-    option_schema: ClassVar[Mapping[str, Any]] = {}
-    """JSON schema of each option in files, by name."""
-    kinds: ClassVar[dict[str, type[AnyLink]]] = {}
-    """All kinds of link by their keys."""
-    function: Function | None = None
-    """The mapping of the link, if it has one."""
-    of: AnyNode | None = None
-    """A third node that the link refers to, if it does."""
+    option_schema: ClassVar[Mapping[str, Any]] = {}  # JSON schema of each option in files, by name
+    kinds: ClassVar[dict[str, type[AnyLink]]] = {}  # all kinds of link by their keys
+    function: Function | None = None  # the mapping of the link, if it has one
+    of: AnyNode | None = None  # a third node that the link refers to, if it does
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -120,8 +112,7 @@ class Link(ABC, Generic[P_co, E_co]):
         return f"{self.parent.name} {self.describe()}"
 
 
-AnyLink = Link[Any, Any]
-"""A link of any kind."""
+AnyLink = Link[Any, Any]  # a link of any kind
 
 
 class Predicts(Link[PointPrediction | GaussianPrediction, PredictionError]):

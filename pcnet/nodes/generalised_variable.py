@@ -26,21 +26,21 @@ from pcnet.settings import Matrix, settings
 
 
 class GeneralisedState(NamedTuple):
-    """Mean x̃ (B, orders, dim), posterior precision (B, n, n), log|Σ| (B,), and how often it was regularised (B,)."""
+    """A Gaussian belief about a generalised variable."""
 
-    mean: Tensor
-    precision: Tensor
-    log_det_covariance: Tensor
-    regularised: Tensor
+    mean: Tensor  # x̃, (B, orders, dim)
+    precision: Tensor  # (B, n, n)
+    log_det_covariance: Tensor  # log|Σ|, (B,)
+    regularised: Tensor  # how often the precision was regularised, (B,)
 
 
 class GeneralisedBound(NamedTuple):
-    """Constants of a run: integrator, first mean and prior mean η̃ (B, orders, dim), shift matrix D (1, n, n)."""
+    """Constants of a run."""
 
     integrator: StateIntegrator
-    initial_mean: Tensor
-    prior: Tensor
-    shift: Tensor
+    initial_mean: Tensor  # (B, orders, dim)
+    prior: Tensor  # η̃, (B, orders, dim)
+    shift: Tensor  # D, (1, n, n)
 
 
 Context = NodeContext[GeneralisedState, GeneralisedBound]

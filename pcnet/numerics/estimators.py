@@ -19,24 +19,18 @@ ONE_PERCENT_QUANTILE, FIVE_PERCENT_QUANTILE = 2.326, 1.645  # upper quantiles of
 
 
 class GradientAccumulator(NamedTuple):
-    """What an estimator has accumulated.
+    """What an estimator has accumulated. All but the first four are empty in estimators without curvature."""
 
-    Since the last step: gradient (B, n), curvature (B, n, n) and number of observations (B,). Since the start: number
-    of steps and of regularised posteriors (B,), precision of the belief and of the initial prior (B, n, n). residual is
-    the gradient that carries over from clipped steps (B, n); recent_gradient and recent_curvature are discounted sums
-    over the last steps. All but the first four are empty in estimators without curvature.
-    """
-
-    gradient: Tensor
-    observations: Tensor
-    steps: Tensor
-    regularised: Tensor
-    curvature: Tensor
-    precision: Tensor
-    prior_precision: Tensor
-    residual: Tensor
-    recent_gradient: Tensor
-    recent_curvature: Tensor
+    gradient: Tensor  # since the last step, (B, n)
+    observations: Tensor  # since the last step, (B,)
+    steps: Tensor  # since the start, (B,)
+    regularised: Tensor  # number of regularised posteriors since the start, (B,)
+    curvature: Tensor  # since the last step, (B, n, n)
+    precision: Tensor  # of the belief, (B, n, n)
+    prior_precision: Tensor  # of the initial prior, (B, n, n)
+    residual: Tensor  # gradient that carries over from clipped steps, (B, n)
+    recent_gradient: Tensor  # discounted sum over the last steps, (B, n)
+    recent_curvature: Tensor  # discounted sum over the last steps, (B, n, n)
 
     @classmethod
     def zeros(cls, like: Tensor) -> Self:

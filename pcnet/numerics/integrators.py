@@ -16,18 +16,14 @@ def column(value: Tensor, trailing: int) -> Tensor:
 
 
 class LocalQuadratic(NamedTuple):
-    """Local quadratic model of the free energy F around a mean x̃ (B, n).
+    """Local quadratic model of the free energy F around a mean x̃."""
 
-    motion Dx̃ (B, n), shift matrix D (n, n), gradient ∇F (B, n), curvature H (B, n, n), None for integrators that do not
-    need it, and relative_dt, the elapsed time in sampling intervals (B,), None for 1.
-    """
-
-    mean: Tensor
-    motion: Tensor
-    shift: Tensor
-    gradient: Tensor
-    curvature: Tensor | None
-    relative_dt: Tensor | None = None
+    mean: Tensor  # x̃, (B, n)
+    motion: Tensor  # Dx̃, (B, n)
+    shift: Tensor  # D, (n, n)
+    gradient: Tensor  # ∇F, (B, n)
+    curvature: Tensor | None  # H (B, n, n), None for integrators that do not need it
+    relative_dt: Tensor | None = None  # elapsed time in sampling intervals, (B,); None for 1
 
     def scale_time(self, time: Tensor) -> Tensor:
         """A step size per sampling interval times the elapsed sampling intervals; () or (B,)."""
@@ -35,18 +31,17 @@ class LocalQuadratic(NamedTuple):
 
 
 class JointStep(NamedTuple):
-    """A step (B, n) with the neighbour fixed, and its sensitivity −δμ̃/δp (B, n, p) to the neighbour's step δp."""
+    """A step with the neighbour fixed, and how it depends on the neighbour's step δp."""
 
-    step: Tensor
-    sensitivity: Tensor
+    step: Tensor  # (B, n)
+    sensitivity: Tensor  # −δμ̃/δp, (B, n, p)
 
 
 class StateIntegrator(ABC):
     """Update rule of a generalised state."""
 
     needs_curvature: bool = True
-    implicit: bool = False
-    """Whether steps are implicit, so that neighbouring nodes can take them jointly."""
+    implicit: bool = False  # whether steps are implicit, so that neighbouring nodes can take them jointly
 
     @abstractmethod
     def step(self, local: LocalQuadratic) -> Tensor:

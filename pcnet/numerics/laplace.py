@@ -7,11 +7,11 @@ from torch import Tensor
 
 
 class Posterior(NamedTuple):
-    """Posterior precision (B, n, n), log|Σ| (B,), and which batch elements were regularised (B,), None if none."""
+    """A Gaussian posterior."""
 
-    precision: Tensor
-    log_det_covariance: Tensor
-    regularised: Tensor | None
+    precision: Tensor  # (B, n, n)
+    log_det_covariance: Tensor  # log|Σ|, (B,)
+    regularised: Tensor | None  # which batch elements were regularised, (B,); None if none
 
 
 def laplace_posterior(curvature: Tensor) -> Posterior:

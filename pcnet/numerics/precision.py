@@ -16,18 +16,17 @@ SMALL = 32  # up to this many rows dense matrices are faster than structured one
 
 @dataclass(eq=False)
 class Precision:
-    """Π̃ = temporal ⊗ diag(channel): temporal S⁻¹ (B, rows, rows), channel e^λ (B, dim), and log_det log|Π̃| (B,).
+    """Π̃ = temporal ⊗ diag(channel).
 
     `gradient`, `information` and `curvature` are derivatives of the energy E = ½ε̃ᵀΠ̃ε̃ − ½log|Π̃| in λ (B, dim). With
     `learns_lengthscale` the lengthscale ℓ in temporal = diag(ℓⁱ) T diag(ℓⁱ), over the orders i, is a parameter too.
     """
 
-    temporal: Tensor
-    channel: Tensor
-    log_det: Tensor
+    temporal: Tensor  # S⁻¹, (B, rows, rows)
+    channel: Tensor  # e^λ, (B, dim)
+    log_det: Tensor  # log|Π̃|, (B,)
     learns_lengthscale: bool = False
-    separable: ClassVar[bool] = True
-    """Whether all channels have the same temporal part."""
+    separable: ClassVar[bool] = True  # whether all channels have the same temporal part
 
     def observed(self, seen: Tensor) -> Precision:
         """The marginal precision of the first `seen` (B, dim) orders of each channel; zero for the others."""

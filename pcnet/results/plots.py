@@ -28,8 +28,7 @@ from pcnet.results.drawing import (
 )
 from pcnet.results.result import Result
 
-Element = int | tuple[int, ...]
-"""A batch element: its index, or its flat index."""
+Element = int | tuple[int, ...]  # a batch element: its index, or its flat index
 Labels = Sequence[str] | Mapping[str, Sequence[str]] | None
 
 MAX_STATE_PANELS = 6  # up to this many state channels get a panel each in the overview

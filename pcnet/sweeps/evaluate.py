@@ -24,8 +24,7 @@ from pcnet.model.schedule import Schedule
 from pcnet.sweeps.batching import stack_models
 
 Array = NDArray[Any]
-Build = Callable[..., Any]
-"""A function of settings by name that returns a model, a graph, or a graph and its schedule."""
+Build = Callable[..., Any]  # a function of settings by name that returns a model, a graph, or a graph and its schedule
 
 COVERAGE_TICKS = 500  # coverage is measured at about this many ticks, evenly spaced
 INTERVAL_SDS = 2.0  # half-width of intervals in standard deviations

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-Where = Mapping[str, Any]
-"""Selection of inversions: a value, or a list of values, by column of the table."""
+Where = Mapping[str, Any]  # selection of inversions: a value, or a list of values, by column of the table
 
 
 class Study:

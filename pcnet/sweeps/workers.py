@@ -18,10 +18,8 @@ import numpy as np
 from pcnet.errors import StudyError
 from pcnet.sweeps.evaluate import Outcome, Task, invert
 
-Progress = Callable[[int], object]
-"""Called with the number of inversions × observations since the last call."""
-Finished = Iterator[tuple[int, list[Outcome]]]
-"""Key and outcomes of each task as it is finished."""
+Progress = Callable[[int], object]  # called with the number of inversions × observations since the last call
+Finished = Iterator[tuple[int, list[Outcome]]]  # key and outcomes of each task as it is finished
 Run = Callable[[Mapping[int, Task], Progress], Finished]
 SCHEDULER_TIMEOUT = 20  # seconds to wait for a Dask scheduler
 
