@@ -19,8 +19,8 @@ class Settings(griffe.Extension):
 
     def on_attribute_instance(self, *, attr: griffe.Attribute, **_: Any) -> None:
         if attr.docstring is None and attr.endlineno is not None and attr.lines:
-            comment = attr.lines[-1].partition("  # ")[2]
-            if comment and not comment.startswith(("type:", "noqa")):
+            _, found, comment = attr.lines[-1].rpartition("  # ")
+            if found and not comment.startswith(("type:", "noqa")):
                 attr.docstring = griffe.Docstring(comment[0].upper() + comment[1:] + ".", parent=attr)
 
     def on_class_members(self, *, cls: griffe.Class, **_: Any) -> None:

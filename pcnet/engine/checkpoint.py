@@ -156,9 +156,8 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     except (ValueError, TypeError, KeyError):
         raise CheckpointError(f"{str(path)!r} is damaged: its header cannot be read") from None
     if version != FORMAT:
-        raise CheckpointError(
-            f"{str(path)!r} has format {version}, of pcnet {about.get('pcnet_version', '')}; this pcnet reads {FORMAT}"
-        )
+        of = f"format {version}, of pcnet {about.get('pcnet_version', '')}"
+        raise CheckpointError(f"{str(path)!r} has {of}; this pcnet reads {FORMAT}")
     if header.get("digest") != _digest(header["pcnet"], tensors):
         raise CheckpointError(f"{str(path)!r} is damaged: its content does not match its digest")
     return about, tensors

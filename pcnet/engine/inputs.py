@@ -111,14 +111,11 @@ class ObservationReader:
             expected = ("(…, time, dim)" if own == 2 else "(…, dim)") + f" with dim = {size}"
             turn = own == 2 and tensor.dim() >= 2 and tensor.shape[-2] == size
             remedy = "; time comes first: turn it over, observations.T" if turn else ""
-            raise ObservationError(
-                f"observations of {name!r} have shape {tuple(tensor.shape)}; expected {expected}{remedy}"
-            )
+            shape = tuple(tensor.shape)
+            raise ObservationError(f"observations of {name!r} have shape {shape}; expected {expected}{remedy}")
         if not math.isfinite(tensor.sum().item()) and bool(torch.isinf(tensor).any()):
-            where = torch.isinf(tensor).nonzero()[0].tolist()
-            raise ObservationError(
-                f"observation of {name!r} at index {where} is infinite in {self.dtype}; use NaN for missing values"
-            )
+            where = f"at index {torch.isinf(tensor).nonzero()[0].tolist()} is infinite in {self.dtype}"
+            raise ObservationError(f"observation of {name!r} {where}; use NaN for missing values")
         return tensor
 
 

@@ -112,12 +112,10 @@ def _from_frame(path: Path, frame: pd.DataFrame, channels: Mapping[str, int], ti
         named, taken = {name: rest}, set(rest)
     for column in rest:
         if column not in taken:
-            raise ObservationError(
-                f"{str(path)!r}: column {column!r} belongs to no sensory node ({', '.join(channels)})"
-            )
-    observations = {
-        name: _numbers(path, name, frame[found].to_numpy(dtype=object)) for name, found in named.items() if found
-    }
+            nodes = ", ".join(channels)
+            raise ObservationError(f"{str(path)!r}: column {column!r} belongs to no sensory node ({nodes})")
+    parts = {name: frame[found].to_numpy(dtype=object) for name, found in named.items() if found}
+    observations = {name: _numbers(path, name, part) for name, part in parts.items()}
     return ObservationTable(observations, None if times is None else times.tolist())
 
 

@@ -6,7 +6,7 @@ import copy
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,10 +15,8 @@ from pcnet.errors import GraphError, SettingError
 from pcnet.model.context import B, Neighbours, NodeContext, S
 from pcnet.model.links import AnyLink
 from pcnet.numerics.coloured_noise import NoiseSpec
+from pcnet.numerics.estimators import ParameterEstimator
 from pcnet.settings import at_least_1d, batch_shape_of, settings
-
-if TYPE_CHECKING:
-    from pcnet.numerics.estimators import ParameterEstimator
 
 Indefinite = Literal["clamp", "raise"]
 """Where a curvature is not positive definite: clamp its eigenvalues and count it, or treat it as divergence."""

@@ -77,9 +77,8 @@ class CategoricalNode(Node[CategoricalState, CategoricalBound], Forecasts):
             wanted = "(categories, parameters), with two categories or more: [[0.2], [0.35]]"
             raise SettingError(f"{self.title}: values must end in {wanted}")
         if sum(part is not None for part in (self.stay, self.dwell, self.transition)) != 1:
-            raise SettingError(
-                f"{self.title}: give one of stay=0.9, dwell=DwellTime(mean=..., sd=...) and transition=[[...]]"
-            )
+            options = "stay=0.9, dwell=DwellTime(mean=..., sd=...) and transition=[[...]]"
+            raise SettingError(f"{self.title}: give one of {options}")
         k, t = self.categories, self.transition
         if t is not None and (t.dim() < 2 or t.shape[-1] != t.shape[-2] or t.shape[-1] % k):
             wanted = f"({k}, {k}), one row for each category, or in a multiple of it for stages"

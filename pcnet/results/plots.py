@@ -174,7 +174,11 @@ def overview(
             draw(ax=ax)
             ax.label_outer()
         sub.align_ylabels()
-    figure.suptitle(title if title is not None else _caption(result, element))
+    if title is None:
+        action = result.free_action.reshape(-1)[result.flat_index(element)]
+        which = f", batch element {element}" if result.batch_shape else ""
+        title = f"{result.observations:,} observations{which}: free action {action:,.0f} nats".replace("-", "−")
+    figure.suptitle(title)
     if dark:
         darken(figure)
     return figure
@@ -198,12 +202,6 @@ def _state_panels(result: Result, truth: Any, options: Mapping[str, Any]) -> lis
         return ax
 
     return [partial(channel, name, i) for name in names for i in range(sizes[name])]
-
-
-def _caption(result: Result, element: Element) -> str:
-    action = result.free_action.reshape(-1)[result.flat_index(element)]
-    which = f", batch element {element}" if result.batch_shape else ""
-    return f"{result.observations:,} observations{which}: free action {action:,.0f} nats".replace("-", "−")
 
 
 # --- parts -----------------------------------------------------------------------------------------------------------

@@ -29,9 +29,9 @@ NOTHING_RECORDED = "nothing was recorded: record.every is more than the number o
 
 
 class Trace(NamedTuple):
-    """Recorded values (..., time, *dims) of one quantity, batch dimensions first."""
+    """Recorded values of one quantity."""
 
-    values: Array
+    values: Array  # (..., time, *dims), batch dimensions first
     dims: tuple[str, ...]
 
 
@@ -61,27 +61,17 @@ class Divergence(NamedTuple):
 class Result:
     """Recorded beliefs, predictions and free energies of a run. Arrays are (..., time, *dims), batch first."""
 
-    traces: dict[str, Trace]
-    """Recorded quantities by name, such as "x.mean"."""
+    traces: dict[str, Trace]  # recorded quantities by name, such as "x.mean"
     batch_shape: tuple[int, ...]
-    times: Array
-    """Time of each recorded observation; the first observation is at 0."""
-    free_action: Array
-    """Sum of the free energy over all observations, recorded or not; (...)."""
-    fallbacks: dict[str, Array]
-    """How often each node used its fallback; (...)."""
-    observations: int
-    """Number of observations of the run."""
-    roles: dict[str, str]
-    """Role of each node."""
-    summary: str
-    """The graph as text."""
-    schedule: str
-    """The schedule as text."""
-    structure: GraphSummary | None = None
-    """Nodes, links, levels and clocks of the graph; None for files of format 1."""
-    diverged: Divergence = None  # type: ignore[assignment]
-    """Where batch elements diverged in a run with on_divergence="stop"; (...)."""
+    times: Array  # time of each recorded observation; the first observation is at 0
+    free_action: Array  # sum of the free energy over all observations, recorded or not; (...)
+    fallbacks: dict[str, Array]  # how often each node used its fallback; (...)
+    observations: int  # number of observations of the run
+    roles: dict[str, str]  # role of each node
+    summary: str  # the graph as text
+    schedule: str  # the schedule as text
+    structure: GraphSummary | None = None  # nodes, links, levels and clocks; None for files of format 1
+    diverged: Divergence = None  # type: ignore[assignment]  # where batch elements stopped, with on_divergence="stop"
 
     def __post_init__(self) -> None:
         if self.diverged is None:
@@ -276,9 +266,8 @@ class Result:
         if missing:
             raise ResultError(f"{str(path)!r} was not written by pcnet: it lacks {', '.join(sorted(missing))}")
         if int(data.attrs["format"]) > FORMAT:
-            raise ResultError(
-                f"{str(path)!r} has format {data.attrs['format']}; this pcnet reads up to {FORMAT}: update pcnet"
-            )
+            has = f"{str(path)!r} has format {data.attrs['format']}"
+            raise ResultError(f"{has}; this pcnet reads up to {FORMAT}: update pcnet")
         dims = {key: tuple(names) for key, names in json.loads(data.attrs["dims"]).items()}
         ending = ".fallbacks"
         return cls(

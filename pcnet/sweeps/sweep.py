@@ -6,7 +6,7 @@ import math
 import sys
 import warnings
 from collections.abc import Hashable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -226,19 +226,12 @@ def _opened(path: Path | None) -> Iterator[Store]:
 @contextmanager
 def _exclusive(path: Path | None) -> Iterator[None]:
     """Lock a file against other sweeps; the operating system releases the lock if the process dies."""
-    if path is None:
-        yield
-        return
-    lock = FileLock(f"{path.resolve()}.lock")
     try:
-        lock.acquire(timeout=0)
+        held = nullcontext() if path is None else FileLock(f"{path.resolve()}.lock").acquire(timeout=0)
     except Timeout:
-        raise StudyError(
-            f"another process is working on {str(path)!r}; wait for it, or read the file with Study.open"
-        ) from None
+        remedy = "wait for it, or read the file with Study.open"
+        raise StudyError(f"another process is working on {str(path)!r}; {remedy}") from None
     except OSError as error:
         raise StudyError(f"cannot work on {str(path)!r}: {error}") from None
-    try:
+    with held:
         yield
-    finally:
-        lock.release()
