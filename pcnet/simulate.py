@@ -13,7 +13,7 @@ from pcnet.functions.base import Function, PlainFunction
 from pcnet.functions.check import check_function
 from pcnet.functions.systems import lotka_volterra
 from pcnet.functions.traced import as_function
-from pcnet.settings import broadcast, finite, not_negative, to_tensor
+from pcnet.settings import at_least_1d, broadcast, finite, not_negative, to_tensor
 
 OneSeed = int | np.random.Generator
 Seed = OneSeed | Sequence[int]  # a seed, a generator, or one seed for each of several replicates
@@ -286,8 +286,7 @@ def _tensor(name: str, value: Any, check: Callable[[Tensor], Tensor] = finite) -
 
 def _vector(name: str, value: Any, check: Callable[[Tensor], Tensor] = finite) -> Tensor:
     """Numbers as (..., n)."""
-    tensor = _tensor(name, value, check)
-    return tensor if tensor.dim() else tensor[None]
+    return at_least_1d(_tensor(name, value, check))
 
 
 def _sd(name: str, value: Any, channels: int) -> Tensor:

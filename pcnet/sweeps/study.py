@@ -240,23 +240,14 @@ def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
     columns |= {f"{node}.fallbacks": count for node, count in row["fallbacks"].items()}
     for node, belief in row["beliefs"].items():
         for quantity, values in belief.items():
-            columns |= {f"{node}.{quantity}[{index}]": value for index, value in _indexed(values)}
+            for index, value in np.ndenumerate(np.array(values, dtype=object)):
+                columns[f"{node}.{quantity}[{','.join(map(str, index))}]"] = value
     return columns
 
 
 def _hashable(value: Any) -> Any:
     """A setting that pandas can group by: lists become tuples."""
     return tuple(map(_hashable, value)) if isinstance(value, (list, tuple)) else value
-
-
-def _indexed(values: Any) -> Iterator[tuple[str, Any]]:
-    """Numbers of nested lists with their indices as text, such as "0,1"."""
-    if not isinstance(values, list):
-        yield "", values
-        return
-    for i, inner in enumerate(values):
-        for rest, value in _indexed(inner):
-            yield (f"{i},{rest}" if rest else str(i)), value
 
 
 def _select(table: pd.DataFrame, where: Where | None) -> pd.DataFrame:
