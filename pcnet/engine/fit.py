@@ -28,8 +28,9 @@ from pcnet.model.schedule import Act
 from pcnet.numerics.estimators import ParameterEstimator
 from pcnet.numerics.lbfgs import LBFGS, Iterate
 from pcnet.numerics.trees import spans, tree_map
+from pcnet.results.downsample import Array
 from pcnet.results.recorder import Record
-from pcnet.results.result import Array, Interval, Result
+from pcnet.results.result import Interval, Result
 
 Slopes = Literal["exact", "messages"]
 """Where the slopes of the free action come from: copies of a run with varied values, or messages."""

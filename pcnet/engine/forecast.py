@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from pcnet.errors import DivergenceError, GraphError, ResultError, SettingError
@@ -24,6 +23,7 @@ from pcnet.model.context import NodeContext
 from pcnet.model.links import Predicts, Weighs
 from pcnet.model.protocols import ForecastContext, Forecasts, ForecastsAlone
 from pcnet.numerics.kernels import Kernel, White
+from pcnet.results.downsample import Array
 from pcnet.results.result import Interval
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
     from pcnet.engine.session import Session
 
-Array = NDArray[Any]
 SUBSTEPS = 4  # smallest number of integration steps in a sampling interval
 MAX_STEPS = 4000  # largest number of steps for which noise is drawn: its covariance over all of them is a matrix
 NEGLIGIBLE = 1e-10  # correlations of noise below this are neglected

@@ -10,10 +10,10 @@ from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pcnet.errors import ResultError
 from pcnet.files import atomic_write
+from pcnet.results.downsample import Array
 from pcnet.results.graph_summary import GraphSummary
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from pcnet.results.error_flow import ErrorFlow
 
-Array = NDArray[Any]
 FORMAT = 2  # version of the file format that `save` writes; version 1 has no graph summary
 NOTHING_RECORDED = "nothing was recorded: record.every is more than the number of observations; use a smaller `every`"
 

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -21,9 +20,9 @@ from pcnet.errors import StudyError
 from pcnet.model.graph import Graph
 from pcnet.model.model import Model
 from pcnet.model.schedule import Schedule
+from pcnet.results.downsample import Array
 from pcnet.sweeps.batching import stack_models
 
-Array = NDArray[Any]
 Build = Callable[..., Any]  # a function of settings by name that returns a model, a graph, or a graph and its schedule
 
 COVERAGE_TICKS = 500  # coverage is measured at about this many ticks, evenly spaced

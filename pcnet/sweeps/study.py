@@ -13,6 +13,7 @@ import numpy as np
 from pcnet.errors import StudyError
 from pcnet.model.digest import digest
 from pcnet.model.model import Model
+from pcnet.results.downsample import Array
 from pcnet.results.recorder import Record
 from pcnet.results.result import Result
 from pcnet.sweeps import comparison
@@ -223,7 +224,7 @@ class Study:
         return {number: results[number] for number in models}
 
 
-def _probabilities(table: pd.DataFrame, prior: Sequence[float] | None) -> comparison.Array:
+def _probabilities(table: pd.DataFrame, prior: Sequence[float] | None) -> Array:
     weights = None if prior is None else np.asarray(prior)
     return comparison.probabilities(table["free_action"].to_numpy(float), weights)
 
