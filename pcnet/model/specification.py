@@ -203,7 +203,7 @@ def _value(value: Any, hint: Any, where: str) -> Any:
 
 
 def _add_link(graph: Graph, nodes: Mapping[str, AnyNode], given: Any, where: str) -> None:
-    owners = {option: key for key, kind in Link.kinds.items() for option in kind.option_schema}
+    owners = {option: key for key, kind in reversed(Link.kinds.items()) for option in kind.option_schema}
     _check_keys(given, where, (*Link.kinds, *owners))
     keys = [key for key in Link.kinds if key in given]
     if len(keys) != 1:

@@ -51,7 +51,9 @@ def check_predictors(node: Node[Any, Any], states: Sequence[Node[Any, Any]]) -> 
     """Raise `GraphError` if a Kalman state predicts a node together with other states."""
     if len(states) > 1 and any(state.sends_covariance for state in states):
         names = " and ".join(repr(state.name) for state in states)
-        raise GraphError(f"{node.title} is predicted by {names}, one of which is a Kalman state; join them into one")
+        raise GraphError(
+            f"{node.title} is predicted by {names}, one of which is a Kalman state: join them into one state"
+        )
 
 
 def parameters_of(ctx: Context, of: Node[Any, Any] | None, like: Tensor) -> Tensor:
