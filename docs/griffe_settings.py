@@ -1,4 +1,8 @@
-"""Griffe extension for the reference: gives settings classes and named tuples their signatures, as dataclasses have."""
+"""Griffe extension for the reference.
+
+It gives settings classes and named tuples their signatures, as dataclasses have, and takes the comment behind a field
+or constant for its docstring.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,13 @@ DEFAULTS = {"Field": "default", "number": "value"}
 
 
 class Settings(griffe.Extension):
-    """Add the signature of `__init__`, with plain default values."""
+    """Add the signature of `__init__`, with plain default values, and docstrings from comments."""
+
+    def on_attribute_instance(self, *, attr: griffe.Attribute, **_: Any) -> None:
+        if attr.docstring is None and attr.endlineno is not None and attr.lines:
+            _, found, comment = attr.lines[-1].rpartition("  # ")
+            if found and not comment.startswith(("type:", "noqa")):
+                attr.docstring = griffe.Docstring(comment[0].upper() + comment[1:] + ".", parent=attr)
 
     def on_class_members(self, *, cls: griffe.Class, **_: Any) -> None:
         settings = any(decorator.callable_path == "pcnet.settings.settings" for decorator in cls.decorators)

@@ -1,7 +1,5 @@
 """Immutable, validated settings: the class decorator and the field types of nodes, integrators, estimators, kernels."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
@@ -77,11 +75,7 @@ def explain(cls: type, name: object, error: ValidationError) -> str:
 
 
 def to_tensor(value: Any) -> Any:
-    """A number, list, array or tensor as a new float64 tensor.
-
-    Raises:
-        ValueError: For anything else, and for ragged lists.
-    """
+    """A number, list, array or tensor as a new float64 tensor; ValueError for anything else, and for ragged lists."""
     if isinstance(value, Tensor):
         return value.detach().to(torch.float64, copy=True)  # so that later changes by the caller have no effect
     if isinstance(value, bool) or not isinstance(value, (int, float, list, tuple, np.ndarray, np.number)):
@@ -124,11 +118,9 @@ Positive = Annotated[Numbers, AfterValidator(positive)]
 NotNegative = Annotated[Numbers, AfterValidator(not_negative)]
 Fraction = Annotated[Numbers, AfterValidator(fraction)]
 Period = Annotated[Numbers, AfterValidator(whole)]
-Vector = Annotated[Numbers, TrailingDims(1)]
-"""A number, or (..., channels)."""
+Vector = Annotated[Numbers, TrailingDims(1)]  # a number, or (..., channels)
 PositiveVector = Annotated[Positive, TrailingDims(1)]
-Matrix = Annotated[Numbers, TrailingDims(2)]
-"""(..., rows, columns)."""
+Matrix = Annotated[Numbers, TrailingDims(2)]  # (..., rows, columns)
 
 
 def trailing_dims(cls: type) -> Mapping[str, int]:
@@ -143,6 +135,7 @@ def _trailing_dims(cls: Any) -> Mapping[str, int]:
 
 
 def _marked(hint: Any) -> int:
+    """The largest `TrailingDims` anywhere in a type."""
     parts = (*getattr(hint, "__metadata__", ()), *get_args(hint))
     return max((part.dims if isinstance(part, TrailingDims) else _marked(part) for part in parts), default=0)
 
@@ -170,6 +163,23 @@ def batch_shape_of(part: Any) -> torch.Size:
 def at_least_1d(value: Tensor) -> Tensor:
     """A scalar as a tensor (1,); other tensors unchanged."""
     return value if value.dim() else value[None]
+
+
+def check_size(title: str, name: str, value: Tensor, size: int) -> None:
+    """Raise `SettingError` unless a setting is one number or ends in a dimension of this size."""
+    given = at_least_1d(value).shape[-1]
+    if given not in (1, size):
+        batch = "for a batch of single values add a dimension: [:, None]"
+        raise SettingError(f"{title}: {name} must be one number or end in {size}, not in {given} ({batch})")
+
+
+def check_shapes(title: str, **values: Tensor) -> None:
+    """Raise `SettingError` unless the shapes of these settings fit together."""
+    try:
+        broadcast(*(value.shape for value in values.values()))
+    except RuntimeError:
+        shapes = " and ".join(f"{name} {tuple(value.shape)}" for name, value in values.items())
+        raise SettingError(f"{title}: the shapes of {shapes} do not fit together") from None
 
 
 def number(value: float) -> Tensor:

@@ -1,7 +1,5 @@
 """Simulation of generative processes: states that follow a flow with noise, and noisy observations of them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
@@ -15,33 +13,26 @@ from pcnet.functions.base import Function, PlainFunction
 from pcnet.functions.check import check_function
 from pcnet.functions.systems import lotka_volterra
 from pcnet.functions.traced import as_function
-from pcnet.settings import broadcast, finite, not_negative, to_tensor
+from pcnet.settings import at_least_1d, broadcast, finite, not_negative, to_tensor
 
 OneSeed = int | np.random.Generator
-Seed = OneSeed | Sequence[int]
-"""A seed, a generator, or one seed for each of several replicates."""
+Seed = OneSeed | Sequence[int]  # a seed, a generator, or one seed for each of several replicates
 
-GLV_PARAMETERS = (0.2, -0.4, 0.1)
-"""a₁₂, a₁₃ and a₂₃ of the paper's generative process."""
-GLV_INITIAL = (5 * 0.45, 5 * 0.22, 5 * 0.33)
-"""x(0) of the paper's generative process."""
+GLV_PARAMETERS = (0.2, -0.4, 0.1)  # a₁₂, a₁₃ and a₂₃ of the paper's generative process
+GLV_INITIAL = (5 * 0.45, 5 * 0.22, 5 * 0.33)  # x(0) of the paper's generative process
 GLV_STATE_SD, GLV_OBSERVATION_SD = 0.05, 0.1
 GLV_LOWER, GLV_UPPER = 0.0, 5.0
 AUTHORS_SAMPLES = 10_000
 
 
 class Simulation(NamedTuple):
-    """A simulated process: times (T,), states and state_noise (..., T, dim), the other two (..., T, dim_y).
+    """A simulated process. The first state is x(0), and the last state noise has no effect."""
 
-    states[t] is observed at times[t] with observation_noise[t]. state_noise[t] acts on the step from t to t + 1, so the
-    first state is x(0) and the last state noise has no effect.
-    """
-
-    times: Tensor
-    states: Tensor
-    observations: Tensor
-    state_noise: Tensor
-    observation_noise: Tensor
+    times: Tensor  # (T,)
+    states: Tensor  # (..., T, dim)
+    observations: Tensor  # of the states at the same times, (..., T, dim_y)
+    state_noise: Tensor  # (..., T, dim); state_noise[t] acts on the step from t to t + 1
+    observation_noise: Tensor  # (..., T, dim_y)
 
 
 # --- noise -----------------------------------------------------------------------------------------------------------
@@ -295,8 +286,7 @@ def _tensor(name: str, value: Any, check: Callable[[Tensor], Tensor] = finite) -
 
 def _vector(name: str, value: Any, check: Callable[[Tensor], Tensor] = finite) -> Tensor:
     """Numbers as (..., n)."""
-    tensor = _tensor(name, value, check)
-    return tensor if tensor.dim() else tensor[None]
+    return at_least_1d(_tensor(name, value, check))
 
 
 def _sd(name: str, value: Any, channels: int) -> Tensor:

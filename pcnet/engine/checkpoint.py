@@ -4,8 +4,6 @@ A file has the safetensors format: tensors, and a JSON header with everything el
 Nothing in it is code, and nothing is imported because of it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping
@@ -24,23 +22,21 @@ from pcnet.engine.session import Session, Snapshot
 from pcnet.engine.state import GraphState
 from pcnet.engine.tick import Outputs
 from pcnet.errors import CheckpointError, SpecificationError
-from pcnet.files import atomic_write
+from pcnet.files import atomic_write, check_folder
 from pcnet.model.digest import digest
 from pcnet.model.model import Model, OnDivergence
 from pcnet.model.specification import from_spec, to_spec
 from pcnet.results.recorder import Record
 from pcnet.results.result import package_version
 
-FORMAT = 2
-"""The version of the file format that `save` writes; 1 was that of pcnet 0.1."""
+FORMAT = 2  # the version of the file format that `save` writes; 1 was that of pcnet 0.1
 RECORDED, RAW, RUNNING = "/recorded/", "/raw/", "/running"
 """Recorded values; raw values of the open block; batch elements that ran during it. No node has a name with a slash."""
 
 
 def save(session: Session, path: Path, recording: bool = True) -> Path:
     """Write a checkpoint; see `Session.save`."""
-    if not path.parent.is_dir():
-        raise CheckpointError(f"there is no folder {str(path.parent)!r} to save into")
+    check_folder(path, CheckpointError)
     now = session.snapshot
     tensors = now.state.tensors()
     if recording:
@@ -160,9 +156,8 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     except (ValueError, TypeError, KeyError):
         raise CheckpointError(f"{str(path)!r} is damaged: its header cannot be read") from None
     if version != FORMAT:
-        raise CheckpointError(
-            f"{str(path)!r} has format {version}, of pcnet {about.get('pcnet_version', '')}; this pcnet reads {FORMAT}"
-        )
+        of = f"format {version}, of pcnet {about.get('pcnet_version', '')}"
+        raise CheckpointError(f"{str(path)!r} has {of}; this pcnet reads {FORMAT}")
     if header.get("digest") != _digest(header["pcnet"], tensors):
         raise CheckpointError(f"{str(path)!r} is damaged: its content does not match its digest")
     return about, tensors
@@ -177,10 +172,7 @@ def _digest(text: str, tensors: Mapping[str, Tensor]) -> str:
 
 
 def _strided(value: Tensor, strides: list[int]) -> Tensor:
-    """A tensor with these strides: the last digit of what is computed from it may depend on its memory layout.
-
-    It has memory of its own, aligned as torch aligns it.
-    """
+    """A new tensor with these strides: the last digit of what is computed from it may depend on its memory layout."""
     if list(value.stride()) == strides:
         return value.clone()
     once = value[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in strides)]

@@ -1,8 +1,6 @@
 """The time of a run: regular sampling, or times that come with the observations."""
 
-from __future__ import annotations
-
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -21,18 +19,14 @@ class Clock(NamedTuple):
 
 
 class Interval(NamedTuple):
-    """The sampling interval (B,) as a clock sees it.
+    """The sampling interval as a clock sees it."""
 
-    dt: the interval of all batch elements, or 1 if they differ: then times are observation numbers. common: whether
-    they do not differ.
-    """
-
-    interval: Tensor
-    dt: float
-    common: bool
+    interval: Tensor  # (B,)
+    dt: float  # that of all batch elements, or 1 if they differ: then times are observation numbers
+    common: bool  # whether they do not differ
 
     @classmethod
-    def of(cls, interval: Tensor, shortest: float) -> Interval:
+    def of(cls, interval: Tensor, shortest: float) -> Self:
         """shortest: the shortest interval as it was given, before rounding to the run's dtype."""
         common = bool((interval == interval[0]).all())
         return cls(interval, shortest if common else 1.0, common)

@@ -10,8 +10,6 @@ in its free action, the posterior has the covariance Σ = (P + C)⁻¹: with ½(
 approximation of −log p(y), for comparing models.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -30,8 +28,9 @@ from pcnet.model.schedule import Act
 from pcnet.numerics.estimators import ParameterEstimator
 from pcnet.numerics.lbfgs import LBFGS, Iterate
 from pcnet.numerics.trees import spans, tree_map
+from pcnet.results.downsample import Array
 from pcnet.results.recorder import Record
-from pcnet.results.result import Array, Interval, Result
+from pcnet.results.result import Interval, Result
 
 Slopes = Literal["exact", "messages"]
 """Where the slopes of the free action come from: copies of a run with varied values, or messages."""
@@ -40,20 +39,13 @@ Slopes = Literal["exact", "messages"]
 class Fit(NamedTuple):
     """The result of a fit. Arrays lead with the batch dimensions of the run, (...)."""
 
-    result: Result
-    """The last pass, with the fitted values."""
-    free_actions: Array
-    """The objective after each pass, (..., iterations). It never rises: a step that would raise it is taken back."""
-    converged: Array
-    """Whether the objective changed by less than the tolerance in the end, (...)."""
-    iterations: Array
-    """Number of passes, (...)."""
-    backtracks: Array
-    """How often a step was taken back and halved, (...)."""
-    means: Mapping[str, Array]
-    """Fitted values by node, (..., n)."""
-    covariances: Mapping[str, Array]
-    """Their covariances by node, given the other nodes, (..., n, n)."""
+    result: Result  # the last pass, with the fitted values
+    free_actions: Array  # the objective after each pass, (..., iterations); it never rises
+    converged: Array  # whether the objective changed by less than the tolerance in the end, (...)
+    iterations: Array  # number of passes, (...)
+    backtracks: Array  # how often a step was taken back and halved, (...)
+    means: Mapping[str, Array]  # fitted values by node, (..., n)
+    covariances: Mapping[str, Array]  # their covariances by node, given the other nodes, (..., n, n)
 
     def mean(self, node: str) -> Array:
         return self.means[self._known(node)]
@@ -127,9 +119,8 @@ class Passes:
         states: Mapping[str, Any] = session.state.nodes
         slopes = torch.cat([states[name].accumulated.gradient[:batch] for name in self.names], 1)
         session.finish()
-        after: dict[str, Any] = {
-            name: tree_map(lambda part: part[:batch], session.state.nodes[name]) for name in self.names
-        }
+        nodes = session.state.nodes
+        after: dict[str, Any] = {name: tree_map(lambda part: part[:batch], nodes[name]) for name in self.names}
         able = torch.as_tensor(session.diverged.at == -1, device=mean.device).view(-1, batch)[0]
         step = torch.cat([state.mean for state in after.values()], 1) - mean
         precision = torch.zeros_like(step).diag_embed()

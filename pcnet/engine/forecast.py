@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
-from torch.func import jvp, vmap
 
 from pcnet.errors import DivergenceError, GraphError, ResultError, SettingError
+from pcnet.functions.traced import jacobian_of
 from pcnet.model.context import NodeContext
 from pcnet.model.links import Predicts, Weighs
 from pcnet.model.protocols import ForecastContext, Forecasts, ForecastsAlone
 from pcnet.numerics.kernels import Kernel, White
+from pcnet.results.downsample import Array
 from pcnet.results.result import Interval
 
 if TYPE_CHECKING:
@@ -31,13 +31,9 @@ if TYPE_CHECKING:
 
     from pcnet.engine.session import Session
 
-Array = NDArray[Any]
-SUBSTEPS = 4
-"""Smallest number of integration steps in a sampling interval."""
-MAX_STEPS = 4000
-"""Largest number of steps for which noise is drawn: its covariance over all of them is a matrix."""
-NEGLIGIBLE = 1e-10
-"""Correlations of noise below this are neglected."""
+SUBSTEPS = 4  # smallest number of integration steps in a sampling interval
+MAX_STEPS = 4000  # largest number of steps for which noise is drawn: its covariance over all of them is a matrix
+NEGLIGIBLE = 1e-10  # correlations of noise below this are neglected
 
 
 class Forecast:
@@ -197,15 +193,12 @@ def _check_finite(values: Mapping[str, Tensor], times: Array) -> None:
 
 
 class NoiseSource(NamedTuple):
-    """A noise: its place among the noise inputs, its covariance (B, m, m) and its autocorrelation.
+    """One noise of the system."""
 
-    hold: how long white noise is held constant, (B,).
-    """
-
-    place: slice
-    covariance: Tensor
+    place: slice  # among the noise inputs
+    covariance: Tensor  # (B, m, m)
     kernel: Kernel
-    hold: Tensor
+    hold: Tensor  # how long white noise is held constant, (B,)
 
 
 class System:
@@ -293,24 +286,13 @@ class System:
         return {name: value for name, value in shown.items() if value is not None}
 
 
-def _slope(function: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:
-    """∂function/∂at of (B, n) → (B, m), batch element by batch element; (B, m, n)."""
-    units = torch.eye(at.shape[-1], dtype=at.dtype, device=at.device)[:, None].expand(-1, *at.shape)
-    along = vmap(lambda way: jvp(function, (at,), (way,))[1])
-    return along(units).movedim(0, -1)  # type: ignore[no-any-return]
-
-
-def _cells(kernel: Kernel, step: float, most: int, interval: Tensor) -> Tensor:
-    """Covariances ∫∫κ of a noise of variance 1, integrated over time cells that are j apart; (cells, B or 1).
-
-    White noise is held for `interval` (B,).
-    """
-    like = interval
+def _cells(kernel: Kernel, step: float, most: int, hold: Tensor) -> Tensor:
+    """Covariances ∫∫κ of a noise of variance 1, integrated over time cells that are j apart; (cells, B or 1)."""
     if isinstance(kernel, White):
-        return (step * interval)[None]
+        return (step * hold)[None]
     nodes, weights = np.polynomial.legendre.leggauss(24)
-    half = like.new_tensor((nodes + 1) / 2 * step)  # (h − u) κ(jh ± u) over u in (0, h), smooth on either side
-    weigh = like.new_tensor(weights / 2 * step) * (step - half)
+    half = hold.new_tensor((nodes + 1) / 2 * step)  # (h − u) κ(jh ± u) over u in (0, h), smooth on either side
+    weigh = hold.new_tensor(weights / 2 * step) * (step - half)
     found: list[Tensor] = []
     for j in range(most):
         lags = torch.stack([j * step + half, (j * step - half).abs()])
@@ -324,7 +306,7 @@ def _cells(kernel: Kernel, step: float, most: int, interval: Tensor) -> Tensor:
 def _propagate(system: System, every: float, count: int, substeps: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Mean and covariance along the flow, linearised, with its noises; (T, B, dim) of each state and sensor."""
     step = every / substeps
-    turned = _slope(system.offset, system.mean)
+    turned = jacobian_of(system.offset, system.mean)
     z, covariance = system.offset(system.mean), turned @ system.covariance @ turned.mT
     nothing = z.new_zeros(z.shape[0], system.noises)
     lags = [_cells(source.kernel, step, count * substeps, source.hold) for source in system.sources]
@@ -336,11 +318,11 @@ def _propagate(system: System, every: float, count: int, substeps: int) -> tuple
     eye = torch.eye(z.shape[-1], dtype=z.dtype, device=z.device)
 
     def slope(at: Tensor) -> Tensor:
-        return _slope(lambda v: system.flow(v, nothing), at)
+        return jacobian_of(lambda v: system.flow(v, nothing), at)
 
     for k in range(count * substeps):
         middle, after, transition = _runge_kutta(lambda v: system.flow(v, nothing), slope, z, step)
-        gain = _slope(lambda e, at=middle: system.flow(at, e), nothing)  # type: ignore[misc]
+        gain = jacobian_of(lambda e, at=middle: system.flow(at, e), nothing)  # type: ignore[misc]
         gain = 0.5 * (eye + transition) @ gain
         covariance = transition @ covariance @ transition.mT
         for i, (source, weights) in enumerate(zip(system.sources, lags, strict=True)):
@@ -353,7 +335,7 @@ def _propagate(system: System, every: float, count: int, substeps: int) -> tuple
         z = after
         if (k + 1) % substeps == 0:
             for name, value in system.values(z).items():
-                seen = _slope(lambda v, of=name: system.values(v)[of], z)  # type: ignore[misc]
+                seen = jacobian_of(lambda v, of=name: system.values(v)[of], z)  # type: ignore[misc]
                 spread = (seen @ covariance * seen).sum(-1)
                 spread = spread + own[name].diagonal(dim1=-2, dim2=-1) if name in own else spread
                 means[name].append(value)

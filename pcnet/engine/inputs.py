@@ -1,7 +1,5 @@
 """Reading observations: arrays, streams or single ones, as one tensor for each sensory node."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -12,8 +10,7 @@ from torch import Tensor
 
 from pcnet.errors import ObservationError
 
-Observation = dict[str, Tensor]
-"""One observation: (..., dim) for each sensory node by name, NaN where it is missing."""
+Observation = dict[str, Tensor]  # one observation: (..., dim) for each sensory node by name, NaN where it is missing
 
 
 class Sample(NamedTuple):
@@ -31,8 +28,7 @@ class ArrayLike(Protocol):
 
 
 ARRAYS = (Tensor, np.ndarray, list, tuple, ArrayLike)
-SINGLE = (Mapping, Sample)
-"""Items of a list that are single observations."""
+SINGLE = (Mapping, Sample)  # items of a list that are single observations
 
 
 class ObservationReader:
@@ -128,14 +124,11 @@ class ObservationReader:
             expected = ("(…, time, dim)" if own == 2 else "(…, dim)") + f" with dim = {size}"
             turn = own == 2 and tensor.dim() >= 2 and tensor.shape[-2] == size
             remedy = "; time comes first: turn it over, observations.T" if turn else ""
-            raise ObservationError(
-                f"observations of {name!r} have shape {tuple(tensor.shape)}; expected {expected}{remedy}"
-            )
+            shape = tuple(tensor.shape)
+            raise ObservationError(f"observations of {name!r} have shape {shape}; expected {expected}{remedy}")
         if not math.isfinite(tensor.sum().item()) and bool(torch.isinf(tensor).any()):
-            where = torch.isinf(tensor).nonzero()[0].tolist()
-            raise ObservationError(
-                f"observation of {name!r} at index {where} is infinite in {self.dtype}; use NaN for missing values"
-            )
+            where = f"at index {torch.isinf(tensor).nonzero()[0].tolist()} is infinite in {self.dtype}"
+            raise ObservationError(f"observation of {name!r} {where}; use NaN for missing values")
         return tensor
 
 

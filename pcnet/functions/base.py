@@ -1,7 +1,5 @@
 """Functions of a generalised state and parameters, with the derivatives that inference needs."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable
 
@@ -19,10 +17,8 @@ class Function(ABC):
     Shapes: x̃ (B, orders, dim), θ (B, p), f̃ and its weights ξ (B, rows, out).
     """
 
-    parameters: int | None = None
-    """Number of parameters; None if unknown."""
-    takes_causes: bool = False
-    """Whether x is the concatenation of a state and the causes that drive it."""
+    parameters: int | None = None  # number of parameters; None if unknown
+    takes_causes: bool = False  # whether x is the concatenation of a state and the causes that drive it
 
     @property
     def identity_key(self) -> Hashable:

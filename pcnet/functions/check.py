@@ -1,7 +1,5 @@
 """Check of a flow or mapping before a run, by calling it once."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
@@ -12,18 +10,10 @@ from pcnet.functions.traced import TracedFunction, WithCauses
 
 
 def check_function(what: str, function: Function, dim: int, parameters: int, out: int | None, like: Tensor) -> int:
-    """The number of outputs of a function, after checking it by a call with a small batch.
+    """The number of outputs of a function, after checking it by a call with a small batch; `GraphError` if it fails.
 
-    Args:
-        what: Name of the function in errors, such as "the flow of 'x'".
-        function: The function to check.
-        dim: Dimension of its state, causes included.
-        parameters: Number of parameters that it is given.
-        out: Number of outputs that it must have; None for any number.
-        like: A tensor with the dtype and device of the run.
-
-    Raises:
-        GraphError: If the function fails, is not batched or has another number of parameters or outputs.
+    what: name of the function in errors, such as "the flow of 'x'". dim: size of its state, causes included. out:
+    number of outputs that it must have, None for any. like: a tensor with the dtype and device of the run.
     """
     wanted = function.parameters
     if wanted is not None and wanted != parameters:

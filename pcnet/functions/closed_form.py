@@ -1,7 +1,5 @@
 """Functions with derivatives in closed form: identity, linear, quadratic."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable
 from typing import Any
 

@@ -2,43 +2,36 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cached_property
+
 import torch
 from torch import Tensor
 
 from pcnet.numerics.precision import SMALL, DenseCurvature, Precision
 
 
+@dataclass(eq=False)
 class Linearisation:
     """The value f̃ (B, rows, out) and the Jacobian ∂f̃/∂x̃ (B, rows·out, orders·dim) of a generalised function.
 
-    Attributes:
-        value: f̃, (B, rows, out).
-        jacobian: J = ∂f/∂x, (B, out, dim): the diagonal blocks of ∂f̃/∂x̃.
-        jacobian_derivative: ∂(J x^(i))/∂x for i ≥ 1, (B, rows − 1, out, dim): the first block column of ∂f̃/∂x̃ below
-            the diagonal; None if f is linear in x.
-        orders: Number of orders of x̃.
+    ∂f̃/∂x̃ has J in its diagonal blocks, and below the diagonal of its first block column the derivatives of J.
     """
 
-    __slots__ = ("_slope", "jacobian", "jacobian_derivative", "orders", "value")
+    value: Tensor  # f̃, (B, rows, out)
+    jacobian: Tensor  # J = ∂f/∂x, (B, out, dim)
+    jacobian_derivative: Tensor | None  # ∂(J x^(i))/∂x for i ≥ 1, (B, rows − 1, out, dim); None if f is linear in x
+    orders: int  # number of orders of x̃
 
-    def __init__(self, value: Tensor, jacobian: Tensor, jacobian_derivative: Tensor | None, orders: int) -> None:
-        self.value = value
-        self.jacobian = jacobian
-        self.jacobian_derivative = jacobian_derivative
-        self.orders = orders
-        self._slope: Tensor | None = None
-
-    @property
+    @cached_property
     def slope(self) -> Tensor:
         """∂f̃/∂x̃ as a dense matrix, (B, rows·out, orders·dim)."""
-        if self._slope is None:
-            (batch, out, dim), rows = self.jacobian.shape, self.value.shape[1]
-            slope = self.jacobian.new_zeros(batch, rows, out, self.orders, dim)
-            slope.diagonal(dim1=1, dim2=3).copy_(self.jacobian[..., None])
-            if self.jacobian_derivative is not None:
-                slope[:, 1:, :, 0] = self.jacobian_derivative
-            self._slope = slope.view(batch, rows * out, self.orders * dim)
-        return self._slope
+        (batch, out, dim), rows = self.jacobian.shape, self.value.shape[1]
+        slope = self.jacobian.new_zeros(batch, rows, out, self.orders, dim)
+        slope.diagonal(dim1=1, dim2=3).copy_(self.jacobian[..., None])
+        if self.jacobian_derivative is not None:
+            slope[:, 1:, :, 0] = self.jacobian_derivative
+        return slope.view(batch, rows * out, self.orders * dim)
 
     def restrict(self, part: slice, orders: int) -> Linearisation:
         """The linearisation in a part of x, such as one of its causes, of which `orders` orders are used."""

@@ -1,7 +1,5 @@
 """Neural networks as flows or mappings: the weights are the parameters."""
 
-from __future__ import annotations
-
 import copy
 import math
 

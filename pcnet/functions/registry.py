@@ -1,7 +1,5 @@
 """Registry of the functions that model files refer to by name. Reading a file imports nothing."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, overload

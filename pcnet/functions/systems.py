@@ -1,7 +1,5 @@
 """Ready-made flows f(x, θ)."""
 
-from __future__ import annotations
-
 from functools import partial
 from itertools import combinations
 
@@ -59,10 +57,8 @@ class LotkaVolterra(Quadratic):
         return "lotka_volterra" if self.species == 3 else f"LotkaVolterra({self.species})"
 
 
-lorenz = Lorenz()
-"""The Lorenz flow with σ = 10, β = 8/3 and θ = (ρ,)."""
-lotka_volterra = LotkaVolterra()
-"""The generalised Lotka–Volterra flow of three species with θ = (a₁₂, a₁₃, a₂₃)."""
+lorenz = Lorenz()  # the Lorenz flow with σ = 10, β = 8/3 and θ = (ρ,)
+lotka_volterra = LotkaVolterra()  # the generalised Lotka–Volterra flow of three species with θ = (a₁₂, a₁₃, a₂₃)
 
 
 @partial(TracedFunction, parameters=1)

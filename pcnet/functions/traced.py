@@ -1,7 +1,5 @@
 """Python functions as `Function`s: derivatives by forward-mode automatic differentiation, traced once per shape."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
@@ -41,8 +39,8 @@ class TracedFunction(Function):
         self.parameters = parameters
         self.takes_causes = isinstance(function, WithCauses)
         self._given = (function, jacobian, parameter_jacobian, parameters)
-        self.jacobian = jacobian or (lambda x, theta: _jacobian(lambda v: function(v, theta), x))
-        self.parameter_jacobian = parameter_jacobian or (lambda x, theta: _jacobian(lambda v: function(x, v), theta))
+        self.jacobian = jacobian or (lambda x, theta: jacobian_of(lambda v: function(v, theta), x))
+        self.parameter_jacobian = parameter_jacobian or (lambda x, theta: jacobian_of(lambda v: function(x, v), theta))
         self._traces: dict[tuple[Any, ...], Callable[..., Any]] = {}
 
     def __call__(self, x: Tensor, parameters: Tensor) -> Tensor:
@@ -81,7 +79,7 @@ class TracedFunction(Function):
                 value = by_order[:, :1] + (weights[:, 1:, None, :] @ derivative).sum(1)
                 return torch.cat([value, by_order[:, 1:]], 1)
 
-            return _jacobian(gradient, x[:, 0])
+            return jacobian_of(gradient, x[:, 0])
 
         blocks: Tensor | None = self._traced("contracted_hessian", (0,), rows, body, x, parameters, weights)
         return blocks
@@ -103,7 +101,7 @@ class TracedFunction(Function):
         rows = weights.shape[1]
 
         def body(x: Tensor, theta: Tensor, weights: Tensor) -> Tensor:
-            return _jacobian(lambda v: (weights[:, :, None] @ self._slope(x, v, rows)).sum(1)[:, 0], theta)
+            return jacobian_of(lambda v: (weights[:, :, None] @ self._slope(x, v, rows)).sum(1)[:, 0], theta)
 
         found: Tensor | None = self._traced("parameter_contracted_hessian", (0,), rows, body, x, parameters, weights)
         return found
@@ -167,7 +165,7 @@ def _required_arguments(function: Callable[..., Any]) -> int:
     return sum(p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
 
 
-def _jacobian(function: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:
+def jacobian_of(function: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:
     """Jacobian (B, *out, n) of a function (B, n) → (B, *out) that does not mix batch elements."""
     n = at.shape[-1]
     if n == 0:

@@ -4,8 +4,6 @@ Nested forward-mode derivatives contain many products with zero tangents. Tracin
 these makes a derivative as cheap as its formula, and detects second derivatives that vanish.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -21,16 +19,14 @@ from torch.fx.node import map_arg
 
 from pcnet.errors import GraphError
 
-PRODUCTS = {"mul", "mm", "bmm", "mv", "dot"}
-"""Operations whose result is zero if any input is zero."""
+PRODUCTS = {"mul", "mm", "bmm", "mv", "dot"}  # operations whose result is zero if any input is zero
 COPIES = {"alias", "_to_copy", "expand", "view", "_unsafe_view"}
 """Operations that do nothing if shape, strides, dtype and device of their result are those of their input."""
 MOVES = {"diagonal", "flip", "permute", "roll", "select", "slice", "squeeze", "t", "transpose", "unsqueeze"}
 LINEAR = COPIES | MOVES | {"clone", "div", "neg", "sum"}
 """Operations whose result is zero if their first input is zero, as are all operations that end in _backward."""
 
-_LOCK = threading.RLock()
-"""make_fx patches torch globally while it traces, so that only one thread may trace at a time."""
+_LOCK = threading.RLock()  # make_fx patches torch globally while it traces, so that only one thread may trace at a time
 
 
 def trace(body: Callable[..., Any], inputs: Sequence[Tensor], may_vanish: Collection[int] = ()) -> Callable[..., Any]:

@@ -1,7 +1,5 @@
 """Online triple estimation: states, parameters and noise levels of one system, inferred together."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -75,7 +73,7 @@ def adaptive_filter(
     if (parameter_mean is None) != (parameter_sd is None):
         raise SettingError("adaptive_filter: give both parameter_mean and parameter_sd, or neither")
     if channels is None:
-        channels = dim if mapping is None else output_size(as_function(mapping, dim), dim, 0)
+        channels = output_size(as_function(mapping, dim), dim, 0)
     if mapping is None and channels != dim:
         raise SettingError(f"adaptive_filter: {channels} channels of a state of dimension {dim} need a mapping=...")
     if model_error_time is not None and not bool((torch.as_tensor(to_tensor(model_error_time)) > 0).all()):

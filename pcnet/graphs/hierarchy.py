@@ -1,7 +1,5 @@
 """Stacks: the state of a level predicts the parameters of the level below it, each level on its own clock."""
 
-from __future__ import annotations
-
 from dataclasses import KW_ONLY
 from typing import Any, Literal
 
@@ -100,9 +98,8 @@ def hierarchy(
 
     graph, nodes = Graph(), []
     if channels is None:
-        lowest = levels[0]
-        mapping = lowest.mapping
-        channels = lowest.dim if mapping is None else output_size(as_function(mapping, lowest.dim), lowest.dim, 0)
+        dim = levels[0].dim
+        channels = output_size(as_function(levels[0].mapping, dim), dim, 0)
     below: AnyNode = SensoryNode("y", dim=channels, orders=1, dt=dt)
     noise_y = precision("noise_y", expected_precision_y, correlation_time_y, process=False)
     for i, level in enumerate(levels, 1):

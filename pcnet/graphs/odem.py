@@ -11,8 +11,6 @@ The conventions of the published program are ordinary options, chosen here and n
 - the temporal covariance gets a ridge of machine precision times its mean variance.
 """
 
-from __future__ import annotations
-
 from typing import Any, Literal, NamedTuple
 
 import torch

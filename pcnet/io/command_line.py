@@ -142,7 +142,6 @@ def forecast(
         if output is None:
             typer.echo(table.to_csv(index=False), nl=False)
             return
-        check_folder(output)
         with atomic_write(output) as scratch:
             table.to_csv(scratch, index=False)
 

@@ -1,7 +1,5 @@
 """Model files: load and save as YAML or JSON, their JSON schema, and drawings."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import json
@@ -13,7 +11,7 @@ import yaml
 from torch import Tensor
 
 from pcnet.errors import GraphError, SpecificationError
-from pcnet.files import atomic_write, check_folder
+from pcnet.files import atomic_write
 from pcnet.functions import registry
 from pcnet.io.strict_yaml import read
 from pcnet.model.graph import Graph
@@ -21,16 +19,7 @@ from pcnet.model.links import Link
 from pcnet.model.model import Model
 from pcnet.model.node import Node
 from pcnet.model.schedule import Act, Every, Schedule
-from pcnet.model.specification import (
-    ACTIONS,
-    FORMAT,
-    SCHEDULES,
-    default_of,
-    from_spec,
-    is_function,
-    parts_of,
-    to_spec,
-)
+from pcnet.model.specification import ACTIONS, FORMAT, SCHEDULES, default_of, from_spec, is_function, parts_of, to_spec
 from pcnet.settings import KINDS
 
 COLOURS = {"state": "#56B4E9", "sensory": "#E69F00", "parameter": "#009E73", "precision": "#CC79A7"}
@@ -62,8 +51,7 @@ def save_model(path: str | Path, model: Model) -> Path:
         SpecificationError: If a function has no name; see `pcnet.register`.
     """
     path, spec = Path(path), to_spec(model)
-    check_folder(path, SpecificationError)
-    with atomic_write(path) as scratch:
+    with atomic_write(path, SpecificationError) as scratch:
         if path.suffix == ".json":
             text = json.dumps(spec, indent=1, allow_nan=False) + "\n"
         else:
@@ -78,8 +66,7 @@ def save_drawing(path: Path, model: Model) -> Path:
 
     if path.suffix not in (*IMAGES, ".dot"):
         raise GraphError(f"{str(path)!r}: a drawing must end in {', '.join((*IMAGES, '.dot'))}")
-    check_folder(path, GraphError)
-    with atomic_write(path) as scratch:
+    with atomic_write(path, GraphError) as scratch:
         if path.suffix == ".dot":
             scratch.write_text(to_dot(model.graph), encoding="utf-8")
         else:

@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Array = NDArray[np.float64]
-TIME_COLUMNS = ("t", "time")
-"""Default names of the column of times."""
+TIME_COLUMNS = ("t", "time")  # default names of the column of times
 
 
 class ObservationTable(NamedTuple):
@@ -27,15 +26,9 @@ class ObservationTable(NamedTuple):
 
 
 def read_observations(path: str | Path, channels: Mapping[str, int], time: str | None = None) -> ObservationTable:
-    """Read a file of observations.
+    """Read a file of observations, .csv, .parquet, .npy or .npz; `ObservationError` if it does not fit.
 
-    Args:
-        path: File that ends in .csv, .parquet, .npy or .npz.
-        channels: Number of channels of each sensory node.
-        time: Column of times; by default "t" or "time", if there is one.
-
-    Raises:
-        ObservationError: If the file cannot be read, or its columns do not fit the sensory nodes.
+    channels: number of channels of each sensory node. time: column of times; by default "t" or "time", if there is one.
     """
     path = Path(path)
     if not path.is_file():
@@ -119,12 +112,10 @@ def _from_frame(path: Path, frame: pd.DataFrame, channels: Mapping[str, int], ti
         named, taken = {name: rest}, set(rest)
     for column in rest:
         if column not in taken:
-            raise ObservationError(
-                f"{str(path)!r}: column {column!r} belongs to no sensory node ({', '.join(channels)})"
-            )
-    observations = {
-        name: _numbers(path, name, frame[found].to_numpy(dtype=object)) for name, found in named.items() if found
-    }
+            nodes = ", ".join(channels)
+            raise ObservationError(f"{str(path)!r}: column {column!r} belongs to no sensory node ({nodes})")
+    parts = {name: frame[found].to_numpy(dtype=object) for name, found in named.items() if found}
+    observations = {name: _numbers(path, name, part) for name, part in parts.items()}
     return ObservationTable(observations, None if times is None else times.tolist())
 
 

@@ -1,7 +1,5 @@
 """Sessions of the command line: over files or lines of standard input, with checkpoints."""
 
-from __future__ import annotations
-
 import json
 import math
 import runpy

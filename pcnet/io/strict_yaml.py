@@ -1,7 +1,5 @@
 """Strict YAML and JSON: plain data only, without tags, aliases or duplicate keys; errors name the line."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Hashable
@@ -12,8 +10,7 @@ import yaml
 
 from pcnet.errors import SpecificationError
 
-MAX_BYTES = 16 * 2**20
-"""Largest file that is read."""
+MAX_BYTES = 16 * 2**20  # largest file that is read
 
 
 class Loader(yaml.SafeLoader):
@@ -33,18 +30,12 @@ class Loader(yaml.SafeLoader):
 
 
 Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"),
-    list("-+0123456789"),
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
 )
 
 
 def read(path: str | Path) -> Any:
-    """Plain data from a YAML or JSON file.
-
-    Raises:
-        SpecificationError: With the path and, for syntax errors, the line.
-    """
+    """Plain data from a YAML or JSON file; a `SpecificationError` names the path and, for syntax errors, the line."""
     path = Path(path)
     try:
         if path.stat().st_size > MAX_BYTES:

@@ -26,18 +26,13 @@ R = TypeVar("R")
 
 
 class Neighbours(NamedTuple):
-    """The links of a node, and what binding needs to know of the nodes at their other ends.
-
-    noise: by links below, the noise behind the error of the child. default_estimators: by links below, the estimator
-    that the child suggests for this node. online: whether the node learns during a run, and not after passes over
-    recorded data.
-    """
+    """The links of a node, and what binding needs to know of the nodes at their other ends."""
 
     above: tuple[AnyLink, ...]
     below: tuple[AnyLink, ...]
-    noise: Mapping[AnyLink, NoiseSpec | None] = MappingProxyType({})
-    default_estimators: Mapping[AnyLink, ParameterEstimator | None] = MappingProxyType({})
-    online: bool = True
+    noise: Mapping[AnyLink, NoiseSpec | None] = MappingProxyType({})  # the noise behind the error of a child
+    default_estimators: Mapping[AnyLink, ParameterEstimator | None] = MappingProxyType({})  # suggested by a child
+    online: bool = True  # whether the node learns during a run, and not after passes over recorded data
 
     def above_of(self, kind: type[L], of: AnyNode | None = None) -> tuple[L, ...]:
         """The links above of one kind; for `Parametrises`, those of the flow or of the mapping to `of`."""
@@ -49,16 +44,11 @@ class Neighbours(NamedTuple):
 
 
 class Now(NamedTuple):
-    """The time of a tick.
+    """The time of a tick."""
 
-    time: since one sampling interval before the first observation, (B,), in double precision whatever the run's is.
-    dt: since the previous observation, (B,); at the first one, the sampling interval.
-    relative_dt: dt over the sampling interval, (B,); None while observations come at that interval.
-    """
-
-    time: Tensor
-    dt: Tensor
-    relative_dt: Tensor | None
+    time: Tensor  # since one sampling interval before the first observation, (B,), in double precision in any case
+    dt: Tensor  # since the previous observation, (B,); at the first one, the sampling interval
+    relative_dt: Tensor | None  # dt over the sampling interval, (B,); None while observations come at that interval
 
 
 class Surroundings(Protocol):
@@ -82,19 +72,7 @@ class NodeContext(Generic[S, B]):
     was observed of it, (B, observation_size), NaN where it is missing; None if it does not observe.
     """
 
-    __slots__ = (
-        "_found",
-        "_host",
-        "_memo",
-        "_now",
-        "above",
-        "below",
-        "bound",
-        "links",
-        "name",
-        "observation",
-        "state",
-    )
+    __slots__ = ("_found", "_host", "_memo", "_now", "above", "below", "bound", "links", "name", "observation", "state")
 
     def __init__(self, name: str, links: Neighbours, bound: B, state: S, surroundings: Surroundings) -> None:
         self.name, self.bound, self.state = name, bound, state

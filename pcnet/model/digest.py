@@ -1,7 +1,5 @@
 """A fingerprint of a model: its numbers, and the code of its functions."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 from collections.abc import Iterable

@@ -41,29 +41,34 @@ class Graph:
 
     def predicts(self, parent: AnyNode, child: AnyNode, via: Function | PlainFunction | None = None) -> None:
         """Let a state predict a node below it through a mapping g(x, θ); the identity unless given."""
-        _check_nodes(parent, child)
-        self.connect(Predicts(parent, child, via))
+        self._add(Predicts, parent, child, via=via)
 
     def drives(self, parent: AnyNode, child: AnyNode) -> None:
         """Let a cause v be an argument of a state's flow f(x, v, θ) and mappings g(x, v, θ).
 
         Several causes of one state are concatenated in the order in which they are attached.
         """
-        _check_nodes(parent, child)
-        self.connect(Drives(parent, child))
+        self._add(Drives, parent, child)
 
     def parametrises(self, parent: AnyNode, child: AnyNode, of: AnyNode | None = None) -> None:
         """Let a node hold the parameters of a state's flow or, with `of`, of its mapping to `of`.
 
         Several parameter nodes of one function are concatenated in the order in which they are attached.
         """
-        _check_nodes(parent, child, *([] if of is None else [of]))
-        self.connect(Parametrises(parent, child, of))
+        self._add(Parametrises, parent, child, of=of)
 
     def weighs(self, parent: AnyNode, child: AnyNode) -> None:
         """Let a node be the precision of another node's error, or of one of the noises behind it."""
-        _check_nodes(parent, child)
-        self.connect(Weighs(parent, child))
+        self._add(Weighs, parent, child)
+
+    def _add(self, kind: type[AnyLink], parent: AnyNode, child: AnyNode, **options: Any) -> None:
+        of = options.get("of")
+        for given in (parent, child) if of is None else (parent, child, of):
+            if isinstance(given, type) and issubclass(given, Node):
+                raise GraphError(f'{given.__name__} is a kind of node; make a node of it: {given.__name__}("x", ...)')
+            if not isinstance(given, Node):
+                raise GraphError(f"{given!r} is not a node; make one first, and pass it itself")
+        self.connect(kind(parent, child, **options))
 
     def connect(self, link: AnyLink) -> None:
         """Add a link of any kind, and its nodes."""
@@ -201,11 +206,3 @@ def _fits(link: AnyLink | None) -> bool:
         return link is not None and link.check_ends()
     except GraphError:
         return False
-
-
-def _check_nodes(*given: object) -> None:
-    for thing in given:
-        if isinstance(thing, type) and issubclass(thing, Node):
-            raise GraphError(f'{thing.__name__} is a kind of node; make a node of it: {thing.__name__}("x", ...)')
-        if not isinstance(thing, Node):
-            raise GraphError(f"{thing!r} is not a node; make one first, and pass it itself")

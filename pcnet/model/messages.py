@@ -10,7 +10,7 @@ from typing import Generic, NamedTuple, TypeVar
 from torch import Tensor
 
 from pcnet.numerics.coloured_noise import Noise
-from pcnet.numerics.kalman import PredictiveDistribution, ScoreAndInformation
+from pcnet.numerics.kalman import PredictiveDistribution
 from pcnet.numerics.kernels import Kernel
 from pcnet.numerics.precision import DenseCurvature, DensePrecision, Precision
 
@@ -20,20 +20,16 @@ C_co = TypeVar("C_co", covariant=True)
 
 
 class PointPrediction(NamedTuple):
-    """A predicted value without its uncertainty, (B, rows, dim)."""
+    """A predicted value without its uncertainty."""
 
-    value: Tensor
+    value: Tensor  # (B, rows, dim)
 
 
 class GaussianPrediction(NamedTuple):
-    """A predictive distribution of d values of one order, from a node that carries a covariance.
-
-    lagged_covariance (B, d, d): covariance between these values and those that were predicted before the last time
-    update, for nodes below that have a belief of their own.
-    """
+    """A predictive distribution of d values of one order, from a node that carries a covariance."""
 
     distribution: PredictiveDistribution
-    lagged_covariance: Tensor
+    lagged_covariance: Tensor  # with the values predicted before the last time update, (B, d, d)
 
     @property
     def value(self) -> Tensor:
@@ -42,28 +38,24 @@ class GaussianPrediction(NamedTuple):
 
 
 class ParameterTransition(NamedTuple):
-    """How a belief about parameters θ became one about θ⁺, its `number`-th change (B,).
+    """How a belief about parameters θ became one about θ⁺; for parameters that stand still θ⁺ is θ.
 
-    Given θ⁺, the mean of θ is mean + gain (θ⁺ − η⁺), with covariance residual_covariance; (B, p), (B, p, p), (B, p, p).
-    For parameters that stand still θ⁺ is θ.
+    Given θ⁺, the mean of θ is mean + gain (θ⁺ − η⁺), with covariance residual_covariance.
     """
 
-    number: Tensor
-    mean: Tensor
-    gain: Tensor
-    residual_covariance: Tensor
+    number: Tensor  # counts the changes, (B,)
+    mean: Tensor  # (B, p)
+    gain: Tensor  # (B, p, p)
+    residual_covariance: Tensor  # (B, p, p)
 
 
 @dataclass(frozen=True, eq=False)
 class ParameterPrediction:
-    """The parameters of a function, (B, p), with their covariance (B, p, p).
+    """The parameters of a function with their covariance, (B, p, p)."""
 
-    transition: their last change, for parameters that are learned online; otherwise None.
-    """
-
-    value: Tensor
+    value: Tensor  # (B, p)
     compute_covariance: Callable[[], Tensor]
-    transition: ParameterTransition | None = None
+    transition: ParameterTransition | None = None  # their last change, for parameters that are learned online
 
     @cached_property
     def covariance(self) -> Tensor:
@@ -72,16 +64,12 @@ class ParameterPrediction:
 
 @dataclass(frozen=True, eq=False)
 class NoisePrediction:
-    """The precision of an error, and what is known of the noise behind it.
-
-    noise: variance and kernel of the noise, None if channels are coupled. covariance: that of its log-variances, (B,
-    levels, levels), or None.
-    """
+    """The precision of an error, what is known of the noise behind it, and the covariance of its log-variances."""
 
     value: Precision
     kernel: Kernel
-    noise: Noise | None = None
-    compute_covariance: Callable[[], Tensor] | None = None
+    noise: Noise | None = None  # variance and kernel of the noise, None if channels are coupled
+    compute_covariance: Callable[[], Tensor] | None = None  # (B, levels, levels)
 
     @cached_property
     def covariance(self) -> Tensor | None:
@@ -113,12 +101,11 @@ class Error(Generic[C_co]):
 class PredictionError(Error[Curvature]):
     """The error of a predicted value, for the state or cause that predicted it.
 
-    eliminated: the error that is left once the sender has answered it by a step of its own, if it does. noise: that of
-    the sender alone, if `precision` is that of a predictive distribution.
+    eliminated: the error that is left once the sender has answered it by a step of its own, if it does.
     """
 
     compute_eliminated: Callable[[], PredictionError] | None = None
-    noise: Noise | None = None
+    noise: Noise | None = None  # that of the sender alone, if `precision` is that of a predictive distribution
 
     @cached_property
     def eliminated(self) -> PredictionError:
@@ -127,8 +114,3 @@ class PredictionError(Error[Curvature]):
 
 class ScoreError(Error[Tensor]):
     """The error of parameters or log-precisions: weighted (B, n), precision (B, n, n) or its diagonal (B, n)."""
-
-
-def score_error(score: ScoreAndInformation) -> ScoreError:
-    """A score of parameters with its information, as an error."""
-    return ScoreError(score.score, lambda: score.information)

@@ -6,7 +6,7 @@ import copy
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,10 +15,8 @@ from pcnet.errors import GraphError, SettingError
 from pcnet.model.context import B, Neighbours, NodeContext, S
 from pcnet.model.links import AnyLink
 from pcnet.numerics.coloured_noise import NoiseSpec
+from pcnet.numerics.estimators import ParameterEstimator
 from pcnet.settings import at_least_1d, batch_shape_of, settings
-
-if TYPE_CHECKING:
-    from pcnet.numerics.estimators import ParameterEstimator
 
 Indefinite = Literal["clamp", "raise"]
 """Where a curvature is not positive definite: clamp its eigenvalues and count it, or treat it as divergence."""
@@ -27,10 +25,10 @@ T = TypeVar("T")
 
 
 class ErrorShape(NamedTuple):
-    """Rows (orders) and channels of an error."""
+    """Shape of an error."""
 
-    rows: int
-    dim: int
+    rows: int  # orders
+    dim: int  # channels
 
 
 class Energy(NamedTuple):
@@ -101,13 +99,12 @@ class BatchSpec(NamedTuple):
 class Recordable(NamedTuple):
     """A quantity of a node that a run can record, (B, *dims).
 
-    dims: names of its dimensions. raw: reads the quantity or, with `transform`, the tensor that it is computed from,
-    which must not change afterwards. transform: computes the quantity from raw values of many ticks, as one batch.
+    raw reads the quantity itself or, with `transform`, the tensor that it is computed from, which must not change.
     """
 
-    dims: tuple[str, ...]
+    dims: tuple[str, ...]  # names of its dimensions
     raw: Callable[[NodeContext[Any, Any]], Tensor]
-    transform: Callable[[Tensor], Tensor] | None = None
+    transform: Callable[[Tensor], Tensor] | None = None  # the quantity from raw values of many ticks, as one batch
 
     def read(self, ctx: NodeContext[Any, Any]) -> Tensor:
         """The present value, (B, *dims)."""
@@ -125,24 +122,15 @@ class Node(ABC, Generic[S, B]):
     """
 
     name: str
-    role: ClassVar[str]
-    """The role by which schedules address nodes of this kind."""
-    kind: ClassVar[str]
-    """The kind in summaries and drawings."""
-    observes: ClassVar[bool] = False
-    """Whether a run must provide observations for it."""
-    sends_covariance: ClassVar[bool] = False
-    """Whether its predictions are `GaussianPrediction`s."""
-    multiple_noises: ClassVar[bool] = False
-    """Whether more than one precision node may weigh it, each for a noise of its own."""
-    required_actions: ClassVar[tuple[str, ...]] = ()
-    """Actions that a schedule must contain for it."""
-    parent_of: ClassVar[tuple[type[AnyLink], ...]] = ()
-    """Kinds of link that it may be the parent of."""
-    child_of: ClassVar[tuple[type[AnyLink], ...]] = ()
-    """Kinds of link that it may be the child of."""
-    private_fields: ClassVar[frozenset[str]] = frozenset()
-    """Fields of the state on which no message depends, such as accumulators."""
+    role: ClassVar[str]  # the role by which schedules address nodes of this kind
+    kind: ClassVar[str]  # the kind in summaries and drawings
+    observes: ClassVar[bool] = False  # whether a run must provide observations for it
+    sends_covariance: ClassVar[bool] = False  # whether its predictions are `GaussianPrediction`s
+    multiple_noises: ClassVar[bool] = False  # whether several precision nodes may weigh it, each for its own noise
+    required_actions: ClassVar[tuple[str, ...]] = ()  # actions that a schedule must contain for it
+    parent_of: ClassVar[tuple[type[AnyLink], ...]] = ()  # kinds of link that it may be the parent of
+    child_of: ClassVar[tuple[type[AnyLink], ...]] = ()  # kinds of link that it may be the child of
+    private_fields: ClassVar[frozenset[str]] = frozenset()  # fields of the state on which no message depends
 
     def __post_init__(self) -> None:
         if not self.name or not self.name.isprintable() or "/" in self.name:
@@ -289,5 +277,4 @@ class Node(ABC, Generic[S, B]):
         return ctx.state
 
 
-AnyNode = Node[Any, Any]
-"""A node of any kind."""
+AnyNode = Node[Any, Any]  # a node of any kind

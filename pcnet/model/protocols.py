@@ -1,7 +1,5 @@
 """Optional parts of the contract of a node: forecasting, and fitting to recorded data."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeVar
@@ -18,21 +16,18 @@ Context = NodeContext[Any, Any]
 
 
 class ForecastStart(NamedTuple):
-    """Gaussian belief that a forecast starts from: mean (B, n), covariance (B, n, n)."""
+    """Gaussian belief that a forecast starts from."""
 
-    mean: Tensor
-    covariance: Tensor
+    mean: Tensor  # (B, n)
+    covariance: Tensor  # (B, n, n)
 
 
 class ForecastContext(NamedTuple):
-    """The future as one node sees it: its own variables (B, n), its noise (B, dim), and the messages from above.
+    """The future as one node sees it. There may be several copies of each batch element, one after the other."""
 
-    There may be several copies of each batch element, one after the other.
-    """
-
-    own: Tensor
-    noise: Tensor
-    messages: Mapping[AnyLink, Tensor]
+    own: Tensor  # its own variables, (B, n)
+    noise: Tensor  # (B, dim)
+    messages: Mapping[AnyLink, Tensor]  # from above
 
     def of(self, kind: type[L]) -> list[Tensor]:
         """The messages on links of one kind."""
@@ -44,11 +39,11 @@ class ForecastContext(NamedTuple):
 
 
 class ForecastStep(NamedTuple):
-    """Mean (B, dim) and covariance (B, dim, dim) of a future state, and the same of the nodes below by name."""
+    """A future state, and what it predicts."""
 
-    mean: Tensor
-    covariance: Tensor
-    below: Mapping[str, tuple[Tensor, Tensor]]
+    mean: Tensor  # (B, dim)
+    covariance: Tensor  # (B, dim, dim)
+    below: Mapping[str, tuple[Tensor, Tensor]]  # mean and covariance of the nodes below, by name
 
 
 class Forecasts(ABC):
@@ -80,11 +75,7 @@ class ForecastsAlone(ABC):
 
     @abstractmethod
     def forecast(self, ctx: Context, step: Tensor, every: int, count: int, parameters: bool) -> list[ForecastStep]:
-        """The forecast after each `every` steps of length `step` (B,), `count` times.
-
-        Args:
-            parameters: Whether the uncertainty of the parameters is included.
-        """
+        """The forecast after each `every` steps of length `step` (B,), `count` times; parameters: with their doubt."""
 
 
 class FitsRecordedData(ABC):

@@ -1,7 +1,5 @@
 """Schedules as data: which nodes take which action at which observation, and in which order."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
@@ -163,8 +161,7 @@ OBSERVE_AND_UPDATE = (act("observe", "sensory"), act("update", "state"))
 ROLES = ("sensory", "state", "precision", "parameter")
 """Roles that schedules may name even if the graph has no node of that role."""
 
-SLOW = ("precision", "parameter")
-"""Roles of the slow context, in the order in which they step."""
+SLOW = ("precision", "parameter")  # roles of the slow context, in the order in which they step
 
 
 def odem(every: Any = 64, *, periods: Mapping[str, Any] | None = None) -> Schedule:
@@ -236,10 +233,7 @@ class LevelNodes(NamedTuple):
 
 
 def adaptive_filtering(
-    every: Any = 64,
-    *,
-    levels: Sequence[LevelNodes] = (LevelNodes(),),
-    warmup: Literal["none", "doubling"] = "none",
+    every: Any = 64, *, levels: Sequence[LevelNodes] = (LevelNodes(),), warmup: Literal["none", "doubling"] = "none"
 ) -> Schedule:
     """For Kalman states: predict, observe and update at every observation; the context at every N-th.
 

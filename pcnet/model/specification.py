@@ -15,8 +15,6 @@ Kinds are the names of classes decorated with `pcnet.settings.settings`, keys ar
 values may be left out. Functions are given by the names of `pcnet.register`. Nothing is imported.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import math
@@ -41,11 +39,9 @@ from pcnet.model.node import AnyNode, Node
 from pcnet.model.schedule import Act, Every, LevelNodes, Schedule
 from pcnet.settings import KINDS
 
-FORMAT = 1
-"""Version of the format."""
+FORMAT = 1  # version of the format
 ACTIONS: tuple[str, ...] = get_args(get_type_hints(Act)["action"])
-MAX_DEPTH = 40
-"""Deepest nesting that is read."""
+MAX_DEPTH = 40  # deepest nesting that is read
 
 
 def _adaptive_filtering(every: Any = 64, levels: Any = ({},), warmup: Literal["none", "doubling"] = "none") -> Schedule:
@@ -207,7 +203,7 @@ def _value(value: Any, hint: Any, where: str) -> Any:
 
 
 def _add_link(graph: Graph, nodes: Mapping[str, AnyNode], given: Any, where: str) -> None:
-    owners = {option: key for key, kind in Link.kinds.items() for option in kind.option_schema}
+    owners = {option: key for key, kind in reversed(Link.kinds.items()) for option in kind.option_schema}
     _check_keys(given, where, (*Link.kinds, *owners))
     keys = [key for key in Link.kinds if key in given]
     if len(keys) != 1:

@@ -4,8 +4,6 @@ The belief is one joint Gaussian over blocks: the state itself, and the latents 
 causes and further states can join it as further blocks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -18,33 +16,25 @@ from pcnet.numerics.trees import spans
 
 
 class NoiseBlock(NamedTuple):
-    """One noise: its place, channels and log-variances among all, and its latents in the augmented state.
+    """One noise of the augmented state."""
 
-    learned_lengthscale: whether its lengthscale changes during a run; else it is that of the model.
-    """
-
-    place: int
-    channels: slice
-    latents: slice
-    levels: slice
+    place: int  # among all noises
+    channels: slice  # among all channels
+    latents: slice  # in the augmented state
+    levels: slice  # its log-variances among all
     model: NoiseModel
-    learned_lengthscale: bool
+    learned_lengthscale: bool  # whether its lengthscale changes during a run; else it is that of the model
 
 
 class AugmentedStateLayout(NamedTuple):
-    """Blocks of the augmented state, and the places of parameters and log-variances.
+    """Blocks of the augmented state, and the places of parameters and log-variances."""
 
-    own: noises of the state, by link. below: observation noises of the nodes below. parameters: place of the parameters
-    of each link. size: n, elements of the augmented state. n_parameters: p. level_channels: which channels share a
-    log-variance, (s, all channels), one or zero.
-    """
-
-    own: Mapping[Weighs, NoiseBlock]
-    below: Mapping[Predicts, NoiseBlock]
-    parameters: Mapping[Parametrises, slice]
-    size: int
-    n_parameters: int
-    level_channels: Tensor
+    own: Mapping[Weighs, NoiseBlock]  # noises of the state
+    below: Mapping[Predicts, NoiseBlock]  # observation noises of the nodes below
+    parameters: Mapping[Parametrises, slice]  # places of the parameters of each link
+    size: int  # n, elements of the augmented state
+    n_parameters: int  # p
+    level_channels: Tensor  # which channels share a log-variance, (s, all channels), one or zero
 
     @property
     def noises(self) -> tuple[NoiseBlock, ...]:

@@ -1,7 +1,5 @@
 """Categories: one of several values at a time, which predicts parameters below and switches now and then."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import KW_ONLY
 from typing import Annotated, ClassVar, NamedTuple
@@ -22,29 +20,24 @@ from pcnet.numerics.kalman import PredictiveDistribution
 from pcnet.numerics.laplace import standard_deviations
 from pcnet.settings import Fraction, Matrix, Vector, not_negative, settings
 
-ROUNDING = 1e-6
-"""Tolerance of the sum of probabilities."""
+ROUNDING = 1e-6  # tolerance of the sum of probabilities
 
 
 class CategoricalState(NamedTuple):
-    """Probability of each stage of each category (B, k, s), and the predicted moments of the parameters below.
+    """Probabilities, and the predicted moments of the parameters below."""
 
-    predicted_mean (B, p); predicted_covariance (B, p, p), their own deviation included; lagged_covariance (B, p, p),
-    with the parameters predicted before.
-    """
-
-    probability: Tensor
-    predicted_mean: Tensor
-    predicted_covariance: Tensor
-    lagged_covariance: Tensor
+    probability: Tensor  # of each stage of each category, (B, k, s)
+    predicted_mean: Tensor  # (B, p)
+    predicted_covariance: Tensor  # with the parameters' own deviation, (B, p, p)
+    lagged_covariance: Tensor  # with the parameters predicted before, (B, p, p)
 
 
 class CategoricalBound(NamedTuple):
-    """Constants of a run: values (B, k, p), transition probabilities (B, ks, ks), first probabilities (B, k, s)."""
+    """Constants of a run."""
 
-    values: Tensor
-    transition: Tensor
-    first: Tensor
+    values: Tensor  # (B, k, p)
+    transition: Tensor  # probabilities, (B, ks, ks)
+    first: Tensor  # probabilities, (B, k, s)
 
 
 Context = NodeContext[CategoricalState, CategoricalBound]
@@ -84,9 +77,8 @@ class CategoricalNode(Node[CategoricalState, CategoricalBound], Forecasts):
             wanted = "(categories, parameters), with two categories or more: [[0.2], [0.35]]"
             raise SettingError(f"{self.title}: values must end in {wanted}")
         if sum(part is not None for part in (self.stay, self.dwell, self.transition)) != 1:
-            raise SettingError(
-                f"{self.title}: give one of stay=0.9, dwell=DwellTime(mean=..., sd=...) and transition=[[...]]"
-            )
+            options = "stay=0.9, dwell=DwellTime(mean=..., sd=...) and transition=[[...]]"
+            raise SettingError(f"{self.title}: give one of {options}")
         k, t = self.categories, self.transition
         if t is not None and (t.dim() < 2 or t.shape[-1] != t.shape[-2] or t.shape[-1] % k):
             wanted = f"({k}, {k}), one row for each category, or in a multiple of it for stages"

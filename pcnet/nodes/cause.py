@@ -1,14 +1,12 @@
 """Hidden causes: inputs of states, predicted from above, by a known input, or by a constant."""
 
-from __future__ import annotations
-
 from dataclasses import KW_ONLY
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from pcnet.errors import GraphError, SettingError
+from pcnet.errors import GraphError
 from pcnet.functions.check import check_function
 from pcnet.model.context import Neighbours
 from pcnet.model.links import AnyLink, Drives, Predicts, Weighs
@@ -23,7 +21,7 @@ from pcnet.nodes.generalised_variable import (
     LocalErrors,
 )
 from pcnet.nodes.precision import precision_score
-from pcnet.settings import Vector, at_least_1d, number, settings
+from pcnet.settings import Vector, check_size, number, settings
 
 
 @settings
@@ -45,12 +43,7 @@ class CauseNode(GeneralisedVariable):
 
     def __post_init__(self) -> None:
         GeneralisedVariable.__post_init__(self)
-        given = at_least_1d(self.prior).shape[-1]
-        if given not in (1, self.dim):
-            raise SettingError(
-                f"{self.title}: prior has {given} values in its last dimension, and the cause {self.dim} dimensions "
-                "(for a batch of single values add one: prior[:, None])"
-            )
+        check_size(self.title, "prior", self.prior, self.dim)
 
     def describe(self) -> str:
         return f"dim {self.dim}, orders {self.orders}"

@@ -1,8 +1,6 @@
 """What both kinds of state share: a flow, mappings, their parameters, and a first value from the first observation."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,8 +19,7 @@ from pcnet.model.protocols import ForecastContext, Forecasts
 from pcnet.numerics.branching import holds
 from pcnet.numerics.laplace import pseudo_inverse
 
-MAX_HALVINGS = 30
-"""How often a step towards the first observation is halved before it is given up."""
+MAX_HALVINGS = 30  # how often a step towards the first observation is halved before it is given up
 Context = NodeContext[Any, Any]
 
 
@@ -48,6 +45,15 @@ def check_state(node: Node[Any, Any], dim: int, flow: Function, links: Neighbour
         raise GraphError(
             f"{node.title} is driven by {causes[0].name!r}, but neither its flow nor a mapping of it takes causes; "
             "give a function of (state, causes, parameters)"
+        )
+
+
+def check_predictors(node: Node[Any, Any], states: Sequence[Node[Any, Any]]) -> None:
+    """Raise `GraphError` if a Kalman state predicts a node together with other states."""
+    if len(states) > 1 and any(state.sends_covariance for state in states):
+        names = " and ".join(repr(state.name) for state in states)
+        raise GraphError(
+            f"{node.title} is predicted by {names}, one of which is a Kalman state: join them into one state"
         )
 
 

@@ -1,7 +1,5 @@
 """Generalised hidden states: a belief about value, velocity, acceleration, …, moved by a flow and by errors."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import KW_ONLY
 from typing import Any, ClassVar, Literal
@@ -112,7 +110,8 @@ class GeneralisedStateNode(FlowForecasts, GeneralisedVariable):
         weighted, rows = error.weighted, error.weighted.shape[1]
         x = self._argument(ctx, function)
         theta = parameters_of(ctx, link.of, ctx.state.mean)
-        mine = self._slice(ctx, link)
+        links: tuple[AnyLink, ...] = ctx.above_of(Parametrises, link.of)
+        mine = spans(other.parent.n_parameters for other in links)[links.index(link)]
         slope = function.parameter_slope(x, theta, rows)[..., mine]
         flat = slope.reshape(slope.shape[0], -1, slope.shape[-1])
 
@@ -229,8 +228,3 @@ class GeneralisedStateNode(FlowForecasts, GeneralisedVariable):
         """The places of the causes in the argument of a function."""
         links = ctx.above_of(Drives)
         return dict(zip(links, spans((link.parent.shape.dim for link in links), self.dim), strict=True))
-
-    def _slice(self, ctx: Context, link: AnyLink) -> slice:
-        """The place of a parameter node among the parameters of its function."""
-        links: tuple[AnyLink, ...] = ctx.above_of(Parametrises, link.of)
-        return spans(other.parent.n_parameters for other in links)[links.index(link)]

@@ -1,7 +1,5 @@
 """What generalised states and causes share: a belief about a generalised variable, updated by errors from all sides."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import KW_ONLY
@@ -28,41 +26,36 @@ from pcnet.settings import Matrix, settings
 
 
 class GeneralisedState(NamedTuple):
-    """Mean x̃ (B, orders, dim), posterior precision (B, n, n), log|Σ| (B,), and how often it was regularised (B,)."""
+    """A Gaussian belief about a generalised variable."""
 
-    mean: Tensor
-    precision: Tensor
-    log_det_covariance: Tensor
-    regularised: Tensor
+    mean: Tensor  # x̃, (B, orders, dim)
+    precision: Tensor  # (B, n, n)
+    log_det_covariance: Tensor  # log|Σ|, (B,)
+    regularised: Tensor  # how often the precision was regularised, (B,)
 
 
 class GeneralisedBound(NamedTuple):
-    """Constants of a run: integrator, first mean and prior mean η̃ (B, orders, dim), shift matrix D (1, n, n)."""
+    """Constants of a run."""
 
     integrator: StateIntegrator
-    initial_mean: Tensor
-    prior: Tensor
-    shift: Tensor
+    initial_mean: Tensor  # (B, orders, dim)
+    prior: Tensor  # η̃, (B, orders, dim)
+    shift: Tensor  # D, (1, n, n)
 
 
 Context = NodeContext[GeneralisedState, GeneralisedBound]
 
 
 class LocalErrors(NamedTuple):
-    """What follows from the belief and the messages from above; shared by all rules of the node.
+    """What follows from the belief and the messages from above; shared by all rules of the node."""
 
-    error: the node's own error ε (B, rows, dim). jacobian: ∂ε/∂x̃ (B, rows·dim, n). precision: Π̃. weighted: ξ = Π̃ε.
-    mappings: g̃ of each node that is predicted below, linearised. by_cause: ∂ε/∂ṽ (B, rows·dim, n_v) for each cause
-    that drives the node. mapped: ∂g̃/∂ṽ, by the links below whose mappings take causes.
-    """
-
-    error: Tensor
-    jacobian: Tensor
-    precision: Precision
-    weighted: Tensor
-    mappings: Mapping[Predicts, Linearisation]
-    by_cause: Mapping[Drives, Tensor] = MappingProxyType({})
-    mapped: Mapping[Predicts, Mapping[Drives, Tensor]] = MappingProxyType({})
+    error: Tensor  # the node's own error ε, (B, rows, dim)
+    jacobian: Tensor  # ∂ε/∂x̃, (B, rows·dim, n)
+    precision: Precision  # Π̃
+    weighted: Tensor  # ξ = Π̃ε
+    mappings: Mapping[Predicts, Linearisation]  # g̃ of each node that is predicted below, linearised
+    by_cause: Mapping[Drives, Tensor] = MappingProxyType({})  # ∂ε/∂ṽ (B, rows·dim, n_v) for each cause
+    mapped: Mapping[Predicts, Mapping[Drives, Tensor]] = MappingProxyType({})  # ∂g̃/∂ṽ of mappings that take causes
 
 
 def _error(ctx: Context, link: Predicts | Drives, eliminate: bool) -> PredictionError:

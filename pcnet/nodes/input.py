@@ -1,7 +1,5 @@
 """Known inputs, which predict a cause that may differ from them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, ClassVar
 

@@ -1,7 +1,5 @@
 """Kalman states: hidden states whose belief is carried from one observation to the next."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import KW_ONLY
 from functools import partial
@@ -15,7 +13,7 @@ from pcnet.errors import GraphError, SettingError
 from pcnet.functions.linearisation import Linearisation
 from pcnet.model.context import Neighbours, NodeContext, Now
 from pcnet.model.links import AnyLink, Drives, Parametrises, Predicts, Weighs
-from pcnet.model.messages import GaussianPrediction, ParameterTransition, PredictionError, ScoreError, score_error
+from pcnet.model.messages import GaussianPrediction, ParameterTransition, PredictionError, ScoreError
 from pcnet.model.node import BatchSpec, Energy, ErrorShape, Node, Recordable
 from pcnet.model.protocols import ForecastsAlone, ForecastStart, ForecastStep
 from pcnet.nodes.augmented_layout import AugmentedStateLayout, NoiseBlock, make_layout, repeat_per_channel
@@ -29,55 +27,45 @@ from pcnet.numerics.kalman import GaussianWithSensitivities, PredictiveDistribut
 from pcnet.numerics.kernels import SquaredExponential
 from pcnet.numerics.laplace import standard_deviations
 from pcnet.numerics.trees import select, spans, tree_map
-from pcnet.settings import PositiveVector, Vector, at_least_1d, number, settings
+from pcnet.settings import PositiveVector, Vector, at_least_1d, check_size, number, settings
 
 OVERFLOW = "covariance overflowed; pass NaN for outliers, or use on_divergence='hold'"
 
 
 class Reference(NamedTuple):
-    """The parameters and noises that the belief was computed with.
+    """The parameters and noises that the belief was computed with."""
 
-    parameters (B, p); variance (B, all channels); lengthscale (B, noises); transitions: number of the last transition
-    of each parameter, (B, p).
-    """
-
-    parameters: Tensor
-    variance: Tensor
-    lengthscale: Tensor
-    transitions: Tensor
+    parameters: Tensor  # (B, p)
+    variance: Tensor  # (B, all channels)
+    lengthscale: Tensor  # (B, noises)
+    transitions: Tensor  # number of the last transition of each parameter, (B, p)
 
 
 class Evidence(NamedTuple):
-    """What the last observation contributed.
+    """What the last observation contributed."""
 
-    parameters: score (B, p) with information. noise: score of the own log-variances (B, o) with information.
-    correction (B, dim): change of the mean. weighted_error (B, dim): Σ Cᵀξ.
-    """
-
-    parameters: ScoreAndInformation
-    noise: ScoreAndInformation
-    correction: Tensor
-    weighted_error: Tensor
+    parameters: ScoreAndInformation  # of the parameters, p
+    noise: ScoreAndInformation  # of the own log-variances, o
+    correction: Tensor  # change of the mean, (B, dim)
+    weighted_error: Tensor  # Σ Cᵀξ, (B, dim)
 
 
 class KalmanState(NamedTuple):
     """The belief about the augmented state; what it was computed with; and what was sent and received.
 
-    sent: the last prediction of each node below, in the order of the links. It stays in force until the next time
-    update, which for a level of a stack is many observations later. time: of the last time update, (B,), in double
-    precision. phase: of each noise model, (B, noises).
+    A prediction stays in force until the next time update, which for a level of a stack is many observations later.
     """
 
     belief: GaussianWithSensitivities
     reference: Reference
-    sent: tuple[GaussianPrediction, ...]
+    sent: tuple[GaussianPrediction, ...]  # the last prediction of each node below, in the order of the links
     evidence: Evidence
-    time: Tensor
-    phase: Tensor
+    time: Tensor  # of the last time update, (B,), in double precision
+    phase: Tensor  # of each noise model, (B, noises)
 
 
 class KalmanBound(NamedTuple):
-    """Constants of a run: layout, and mean and variance of the first state, (B, dim)."""
+    """Constants of a run; mean and variance of the first state are (B, dim)."""
 
     layout: AugmentedStateLayout
     initial_mean: Tensor
@@ -150,11 +138,7 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], FlowForecasts, ForecastsAl
         if self.initial_mean is not None and at_least_1d(self.initial_mean).shape[-1] != self.dim:
             given = tuple(self.initial_mean.shape)
             raise SettingError(f"{self.title}: initial_mean has shape {given}; it must end in {self.dim}")
-        if at_least_1d(self.initial_sd).shape[-1] not in (1, self.dim):
-            raise SettingError(
-                f"{self.title}: initial_sd must be one number or end in {self.dim} (for a batch of single values add a "
-                "dimension: initial_sd[:, None])"
-            )
+        check_size(self.title, "initial_sd", self.initial_sd, self.dim)
         if 0 < self.n_pulses < 3:
             raise SettingError(f"{self.title}: smooth noise needs n_pulses=3 or more; 0 replaces it by white noise")
 
@@ -298,7 +282,8 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], FlowForecasts, ForecastsAl
             assert noise is not None
             return noise_score_error(evidence.noise.part(layout.own[link].levels), noise.levels)
         assert isinstance(link, Parametrises)
-        return score_error(evidence.parameters.part(layout.parameters[link]))
+        score, information = evidence.parameters.part(layout.parameters[link])
+        return ScoreError(score, lambda: information)
 
     def predict(self, ctx: Context) -> KalmanState:
         """Time update of the belief, and the predictions of the nodes below."""

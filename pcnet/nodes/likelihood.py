@@ -1,7 +1,5 @@
 """Sensory nodes with a likelihood of one's own: counts, choices, heavy tails."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Mapping
 from functools import cached_property
@@ -23,23 +21,17 @@ from pcnet.numerics.kernels import White
 from pcnet.numerics.precision import DenseCurvature
 from pcnet.settings import settings
 
-NEWTON_STEPS = 12
-"""Newton steps to the mode of likelihood times predictive distribution."""
+NEWTON_STEPS = 12  # Newton steps to the mode of likelihood times predictive distribution
 
 
 class Laplace(NamedTuple):
-    """The likelihood around a prediction, and the errors that follow from it.
+    """The likelihood around a prediction, and the errors that follow from it."""
 
-    prediction: where it is expanded, (B, dim): the prediction itself or, below a Kalman state, the posterior mode.
-    log_density (B,): log-likelihood or, below a Kalman state, Laplace's approximation of the log-evidence. weighted
-    (B, dim) and curvature (B, dim, dim): error and precision for the parent. exact (B, dim): −∂²ℓ/∂p².
-    """
-
-    prediction: Tensor
-    log_density: Tensor
-    weighted: Tensor
-    curvature: Tensor
-    exact: Tensor
+    prediction: Tensor  # where it is expanded, (B, dim): the prediction or, below a Kalman state, the posterior mode
+    log_density: Tensor  # log-likelihood (B,) or, below a Kalman state, Laplace's approximation of the log-evidence
+    weighted: Tensor  # error for the parent, (B, dim)
+    curvature: Tensor  # precision for the parent, (B, dim, dim)
+    exact: Tensor  # −∂²ℓ/∂p², (B, dim)
 
 
 @settings

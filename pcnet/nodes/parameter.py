@@ -1,7 +1,5 @@
 """Parameter nodes: slow Gaussian beliefs about the parameters of a flow or mapping."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import KW_ONLY
 from functools import partial
@@ -10,30 +8,28 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from pcnet.errors import GraphError, SettingError
+from pcnet.errors import GraphError
 from pcnet.model.context import Neighbours, NodeContext
 from pcnet.model.links import AnyLink, Parametrises, Predicts, Weighs
 from pcnet.model.messages import GaussianPrediction, ParameterPrediction, ParameterTransition, PredictionError
 from pcnet.model.node import BatchSpec, ErrorShape, Indefinite, Node, Recordable
 from pcnet.model.protocols import ForecastContext, Forecasts, ForecastStart
+from pcnet.nodes.flow import check_predictors
 from pcnet.nodes.slow_belief import SlowBelief
 from pcnet.numerics.coloured_noise import Noise, NoiseSpec
 from pcnet.numerics.estimators import GradientAccumulator, ParameterEstimator
 from pcnet.numerics.kernels import White
 from pcnet.numerics.laplace import covariance_of, laplace_posterior, largest_eigenvalue, standard_deviations
 from pcnet.numerics.precision import DenseCurvature
-from pcnet.settings import PositiveVector, Vector, broadcast, settings
+from pcnet.settings import PositiveVector, Vector, check_shapes, check_size, settings
 
 
 class ParameterState(NamedTuple):
-    """Mean (B, p), posterior precision (B, p, p) with log|Σ| (B,), the same of the prior, and the last transition.
+    """The belief with its prior, the last transition, and gradients and curvatures since the last update."""
 
-    accumulated: gradients and curvatures since the last update.
-    """
-
-    mean: Tensor
-    precision: Tensor
-    log_det_covariance: Tensor
+    mean: Tensor  # (B, p)
+    precision: Tensor  # (B, p, p)
+    log_det_covariance: Tensor  # log|Σ|, (B,)
     prior_mean: Tensor
     prior_precision: Tensor
     prior_log_det_covariance: Tensor
@@ -42,15 +38,12 @@ class ParameterState(NamedTuple):
 
 
 class ParameterBound(NamedTuple):
-    """Constants of a run: estimator, prior mean and standard deviation (B, p).
-
-    online: whether the parameters are learned during a run, and not after passes over recorded data.
-    """
+    """Constants of a run; mean and standard deviation of the prior are (B, p)."""
 
     estimator: ParameterEstimator
     mean: Tensor
     sd: Tensor
-    online: bool
+    online: bool  # whether the parameters are learned during a run, and not after passes over recorded data
 
 
 Context = NodeContext[ParameterState, ParameterBound]
@@ -88,14 +81,8 @@ class ParameterNode(SlowBelief, Forecasts):
         Node.__post_init__(self)
         if self.mean.dim() == 0:
             object.__setattr__(self, "mean", self.mean[None])
-        if self.sd.dim() and self.sd.shape[-1] not in (1, self.n_parameters):
-            given = f"sd has {self.sd.shape[-1]} values in its last dimension, mean has {self.n_parameters}"
-            raise SettingError(f"{self.title}: {given}")
-        try:
-            _ = broadcast(self.mean.shape, self.sd.shape)
-        except RuntimeError:
-            shapes = f"mean {tuple(self.mean.shape)} and sd {tuple(self.sd.shape)}"
-            raise SettingError(f"{self.title}: the shapes of {shapes} do not fit together") from None
+        check_size(self.title, "sd", self.sd, self.n_parameters)
+        check_shapes(self.title, mean=self.mean, sd=self.sd)
 
     @property
     def n_parameters(self) -> int:
@@ -115,11 +102,7 @@ class ParameterNode(SlowBelief, Forecasts):
         estimator = self.resolve_estimator(links)
         states = [link.parent for link in links.above_of(Predicts)]
         kalman = [state for state in states if state.sends_covariance]
-        if kalman and len(states) > 1:
-            names = " and ".join(repr(state.name) for state in states)
-            raise GraphError(
-                f"{self.title} is predicted by {names}, one of which is a Kalman state; join them into one state"
-            )
+        check_predictors(self, states)
         if estimator.needs_curvature and states and not kalman:
             keeps = f"{type(estimator).__name__} keeps its first prior; use RobbinsMonro, or a KalmanStateNode above"
             raise GraphError(f"{self.title} is predicted from above, but {keeps}")

@@ -1,7 +1,5 @@
 """Precision nodes: the log-precisions and the correlation time of one error."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import KW_ONLY
@@ -25,19 +23,19 @@ from pcnet.numerics.kalman import ScoreAndInformation
 from pcnet.numerics.kernels import Autocorrelation, Kernel, Matern, SquaredExponential, lengthscale_of
 from pcnet.numerics.laplace import standard_deviations
 from pcnet.numerics.precision import CholeskyPrecision, Precision
-from pcnet.settings import Positive, PositiveVector, Vector, at_least_1d, broadcast, number, settings
+from pcnet.settings import Positive, PositiveVector, Vector, at_least_1d, broadcast, check_shapes, number, settings
 
 
 class PrecisionState(NamedTuple):
-    """Mean (B, n), posterior precision with log|Σ| (B,), and the same of the prior.
+    """The belief with its prior, and gradients and curvatures since the last update.
 
     Log-precisions alone do not interact: their precision is a diagonal, (B, n). With couplings, a learned lengthscale,
-    or an estimator that uses curvatures, it is (B, n, n). accumulated: gradients and curvatures since the last update.
+    or an estimator that uses curvatures, it is (B, n, n).
     """
 
-    mean: Tensor
+    mean: Tensor  # (B, n)
     precision: Tensor
-    log_det_covariance: Tensor
+    log_det_covariance: Tensor  # log|Σ|, (B,)
     prior_mean: Tensor
     prior_precision: Tensor
     prior_log_det_covariance: Tensor
@@ -45,20 +43,15 @@ class PrecisionState(NamedTuple):
 
 
 class PrecisionBound(NamedTuple):
-    """Constants of a run.
-
-    mean, sd: the prior, (B, n). temporal: S⁻¹ with its log-determinant, for each number of orders that is weighed.
-    kernel: the autocorrelation behind it. levels: number of log-precisions. interacting: whether precisions of the
-    belief are matrices.
-    """
+    """Constants of a run; mean and standard deviation of the prior are (B, n)."""
 
     estimator: ParameterEstimator
     mean: Tensor
     sd: Tensor
-    temporal: dict[int, tuple[Tensor, Tensor]]
-    kernel: Kernel
-    levels: int
-    interacting: bool
+    temporal: dict[int, tuple[Tensor, Tensor]]  # S⁻¹ with its log-determinant, by number of orders that are weighed
+    kernel: Kernel  # the autocorrelation behind it
+    levels: int  # number of log-precisions
+    interacting: bool  # whether precisions of the belief are matrices
 
 
 Context = NodeContext[PrecisionState, PrecisionBound]
@@ -120,10 +113,9 @@ class PrecisionNode(SlowBelief):
             raise SettingError(f"{self.title}: {self.noise_kernel!r} has no lengthscale to learn")
         if learned and (self.channels == "full" or self.curvature == "exact"):
             raise SettingError(f"{self.title}: correlation_time_sd excludes channels='full' and curvature='exact'")
-        try:
-            _ = broadcast(self.prior_mean.shape, at_least_1d(self.sd).shape)
-        except RuntimeError:
-            raise SettingError(f"{self.title}: the shapes of sd and mean do not fit together") from None
+        given = self.prior_precision if self.mean is None else self.mean
+        assert given is not None
+        check_shapes(self.title, mean=given, sd=self.sd)
 
     @property
     def noise_kernel(self) -> Kernel:

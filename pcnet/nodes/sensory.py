@@ -1,7 +1,5 @@
 """Sensory nodes: turn observations into generalised observations and compute the sensory error."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import KW_ONLY
@@ -18,6 +16,7 @@ from pcnet.model.links import AnyLink, Predicts, Weighs
 from pcnet.model.messages import GaussianPrediction, PredictionError, ScoreError
 from pcnet.model.node import BatchSpec, Energy, ErrorShape, Node, Recordable
 from pcnet.model.protocols import ForecastContext, Forecasts
+from pcnet.nodes.flow import check_predictors
 from pcnet.nodes.precision import PrecisionNode, noise_score_error, precision_score
 from pcnet.numerics import kalman
 from pcnet.numerics.branching import holds
@@ -31,51 +30,36 @@ from pcnet.settings import NotNegative, Positive, number, settings
 
 
 class SensoryState(NamedTuple):
-    """The generalised observation, and the history that its derivatives are computed from.
+    """The generalised observation, and the history that its derivatives are computed from."""
 
-    observation: ỹ (B, orders, dim); of a missing channel, that of its last observation. seen: how many orders of each
-    channel are observed now, (B, dim). since: time since each channel was last observed, (B, dim). known: how many
-    orders of it were known then, (B, dim). samples, ages: the last samples (B, window, dim), the newest first, and
-    their ages, for derivatives="fit". motion: four orders by differences (B, 4, dim), NaN while unknown, from which the
-    lengthscale of smooth noise is learned.
-    """
-
-    observation: Tensor
-    seen: Tensor
-    since: Tensor
-    known: Tensor
-    samples: Tensor
-    ages: Tensor
-    motion: Tensor
+    observation: Tensor  # ỹ (B, orders, dim); of a missing channel, that of its last observation
+    seen: Tensor  # how many orders of each channel are observed now, (B, dim)
+    since: Tensor  # time since each channel was last observed, (B, dim)
+    known: Tensor  # how many orders of it were known then, (B, dim)
+    samples: Tensor  # the last samples, the newest first, for derivatives="fit", (B, window, dim)
+    ages: Tensor  # their ages, (B, window, dim)
+    motion: Tensor  # differences for learning the lengthscale of smooth noise, NaN while unknown, (B, 4, dim)
 
 
 class SensoryBound(NamedTuple):
-    """Constants of a run.
+    """Constants of a run."""
 
-    extrapolation: matrix exp(D·extrapolate) (B, orders, orders), if it is used. reach: longest time between two samples
-    from which differences are taken, (B, 1). full, now, ages: `seen`, `since` and `ages` while nothing is missing and
-    samples come at their interval. tracks_motion: whether the lengthscale of the noise is learned from values alone.
-    """
-
-    extrapolation: Tensor | None
-    reach: Tensor
-    full: Tensor
-    now: Tensor
-    ages: Tensor
-    tracks_motion: bool
+    extrapolation: Tensor | None  # matrix exp(D·extrapolate), (B, orders, orders), if it is used
+    reach: Tensor  # longest time between two samples from which differences are taken, (B, 1)
+    full: Tensor  # `seen` while nothing is missing
+    now: Tensor  # `since` while nothing is missing
+    ages: Tensor  # `ages` while nothing is missing and samples come at their interval
+    tracks_motion: bool  # whether the lengthscale of the noise is learned from values alone
 
 
 class SensoryErrors(NamedTuple):
-    """The prediction g̃, the error ε̃ = ỹ − g̃, its precision Π̃ and ξ = Π̃ε̃; (B, orders, dim) each.
-
-    distribution: the predictive distribution, if the state sends one; then Π̃ is its precision.
-    """
+    """The prediction g̃, the error ε̃ = ỹ − g̃, its precision Π̃ and ξ = Π̃ε̃; (B, orders, dim) each."""
 
     prediction: Tensor
     error: Tensor
     precision: Precision | DensePrecision
     weighted: Tensor
-    distribution: PredictiveDistribution | None = None
+    distribution: PredictiveDistribution | None = None  # if the state sends one; then Π̃ is its precision
 
 
 Context = NodeContext[SensoryState, SensoryBound]
@@ -164,11 +148,7 @@ class SensoryNode(Node[SensoryState, SensoryBound], Forecasts):
             raise GraphError(f"{self.title} is predicted by nothing: add graph.predicts(state, {self.name})")
         if not links.above_of(Weighs):
             raise GraphError(f"{self.title} has no precision: add graph.weighs(PrecisionNode(...), {self.name})")
-        if len(states) > 1 and any(state.sends_covariance for state in states):
-            names = " and ".join(repr(state.name) for state in states)
-            raise GraphError(
-                f"{self.title} is predicted by {names}, one of which is a Kalman state; join them into one state"
-            )
+        check_predictors(self, states)
 
     def default_estimator(self, link: AnyLink, above: tuple[AnyLink, ...]) -> ParameterEstimator | None:
         states = [other for other in above if isinstance(other, Predicts)]
@@ -329,10 +309,8 @@ class SensoryNode(Node[SensoryState, SensoryBound], Forecasts):
             assert isinstance(found.precision, Precision)
             return precision_score(found.precision, found.error, found.weighted)
         assert isinstance(found.precision, DensePrecision)
-        score, noise = (
-            kalman.noise_score(found.distribution, found.error[:, 0], found.precision.matrix),
-            self._noise(ctx),
-        )
+        score = kalman.noise_score(found.distribution, found.error[:, 0], found.precision.matrix)
+        noise = self._noise(ctx)
         assert noise is not None
         lengthscale = self._lengthscale_score(ctx, noise) if noise.learned_lengthscale else None
         return noise_score_error(score, noise.levels, lengthscale)

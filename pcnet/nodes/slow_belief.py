@@ -1,7 +1,5 @@
 """What parameter and precision nodes share: a slow Gaussian belief, learned by an estimator."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 import torch
@@ -27,8 +25,7 @@ class SlowBelief(Node[Any, Any], FitsRecordedData):
     estimator: ParameterEstimator | None
     curvature: str
     indefinite: Indefinite
-    informed_by: ClassVar[type[Parametrises | Weighs]]
-    """The kind of link on which errors come."""
+    informed_by: ClassVar[type[Parametrises | Weighs]]  # the kind of link on which errors come
     private_fields: ClassVar[frozenset[str]] = frozenset({"accumulated"})
 
     def resolve_estimator(self, links: Neighbours) -> ParameterEstimator:

@@ -14,30 +14,24 @@ from pcnet.numerics.branching import holds
 from pcnet.numerics.kalman import GaussianWithSensitivities
 from pcnet.numerics.kernels import Kernel, Matern, SquaredExponential, lengthscale_of
 
-SPACING = 1.2
-"""Distance of two pulses in widths of a pulse: leaves 0.2 % of the variance unexplained."""
-WHITE_REMAINDER = 1e-3
-"""Share of the variance, averaged over a spacing, that the pulse expansion leaves to white noise."""
+SPACING = 1.2  # distance of two pulses in widths of a pulse: leaves 0.2 % of the variance unexplained
+WHITE_REMAINDER = 1e-3  # share of the variance, averaged over a spacing, that the pulse expansion leaves to white noise
 
 
 class NoiseSpec(NamedTuple):
-    """What is known of a noise before a run.
+    """What is known of a noise before a run."""
 
-    kernel: its autocorrelation, expanded to the batch; channels: how many; levels: the number of learned log-variances
-    (one per channel, one for all, or none); learned_lengthscale: whether the lengthscale of the kernel is learned too.
-    """
-
-    kernel: Kernel
+    kernel: Kernel  # its autocorrelation, expanded to the batch
     channels: int
-    levels: int
-    learned_lengthscale: bool = False
+    levels: int  # number of learned log-variances: one per channel, one for all, or none
+    learned_lengthscale: bool = False  # whether the lengthscale of the kernel is learned too
 
 
 class Noise(NamedTuple):
-    """A noise during a run: its variance (B, channels) and its present autocorrelation; see `NoiseSpec`."""
+    """A noise during a run; see `NoiseSpec`."""
 
-    variance: Tensor
-    kernel: Kernel
+    variance: Tensor  # (B, channels)
+    kernel: Kernel  # its present autocorrelation
     levels: int
     learned_lengthscale: bool = False
 

@@ -1,7 +1,5 @@
 """Semi-Markov categories: dwell-time distributions as chains of stages."""
 
-from __future__ import annotations
-
 from dataclasses import KW_ONLY
 from typing import Annotated, Literal
 
@@ -10,10 +8,9 @@ from pydantic import AfterValidator
 from torch import Tensor
 
 from pcnet.errors import SettingError
-from pcnet.settings import PositiveVector, Vector, at_least_1d, broadcast, not_negative, settings
+from pcnet.settings import PositiveVector, Vector, at_least_1d, check_shapes, check_size, not_negative, settings
 
-ROUNDING = 1e-9
-"""Tolerance for rounding of the number of stages and of the bounds of the variance."""
+ROUNDING = 1e-9  # tolerance for rounding of the number of stages and of the bounds of the variance
 
 
 @settings
@@ -36,11 +33,7 @@ class DwellTime:
     order: Literal["cycle", "any"] = "any"
 
     def __post_init__(self) -> None:
-        try:
-            _ = broadcast(self.mean.shape, self.sd.shape)
-        except RuntimeError:
-            shapes = f"mean {tuple(self.mean.shape)} and sd {tuple(self.sd.shape)}"
-            raise SettingError(f"DwellTime: the shapes of {shapes} do not fit together") from None
+        check_shapes("DwellTime", mean=self.mean, sd=self.sd)
         mean, variance = self.mean, self.sd**2
         part = mean - mean.floor()
         least, most = part * (1 - part), mean**2 - mean
@@ -86,10 +79,6 @@ class DwellTime:
         """⌈mean²/(mean + sd²)⌉, (..., categories)."""
         mean, sd = at_least_1d(self.mean), at_least_1d(self.sd)
         for value in (mean, sd):
-            if value.shape[-1] not in (1, categories):
-                raise SettingError(
-                    f"DwellTime: mean and sd must be one number or end in {categories}, one for each category, not in "
-                    f"{value.shape[-1]} (for a batch of single values add a dimension: mean[:, None])"
-                )
+            check_size("DwellTime", "mean and sd", value, categories)
         counts = (mean**2 / (mean + sd**2) - ROUNDING).ceil()
         return counts.expand(*counts.shape[:-1], categories)

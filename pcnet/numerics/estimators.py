@@ -1,10 +1,8 @@
 """Estimators: how parameters and log-precisions are learned from accumulated gradients."""
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -14,38 +12,28 @@ from pcnet.numerics.integrators import column
 from pcnet.numerics.laplace import laplace_posterior
 from pcnet.settings import Fraction, NotNegative, Numbers, Positive, number, settings
 
-FORGETTING_OFFSET = 10
-"""Offset t₀ of decaying forgetting, φ_j = decaying_forgetting/(j + t₀)."""
-CARRY_OVER = 0.75
-"""Share of the excess of a clipped step that carries over to the next step."""
-RECENT = 8
-"""Memory, in steps, of the recent gradient and curvature that a covariance reset looks at."""
-ONE_PERCENT_QUANTILE, FIVE_PERCENT_QUANTILE = 2.326, 1.645
-"""Upper quantiles of the standard normal distribution."""
+FORGETTING_OFFSET = 10  # offset t₀ of decaying forgetting, φ_j = decaying_forgetting/(j + t₀)
+CARRY_OVER = 0.75  # share of the excess of a clipped step that carries over to the next step
+RECENT = 8  # memory, in steps, of the recent gradient and curvature that a covariance reset looks at
+ONE_PERCENT_QUANTILE, FIVE_PERCENT_QUANTILE = 2.326, 1.645  # upper quantiles of the standard normal distribution
 
 
 class GradientAccumulator(NamedTuple):
-    """What an estimator has accumulated.
+    """What an estimator has accumulated. All but the first four are empty in estimators without curvature."""
 
-    Since the last step: gradient (B, n), curvature (B, n, n) and number of observations (B,). Since the start: number
-    of steps and of regularised posteriors (B,), precision of the belief and of the initial prior (B, n, n). residual is
-    the gradient that carries over from clipped steps (B, n); recent_gradient and recent_curvature are discounted sums
-    over the last steps. All but the first four are empty in estimators without curvature.
-    """
-
-    gradient: Tensor
-    observations: Tensor
-    steps: Tensor
-    regularised: Tensor
-    curvature: Tensor
-    precision: Tensor
-    prior_precision: Tensor
-    residual: Tensor
-    recent_gradient: Tensor
-    recent_curvature: Tensor
+    gradient: Tensor  # since the last step, (B, n)
+    observations: Tensor  # since the last step, (B,)
+    steps: Tensor  # since the start, (B,)
+    regularised: Tensor  # number of regularised posteriors since the start, (B,)
+    curvature: Tensor  # since the last step, (B, n, n)
+    precision: Tensor  # of the belief, (B, n, n)
+    prior_precision: Tensor  # of the initial prior, (B, n, n)
+    residual: Tensor  # gradient that carries over from clipped steps, (B, n)
+    recent_gradient: Tensor  # discounted sum over the last steps, (B, n)
+    recent_curvature: Tensor  # discounted sum over the last steps, (B, n, n)
 
     @classmethod
-    def zeros(cls, like: Tensor) -> GradientAccumulator:
+    def zeros(cls, like: Tensor) -> Self:
         """An empty accumulator without curvatures, for a mean like (B, n)."""
         zero = like.new_zeros(like.shape[0])
         return cls(torch.zeros_like(like), zero, zero, zero, *([like.new_zeros(len(like), 0, 0)] * 6))

@@ -3,8 +3,6 @@
 A generalised variable is a tensor (..., orders, dim): value, velocity, acceleration, and so on.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

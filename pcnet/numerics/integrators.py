@@ -1,7 +1,5 @@
 """Integrators: how a generalised state moves along its flow and down the free-energy gradient."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from typing import Literal, NamedTuple
 
@@ -18,30 +16,32 @@ def column(value: Tensor, trailing: int) -> Tensor:
 
 
 class LocalQuadratic(NamedTuple):
-    """Local quadratic model of the free energy F around a mean x̃ (B, n).
+    """Local quadratic model of the free energy F around a mean x̃."""
 
-    motion Dx̃ (B, n), shift matrix D (n, n), gradient ∇F (B, n), curvature H (B, n, n), None for integrators that do not
-    need it, and relative_dt, the elapsed time in sampling intervals (B,), None for 1.
-    """
-
-    mean: Tensor
-    motion: Tensor
-    shift: Tensor
-    gradient: Tensor
-    curvature: Tensor | None
-    relative_dt: Tensor | None = None
+    mean: Tensor  # x̃, (B, n)
+    motion: Tensor  # Dx̃, (B, n)
+    shift: Tensor  # D, (n, n)
+    gradient: Tensor  # ∇F, (B, n)
+    curvature: Tensor | None  # H (B, n, n), None for integrators that do not need it
+    relative_dt: Tensor | None = None  # elapsed time in sampling intervals, (B,); None for 1
 
     def scale_time(self, time: Tensor) -> Tensor:
         """A step size per sampling interval times the elapsed sampling intervals; () or (B,)."""
         return time if self.relative_dt is None else time * self.relative_dt
 
 
+class JointStep(NamedTuple):
+    """A step with the neighbour fixed, and how it depends on the neighbour's step δp."""
+
+    step: Tensor  # (B, n)
+    sensitivity: Tensor  # −δμ̃/δp, (B, n, p)
+
+
 class StateIntegrator(ABC):
     """Update rule of a generalised state."""
 
     needs_curvature: bool = True
-    implicit: bool = False
-    """Whether steps are implicit, so that neighbouring nodes can take them jointly."""
+    implicit: bool = False  # whether steps are implicit, so that neighbouring nodes can take them jointly
 
     @abstractmethod
     def step(self, local: LocalQuadratic) -> Tensor:
@@ -88,13 +88,6 @@ class ExplicitEuler(StateIntegrator):
     def step(self, local: LocalQuadratic) -> Tensor:
         time, kappa = (column(v, 1) for v in (local.scale_time(self.step_size), self.kappa))
         return time * (local.motion - kappa * local.gradient)
-
-
-class JointStep(NamedTuple):
-    """A step (B, n) with the neighbour fixed, and its sensitivity −δμ̃/δp (B, n, p) to the neighbour's step δp."""
-
-    step: Tensor
-    sensitivity: Tensor
 
 
 @settings

@@ -16,16 +16,12 @@ from pcnet.numerics.branching import holds
 
 
 class GaussianWithSensitivities(NamedTuple):
-    """A Gaussian belief and its derivatives with respect to parameters and log-variances.
+    """A Gaussian belief and its derivatives with respect to parameters and log-variances."""
 
-    mean (B, n); covariance_by_source (B, 1 + s, n, n), of which the first is the part of no learned noise; dmean_dtheta
-    (B, n, p); dmean_dlogvar (B, n, s).
-    """
-
-    mean: Tensor
-    covariance_by_source: Tensor
-    dmean_dtheta: Tensor
-    dmean_dlogvar: Tensor
+    mean: Tensor  # (B, n)
+    covariance_by_source: Tensor  # (B, 1 + s, n, n), of which the first is the part of no learned noise
+    dmean_dtheta: Tensor  # (B, n, p)
+    dmean_dlogvar: Tensor  # (B, n, s)
 
     @property
     def covariance(self) -> Tensor:
@@ -35,24 +31,20 @@ class GaussianWithSensitivities(NamedTuple):
 
 
 class PredictiveDistribution(NamedTuple):
-    """The distribution of an observation before it is made, N(mean, covariance), observation noise included.
+    """The distribution of an observation before it is made, N(mean, covariance), observation noise included."""
 
-    mean (B, d); covariance (B, d, d); dmean_dlogvar (B, d, s); covariance_by_source (B, s, d, d), its derivatives with
-    respect to the log-variances; parameter_covariance (B, d, d), what uncertain parameters add to the covariance.
-    """
-
-    mean: Tensor
-    covariance: Tensor
-    dmean_dlogvar: Tensor
-    covariance_by_source: Tensor
-    parameter_covariance: Tensor
+    mean: Tensor  # (B, d)
+    covariance: Tensor  # (B, d, d)
+    dmean_dlogvar: Tensor  # (B, d, s)
+    covariance_by_source: Tensor  # derivatives of the covariance with respect to the log-variances, (B, s, d, d)
+    parameter_covariance: Tensor  # what uncertain parameters add to the covariance, (B, d, d)
 
 
 class ScoreAndInformation(NamedTuple):
-    """The gradient of a log-likelihood (B, n) and its Fisher information (B, n, n)."""
+    """The gradient of a log-likelihood and its Fisher information."""
 
-    score: Tensor
-    information: Tensor
+    score: Tensor  # (B, n)
+    information: Tensor  # (B, n, n)
 
     def part(self, of: slice) -> ScoreAndInformation:
         return ScoreAndInformation(self.score[:, of], self.information[:, of, of])

@@ -1,13 +1,11 @@
 """Autocorrelation functions of stationary noise."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import torch
 from pydantic import SkipValidation
@@ -34,7 +32,7 @@ class Kernel(ABC):
         u = torch.linspace(-16, 16, 8001, dtype=torch.float64)
         return 2 * (self.correlation(u.exp()) * u.exp()).sum(-1) * (u[1] - u[0])
 
-    def with_lengthscale(self, lengthscale: Tensor) -> Kernel:
+    def with_lengthscale(self, lengthscale: Tensor) -> Self:
         """A copy with another lengthscale."""
         other = copy.copy(self)
         object.__setattr__(other, "lengthscale", lengthscale)

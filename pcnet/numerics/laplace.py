@@ -1,7 +1,5 @@
 """Laplace approximation: posterior precisions and covariances from curvatures."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch
@@ -11,11 +9,11 @@ from pcnet.numerics.branching import holds
 
 
 class Posterior(NamedTuple):
-    """Posterior precision (B, n, n), log|Σ| (B,), and which batch elements were regularised (B,), None if none."""
+    """A Gaussian posterior."""
 
-    precision: Tensor
-    log_det_covariance: Tensor
-    regularised: Tensor | None
+    precision: Tensor  # (B, n, n)
+    log_det_covariance: Tensor  # log|Σ|, (B,)
+    regularised: Tensor | None  # which batch elements were regularised, (B,); None if none
 
 
 def laplace_posterior(curvature: Tensor) -> Posterior:

@@ -10,29 +10,21 @@ from torch import Tensor
 
 from pcnet.numerics.trees import select
 
-MAX_BACKTRACKS = 16
-"""A step that does not decrease the free action is halved this many times before the search ends."""
-MEMORY = 8
-"""Number of curvature pairs that are kept."""
-MAX_LOG_RATIO = 0.5
-"""A curvature pair is used where the log of every precision has changed by less than this since."""
+MAX_BACKTRACKS = 16  # a step that does not decrease the free action is halved this many times before the search ends
+MEMORY = 8  # number of curvature pairs that are kept
+MAX_LOG_RATIO = 0.5  # a curvature pair is used where the log of every precision has changed by less than this since
 
 
 class Iterate(NamedTuple):
-    """A point of the search, evaluated by one pass over the data.
+    """A point of the search, evaluated by one pass over the data."""
 
-    free_action (B,), which is minimised, at the concatenated means of all learned nodes (B, n); the step that the
-    estimators propose (B, n); which batch elements did not diverge (B,); gradient (B, n); precision of the beliefs,
-    block-diagonal over nodes (B, n, n); and the state of each learned node after the step.
-    """
-
-    free_action: Tensor
-    mean: Tensor
-    step: Tensor
-    feasible: Tensor
-    gradient: Tensor
-    precision: Tensor
-    states: Mapping[str, Any]
+    free_action: Tensor  # what is minimised, (B,)
+    mean: Tensor  # concatenated means of all learned nodes, (B, n)
+    step: Tensor  # the step that the estimators propose, (B, n)
+    feasible: Tensor  # which batch elements did not diverge, (B,)
+    gradient: Tensor  # (B, n)
+    precision: Tensor  # of the beliefs, block-diagonal over nodes, (B, n, n)
+    states: Mapping[str, Any]  # of each learned node after the step
 
 
 class CurvaturePair(NamedTuple):
@@ -44,20 +36,15 @@ class CurvaturePair(NamedTuple):
 
 
 class LBFGS(NamedTuple):
-    """State of the search: the best iterate so far, and the last curvature pairs, the oldest first.
-
-    For each batch element (B,): the fraction of the next step that is tried, whether the search is active, whether the
-    last step changed the free action by less than the tolerance, and the numbers of passes and of rejected steps.
-    Without pairs, steps are those of the estimators.
-    """
+    """State of the search; everything but `best` and `pairs` for each batch element, (B,)."""
 
     best: Iterate
-    step_fraction: Tensor
-    active: Tensor
-    converged: Tensor
-    iterations: Tensor
-    backtracks: Tensor
-    pairs: tuple[CurvaturePair, ...] = ()
+    step_fraction: Tensor  # fraction of the next step that is tried
+    active: Tensor  # whether the search goes on
+    converged: Tensor  # whether the last step changed the free action by less than the tolerance
+    iterations: Tensor  # number of passes
+    backtracks: Tensor  # number of rejected steps
+    pairs: tuple[CurvaturePair, ...] = ()  # the last ones, the oldest first; without any, steps are the estimators'
 
     @classmethod
     def init(cls, first: Iterate) -> LBFGS:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import ClassVar
 
 import torch
@@ -10,28 +13,22 @@ from torch import Tensor
 
 from pcnet.numerics.branching import holds
 
-SMALL = 32
-"""Up to this many rows dense matrices are faster than structured ones."""
+SMALL = 32  # up to this many rows dense matrices are faster than structured ones
 
 
+@dataclass(eq=False)
 class Precision:
-    """Π̃ = temporal ⊗ diag(channel): temporal S⁻¹ (B, rows, rows), channel e^λ (B, dim), and log_det log|Π̃| (B,).
+    """Π̃ = temporal ⊗ diag(channel).
 
     `gradient`, `information` and `curvature` are derivatives of the energy E = ½ε̃ᵀΠ̃ε̃ − ½log|Π̃| in λ (B, dim). With
     `learns_lengthscale` the lengthscale ℓ in temporal = diag(ℓⁱ) T diag(ℓⁱ), over the orders i, is a parameter too.
     """
 
-    __slots__ = ("_dense", "channel", "learns_lengthscale", "log_det", "temporal")
-
-    separable: ClassVar[bool] = True
-    """Whether all channels have the same temporal part."""
-
-    def __init__(self, temporal: Tensor, channel: Tensor, log_det: Tensor, learns_lengthscale: bool = False) -> None:
-        self.temporal = temporal
-        self.channel = channel
-        self.log_det = log_det
-        self.learns_lengthscale = learns_lengthscale
-        self._dense: Tensor | None = None
+    temporal: Tensor  # S⁻¹, (B, rows, rows)
+    channel: Tensor  # e^λ, (B, dim)
+    log_det: Tensor  # log|Π̃|, (B,)
+    learns_lengthscale: bool = False
+    separable: ClassVar[bool] = True  # whether all channels have the same temporal part
 
     def observed(self, seen: Tensor) -> Precision:
         """The marginal precision of the first `seen` (B, dim) orders of each channel; zero for the others."""
@@ -39,11 +36,11 @@ class Precision:
         batch = torch.arange(len(seen), device=seen.device)[:, None]
         orders = seen.long()
         total = (torch.xlogy(seen, self.channel) + log_det[batch, orders]).sum(-1)
-        return ObservedPrecision(leading[batch, orders], self.channel, total, seen, self.learns_lengthscale)
+        return ObservedPrecision(leading[batch, orders], self.channel, total, self.learns_lengthscale, seen=seen)
 
     def scaled(self, weight: Tensor) -> Precision:
         """A copy with channels multiplied by a weight (B, dim) and the same log_det."""
-        return Precision(self.temporal, self.channel * weight, self.log_det, self.learns_lengthscale)
+        return dataclasses.replace(self, channel=self.channel * weight)
 
     def weigh(self, error: Tensor) -> Tensor:
         """ξ = Π̃ε; (B, rows, dim) → (B, rows, dim)."""
@@ -69,11 +66,13 @@ class Precision:
 
     def dense(self) -> Tensor:
         """Π̃ as a matrix, (B, rows·dim, rows·dim)."""
-        if self._dense is None:
-            size = self.temporal.shape[1] * self.channel.shape[1]
-            blocks = self.temporal[:, :, None, :, None] * self._channel_matrix()[:, None, :, None, :]
-            self._dense = blocks.reshape(-1, size, size)
         return self._dense
+
+    @cached_property
+    def _dense(self) -> Tensor:
+        size = self.temporal.shape[1] * self.channel.shape[1]
+        blocks = self.temporal[:, :, None, :, None] * self._channel_matrix()[:, None, :, None, :]
+        return blocks.reshape(-1, size, size)
 
     def _channel_matrix(self) -> Tensor:
         """Precision of the channels at one order, (B, dim, dim)."""
@@ -118,6 +117,7 @@ class Precision:
         return torch.full_like(self.channel, self.temporal.shape[1])
 
 
+@dataclass(eq=False)
 class ObservedPrecision(Precision):
     """Π̃ with missing channels or orders, which are integrated out.
 
@@ -125,17 +125,8 @@ class ObservedPrecision(Precision):
     and columns of S, and zero beyond.
     """
 
-    __slots__ = ("seen",)
+    seen: Tensor = field(kw_only=True)
     separable = False
-
-    def __init__(
-        self, temporal: Tensor, channel: Tensor, log_det: Tensor, seen: Tensor, learns_lengthscale: bool = False
-    ) -> None:
-        super().__init__(temporal, channel, log_det, learns_lengthscale)
-        self.seen = seen
-
-    def scaled(self, weight: Tensor) -> Precision:
-        return ObservedPrecision(self.temporal, self.channel * weight, self.log_det, self.seen, self.learns_lengthscale)
 
     def weigh(self, error: Tensor) -> Tensor:
         return torch.einsum("bcij,bjc->bic", self.temporal, error * self.channel[:, None, :])
@@ -147,12 +138,11 @@ class ObservedPrecision(Precision):
         weighted = torch.einsum("bcij,bjcn->bicn", self.temporal, by_channel)
         return torch.bmm(left.expand(batch, -1, -1).mT, weighted.reshape(batch, -1, n))
 
-    def dense(self) -> Tensor:
-        if self._dense is None:
-            batch, dim, rows, _ = self.temporal.shape
-            blocks = (self.temporal * self.channel[:, :, None, None]).permute(0, 2, 3, 1).diag_embed()
-            self._dense = blocks.transpose(2, 3).reshape(batch, rows * dim, rows * dim)
-        return self._dense
+    @cached_property
+    def _dense(self) -> Tensor:
+        batch, dim, rows, _ = self.temporal.shape
+        blocks = (self.temporal * self.channel[:, :, None, None]).permute(0, 2, 3, 1).diag_embed()
+        return blocks.transpose(2, 3).reshape(batch, rows * dim, rows * dim)
 
     def gradient(self, error: Tensor, weighted: Tensor) -> Tensor:
         return 0.5 * (weighted_squares(weighted, error) - self.seen)
@@ -174,12 +164,9 @@ class CholeskyPrecision(Precision):
     (B, dim), factor is T (B, dim, dim), channel is Π.
     """
 
-    __slots__ = ("factor", "log_channel")
-
     def __init__(self, temporal: Tensor, log_channel: Tensor, factor: Tensor, log_det: Tensor) -> None:
         super().__init__(temporal, factor.mT @ (log_channel.exp()[..., None] * factor), log_det)
-        self.log_channel = log_channel
-        self.factor = factor
+        self.log_channel, self.factor = log_channel, factor
 
     def observed(self, seen: Tensor) -> Precision:
         return ObservedCholeskyPrecision(self, seen)
@@ -247,17 +234,14 @@ class ObservedCholeskyPrecision(Precision):
     automatic differentiation, which is fast enough for a few tens of channels.
     """
 
-    __slots__ = ("_missing", "_whole", "seen")
     separable = False
 
     def __init__(self, whole: CholeskyPrecision, seen: Tensor) -> None:
         rows = torch.arange(whole.temporal.shape[1], device=seen.device)
-        self._whole = whole
+        self._whole, self.seen = whole, seen
         self._missing = (rows[:, None] >= seen[:, None, :]).flatten(1).to(seen)  # 1 where missing, (B, N)
-        self.seen = seen
-        matrix, log_det = _marginal(whole.dense(), self._missing)
+        self._dense, log_det = _marginal(whole.dense(), self._missing)
         super().__init__(whole.temporal, whole.channel, log_det)
-        self._dense = matrix
 
     def weigh(self, error: Tensor) -> Tensor:
         return torch.bmm(self.dense(), error.flatten(1)[..., None]).view_as(error)
@@ -339,14 +323,12 @@ def leading_precisions(temporal: Tensor) -> tuple[Tensor, Tensor]:
     return torch.stack(found[::-1], 1), log_det
 
 
+@dataclass(eq=False)
 class DenseCurvature:
     """A curvature without structure, (B, n, n)."""
 
-    __slots__ = ("matrix",)
+    matrix: Tensor
     separable: ClassVar[bool] = False
-
-    def __init__(self, matrix: Tensor) -> None:
-        self.matrix = matrix
 
     def dense(self) -> Tensor:
         """The matrix itself, (B, n, n)."""
@@ -361,14 +343,11 @@ class DenseCurvature:
         return torch.bmm(left.mT, torch.bmm(self.matrix, right))
 
 
+@dataclass(eq=False)
 class DensePrecision(DenseCurvature):
     """A precision (B, n, n) of one order without structure, with its log-determinant (B,)."""
 
-    __slots__ = ("log_det",)
-
-    def __init__(self, matrix: Tensor, log_det: Tensor) -> None:
-        super().__init__(matrix)
-        self.log_det = log_det
+    log_det: Tensor
 
     @classmethod
     def of_covariance(cls, covariance: Tensor, there: Tensor | None) -> DensePrecision:

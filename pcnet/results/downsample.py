@@ -1,7 +1,5 @@
 """Downsampling of long series to the minimum and maximum of each bin, which keeps every extreme value."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,6 +25,11 @@ def means(values: Array, bin_size: int) -> Array:
     """Mean of consecutive bins of a series (T,); an incomplete last bin is left out."""
     mean: Array = whole_bins(values, bin_size).mean(1)
     return mean
+
+
+def line_bins(count: int, bins: int = 250) -> int:
+    """Bin size by which a line of `count` points is drawn: 1, or for long ones that of about so many bins."""
+    return count // bins if count > 4 * bins else 1
 
 
 def whole_bins(values: Array, bin_size: int) -> Array:

@@ -1,9 +1,7 @@
 """Shared parts of figures: palette, light and dark colours, and drawing of time series with bands and legend."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -21,8 +19,7 @@ Style = dict[str, Any]
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 """Palette of Okabe and Ito, safe for colour-blind readers; black is reserved for the truth, yellow is too pale."""
 DASHES = (0, (4, 2))
-MAX_DOTS = 20_000
-"""Larger numbers of observations are drawn by their extremes."""
+MAX_DOTS = 20_000  # larger numbers of observations are drawn by their extremes
 OUTLIER_MARGIN = 0.5
 """Rare values are left off an axis if they exceed the others by more than this fraction of the others' range."""
 
@@ -96,7 +93,7 @@ class Series(NamedTuple):
         """All arrays but the truth."""
         return [part for part in (self.mean, self.lower, self.upper, self.observed) if part is not None]
 
-    def binned(self, bin_size: int) -> Series:
+    def binned(self, bin_size: int) -> Self:
         """Mean and range of consecutive bins."""
         if bin_size == 1:
             return self

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 WAYS = ("prediction", "error")
+MAX_SURPRISE = 4.0  # upper end of colour scales, in units of the expected error
 FULL_QUANTILE = 0.995
 """Arrows are drawn at full width from this quantile of the message sizes, so that one outlier does not dominate."""
 
@@ -47,15 +48,7 @@ class ErrorFlow:
         self.result = result.single(element)
         self.structure: GraphSummary = result.structure
         self.times: Array = self.result.times
-        missing = self._missing()
-        if missing:
-            names = ", ".join(missing)
-            raise ResultError(
-                f"the error flow needs quantities that were not recorded: {names}; run with record=Record.flow()"
-            )
 
-    def _missing(self) -> list[str]:
-        """Names of required quantities that were not recorded."""
         traces, links = self.result.traces, self.structure.links
         weighted = [link.child for link in links if link.kind == "weighs"]
         required = {
@@ -64,7 +57,10 @@ class ErrorFlow:
             "weighted_error": [f"{name}.weighted_error" for name in weighted],
             "energy": [f"{node.name}.free_energy" for node in self.structure.nodes],
         }
-        return [quantity for quantity, names in required.items() if not all(name in traces for name in names)]
+        missing = [quantity for quantity, names in required.items() if not all(name in traces for name in names)]
+        if missing:
+            lacking = f"the error flow needs quantities that were not recorded: {', '.join(missing)}"
+            raise ResultError(f"{lacking}; run with record=Record.flow()")
 
     def __repr__(self) -> str:
         return f"<ErrorFlow of {len(self.structure.nodes)} nodes at {len(self.times)} times>"
@@ -93,11 +89,7 @@ class ErrorFlow:
         return [Passage(link, way, self._size(link, way)) for link in self.structure.links for way in WAYS]
 
     def passed(self, sender: str, receiver: str, of: str | None = None) -> Array:
-        """Size of the messages from one node to another at each time, (T,).
-
-        Args:
-            of: The predicted node, if the link carries parameters of a mapping.
-        """
+        """Size of the messages from one node to another at each time, (T,); of: see `Result.message`."""
         for link in self.structure.links:
             if link.of == of and {link.parent, link.child} == {sender, receiver}:
                 return self._size(link, "prediction" if link.parent == sender else "error")
@@ -166,8 +158,6 @@ class ErrorFlow:
                 f"the page is an HTML file: give a name that ends in .html, not {path.name!r} (use animate for an "
                 "animation, result.save for the data)"
             )
-        if not path.parent.is_dir():
-            raise ResultError(f"there is no folder {str(path.parent)!r} to save into; create it first")
         with atomic_write(path) as scratch:
             scratch.write_text(render(self, title), encoding="utf-8")
         return path
@@ -185,6 +175,11 @@ def full_width(size: Array) -> float:
     if not finite.size:
         return 1.0
     return float(np.quantile(finite, FULL_QUANTILE)) or float(finite.max()) or 1.0
+
+
+def regular(times: Array) -> bool:
+    """Whether records are equally spaced."""
+    return np.allclose(np.diff(times), mean_step(times), rtol=1e-6, atol=0.0)
 
 
 def mean_step(times: Array) -> float:

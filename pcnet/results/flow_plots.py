@@ -4,8 +4,6 @@ Each function draws into the given axes or into a new figure and returns the axe
 its settings.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,20 +18,14 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from pcnet.errors import ResultError
-from pcnet.files import atomic_write
+from pcnet.files import atomic_write, check_folder
 from pcnet.results import graph_plots
-from pcnet.results.downsample import Array, means, ranges
+from pcnet.results.downsample import Array, line_bins, means, ranges
 from pcnet.results.drawing import COLOURS, Style, darken, ink, legend_above, own_axes, time_axis
-from pcnet.results.error_flow import ErrorFlow, full_width, mean_step
+from pcnet.results.error_flow import MAX_SURPRISE, ErrorFlow, full_width, mean_step, regular
 
-MAP_COLUMNS = 800
-"""Longer runs are mapped by the largest surprise of at most this many bins."""
-BINS = 250
-"""Free energies of runs longer than four times this are drawn by the means of about this many bins."""
-MAX_LINES = 6
-"""This many nodes get a line of their own; the others are summed."""
-MAX_SURPRISE = 4.0
-"""Upper end of the colour scale, in units of the expected error; lower if the run stays below it."""
+MAP_COLUMNS = 800  # longer runs are mapped by the largest surprise of at most this many bins
+MAX_LINES = 6  # this many nodes get a line of their own; the others are summed
 
 Window = Sequence[float] | None
 
@@ -49,7 +41,7 @@ def surprise_map(flow: ErrorFlow, *, ax: Axes | None = None, window: Window = No
     rows = np.stack([ranges(flow.surprise(name)[part], bin_size).high for name in names])
     times = flow.times[part]
     step, norm, colours = mean_step(times), surprise_scale(flow), surprise_colours(dark)
-    if np.allclose(np.diff(times), step, rtol=1e-6, atol=0.0):
+    if regular(times):
         extent = (times[0] - step / 2, times[0] - step / 2 + step * bin_size * rows.shape[1], len(names) - 0.5, -0.5)
         image: Any = ax.imshow(rows, aspect="auto", interpolation="nearest", cmap=colours, norm=norm, extent=extent)
     else:  # each record extends to the next one
@@ -73,7 +65,7 @@ def shares(flow: ErrorFlow, *, ax: Axes | None = None, window: Window = None, da
     """Draw the free energy of each node over time; of many nodes, the most variable ones and the sum of the others."""
     new_figure, ax, part = ax is None, own_axes(ax), flow.within(window=window)
     times = flow.times[part]
-    bin_size = len(times) // BINS if len(times) > 4 * BINS else 1
+    bin_size = line_bins(len(times))
     energies = {node.name: flow.share(node.name)[part] for node in flow.structure.nodes}
     separate = sorted(energies, key=lambda name: -float(np.nanstd(energies[name])))[:MAX_LINES]
     lines = [(n, c, energies[n]) for n, c in zip([n for n in energies if n in separate], COLOURS, strict=False)]
@@ -104,10 +96,7 @@ def message_graph(
     """Draw the graph with arrows as wide as the messages, at one time or on average over a window (default: all).
 
     Widths are relative to the 99.5 % quantile of each link, because units differ between links. Nodes are coloured by
-    surprise.
-
-    Args:
-        bar: Draw a colour bar of the surprise.
+    surprise, of which `bar` draws a colour bar.
     """
     part, norm, colours = flow.within(at, window), surprise_scale(flow), surprise_colours(dark)
     fills = {name: colours(norm(_mean(flow.surprise(name)[part]))) for name in flow.surprised}
@@ -166,8 +155,7 @@ def animate(
     suffix = path.suffix.lower()
     if suffix not in (".gif", ".mp4"):
         raise ResultError(f"an animation is a .gif or .mp4 file, not {path.name!r}")
-    if not path.parent.is_dir():
-        raise ResultError(f"there is no folder {str(path.parent)!r} to save into; create it first")
+    check_folder(path)
     if suffix == ".mp4" and shutil.which("ffmpeg") is None:
         raise ResultError("an MP4 needs the program ffmpeg, which is not installed; install it, or write a .gif")
     if frames < 1 or rate < 1:
@@ -181,9 +169,7 @@ def animate(
     ax = figure.subplots()
     writer: AbstractMovieWriter = (PillowWriter if suffix == ".gif" else FFMpegWriter)(fps=rate)
     with TemporaryDirectory() as folder:
-        file = (
-            Path(folder) / f"animation{suffix}"
-        )  # writers choose the format by the suffix, which a scratch file lacks
+        file = Path(folder) / f"animation{suffix}"  # writers choose the format by the suffix
         with writer.saving(figure, str(file), dpi=100):
             for i, time in enumerate(flow.times[part][::bin_size]):
                 ax.clear()

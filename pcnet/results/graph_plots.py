@@ -1,7 +1,5 @@
 """Drawing of a graph: levels as rows, kinds of nodes by shape, one arrow for predictions and one for errors."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,12 +13,10 @@ from pcnet.results.downsample import Array
 from pcnet.results.drawing import Ink, Style, ink, legend_above, own_axes
 from pcnet.results.graph_summary import GraphSummary, LinkSummary, NodeSummary, Position
 
-WIDTH, HEIGHT = 0.62, 0.40
-"""Size of a node; columns and rows are one apart."""
+WIDTH, HEIGHT = 0.62, 0.40  # size of a node; columns and rows are one apart
 THIN, WIDE = 0.5, 7.0
 """Line widths in points of a link with the smallest and the largest messages; WIDE is reduced where space is short."""
-PLAIN = 1.4
-"""Line width in points where no message sizes are given."""
+PLAIN = 1.4  # line width in points where no message sizes are given
 
 
 def _superellipse(power: float) -> Array:

@@ -1,10 +1,8 @@
 """Plain-data summary of a graph (nodes, links, levels, clocks and positions), saved with every result."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import networkx as nx
 
@@ -54,7 +52,7 @@ class GraphSummary:
     links: tuple[LinkSummary, ...]
 
     @classmethod
-    def of(cls, graph: Graph, schedule: Schedule | None = None) -> GraphSummary:
+    def of(cls, graph: Graph, schedule: Schedule | None = None) -> Self:
         """Summarise a graph; without a schedule the clocks are empty."""
         levels, clocks = _levels(graph), _clocks(graph, schedule)
         nodes = [
@@ -81,7 +79,7 @@ class GraphSummary:
         return json.dumps({"nodes": [list(n) for n in self.nodes], "links": [list(k) for k in self.links]})
 
     @classmethod
-    def from_json(cls, text: str) -> GraphSummary:
+    def from_json(cls, text: str) -> Self:
         try:
             data: dict[str, Any] = json.loads(text)
             nodes = tuple(NodeSummary(*row) for row in data["nodes"])
@@ -121,8 +119,7 @@ def _clocks(graph: Graph, schedule: Schedule | None) -> dict[str, str]:
     return clocks
 
 
-STACK_SPACING = 0.65
-"""Distance, in rows, between nodes that are stacked beside another node."""
+STACK_SPACING = 0.65  # distance, in rows, between nodes that are stacked beside another node
 
 
 class _Layout:

@@ -25,8 +25,7 @@ from pcnet.results.recorder import Record, Recorder
 if TYPE_CHECKING:
     from pcnet.engine.session import Session
 
-WINDOW = 2000
-"""Default number of recent observations that are shown."""
+WINDOW = 2000  # default number of recent observations that are shown
 MEMORY = 100_000_000
 """The window is shortened where it would take more than this many bytes, but to no fewer than 100 observations."""
 WAITING = """<!DOCTYPE html><meta charset="utf-8"><meta http-equiv="refresh" content="1"><title>pcnet</title>

@@ -4,8 +4,6 @@ Each function draws into the given axes or into a new figure and returns the axe
 page. Nothing here uses pyplot or changes its settings.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -15,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from pcnet.errors import ResultError
-from pcnet.results.downsample import Array, means
+from pcnet.results.downsample import Array, line_bins, means
 from pcnet.results.drawing import (
     COLOURS,
     Curve,
@@ -30,25 +28,20 @@ from pcnet.results.drawing import (
 )
 from pcnet.results.result import Result
 
-Element = int | tuple[int, ...]
-"""A batch element: its index, or its flat index."""
+Element = int | tuple[int, ...]  # a batch element: its index, or its flat index
 Labels = Sequence[str] | Mapping[str, Sequence[str]] | None
 
-BINS = 250
-"""Free energies of runs longer than four times this are drawn by the mean and range of about this many bins."""
-MAX_STATE_PANELS = 6
-"""Up to this many state channels get a panel each in the overview."""
-DRAWN_AS = {"categorical": "state"}
-"""Kinds of nodes that are drawn in the panel of another kind."""
+MAX_STATE_PANELS = 6  # up to this many state channels get a panel each in the overview
+DRAWN_AS = {"categorical": "state"}  # kinds of nodes that are drawn in the panel of another kind
 
 
 # --- panels ----------------------------------------------------------------------------------------------------------
 def panel(
     result: Result,
-    kind: str,
     node: str | None = None,
     truth: Any = None,
     *,
+    kind: str,
     ax: Axes | None = None,
     element: Element = 0,
     probability: float = 0.95,
@@ -61,10 +54,10 @@ def panel(
     Observations (kind "sensory") are drawn as dots and their predictions as lines.
 
     Args:
-        kind: "state", "cause", "sensory", "parameter" or "precision".
         node: Name of one node of that kind; all of them by default.
         truth: True values; (..., T, dim) for every observation or every recorded one, or (..., dim) for parameters and
             log-precisions. A mapping from node names to these for several nodes.
+        kind: "state", "cause", "sensory", "parameter" or "precision".
         element: Batch element.
         probability: Probability of the credible interval.
         order: 0 is the value, 1 the velocity, and so on.
@@ -98,29 +91,11 @@ def panel(
     return legend(ax, chosen, None if kind == "sensory" else f"{100 * probability:g} % interval")
 
 
-def states(result: Result, node: str | None = None, truth: Any = None, **options: Any) -> Axes:
-    """Draw state estimates; see `panel`."""
-    return panel(result, "state", node, truth, **options)
-
-
-def causes(result: Result, node: str | None = None, truth: Any = None, **options: Any) -> Axes:
-    """Draw estimates of causes; see `panel`."""
-    return panel(result, "cause", node, truth, **options)
-
-
-def sensations(result: Result, node: str | None = None, **options: Any) -> Axes:
-    """Draw observations and their predictions; see `panel`."""
-    return panel(result, "sensory", node, **options)
-
-
-def parameters(result: Result, node: str | None = None, truth: Any = None, **options: Any) -> Axes:
-    """Draw parameter estimates; see `panel`."""
-    return panel(result, "parameter", node, truth, **options)
-
-
-def precisions(result: Result, node: str | None = None, truth: Any = None, **options: Any) -> Axes:
-    """Draw log-precisions; see `panel`."""
-    return panel(result, "precision", node, truth, **options)
+states = partial(panel, kind="state")  # draw state estimates; see `panel`
+causes = partial(panel, kind="cause")  # draw estimates of causes
+sensations = partial(panel, kind="sensory")  # draw observations and their predictions
+parameters = partial(panel, kind="parameter")  # draw parameter estimates
+precisions = partial(panel, kind="precision")  # draw log-precisions
 
 
 def free_energy(result: Result, *, ax: Axes | None = None, element: Element = 0) -> Axes:
@@ -132,7 +107,7 @@ def free_energy(result: Result, *, ax: Axes | None = None, element: Element = 0)
         "−accuracy": (COLOURS[0], -single.accuracy),
     }
     drawn = [Series("", label, colour, values) for label, (colour, values) in terms.items()]
-    bin_size = len(times) // BINS if len(times) > 4 * BINS else 1
+    bin_size = line_bins(len(times))
     ax = own_axes(ax)
     draw_series(ax, means(times, bin_size), [series.binned(bin_size) for series in drawn[::-1]])
     finish(ax, "free energy (nats)", times, drawn)
@@ -169,7 +144,7 @@ def overview(
     true_states = {k: v for k, v in by_name.items() if k not in true_causes} if isinstance(truth, Mapping) else truth
     options: dict[str, Any] = {"element": element, "probability": probability, "labels": labels or {}}
     truths = {"cause": true_causes or None, "sensory": None, "parameter": true_parameters, "precision": true_precisions}
-    drawn = {k: partial(panel, result, k, truth=t, **options) for k, t in truths.items() if k in kinds.values()}
+    drawn = {k: partial(panel, result, kind=k, truth=t, **options) for k, t in truths.items() if k in kinds.values()}
     left = _state_panels(result, true_states, options) if "state" in kinds.values() else []
     left += [drawn.pop("cause")] if "cause" in drawn else []
     right = [*drawn.values(), partial(free_energy, result, element=element)]
@@ -181,7 +156,11 @@ def overview(
             draw(ax=ax)
             ax.label_outer()
         sub.align_ylabels()
-    figure.suptitle(title if title is not None else _caption(result, element))
+    if title is None:
+        action = result.free_action.reshape(-1)[result.flat_index(element)]
+        which = f", batch element {element}" if result.batch_shape else ""
+        title = f"{result.observations:,} observations{which}: free action {action:,.0f} nats".replace("-", "−")
+    figure.suptitle(title)
     if dark:
         darken(figure)
     return figure
@@ -193,10 +172,10 @@ def _state_panels(result: Result, truth: Any, options: Mapping[str, Any]) -> lis
     sizes = {name: result.mean(name).shape[-1] for name in names}
     truths = {name: _truth_of(truth, name, names) for name in names}
     if sum(sizes.values()) > MAX_STATE_PANELS:
-        return [partial(panel, result, "state", name, truths[name], **options) for name in names]
+        return [partial(states, result, name, truths[name], **options) for name in names]
 
     def channel(name: str, dimension: int, ax: Axes) -> Axes:
-        panel(result, "state", name, truths[name], ax=ax, dimensions=[dimension], **options)
+        states(result, name, truths[name], ax=ax, dimensions=[dimension], **options)
         legend = ax.get_legend()
         assert legend is not None
         ax.set_ylabel(ax.get_ylabel().replace("state", legend.get_texts()[0].get_text(), 1))
@@ -205,12 +184,6 @@ def _state_panels(result: Result, truth: Any, options: Mapping[str, Any]) -> lis
         return ax
 
     return [partial(channel, name, i) for name in names for i in range(sizes[name])]
-
-
-def _caption(result: Result, element: Element) -> str:
-    action = result.free_action.reshape(-1)[result.flat_index(element)]
-    which = f", batch element {element}" if result.batch_shape else ""
-    return f"{result.observations:,} observations{which}: free action {action:,.0f} nats".replace("-", "−")
 
 
 # --- parts -----------------------------------------------------------------------------------------------------------

@@ -12,8 +12,7 @@ from torch import Tensor
 from pcnet.errors import SettingError
 from pcnet.settings import settings
 
-ENERGY = "energy"
-"""Quantity that stands for free energy, accuracy and complexity, in total and per node."""
+ENERGY = "energy"  # quantity that stands for free energy, accuracy and complexity, in total and per node
 BLOCK, BLOCK_BYTES = 256, 2**20
 """Raw values are transformed in blocks of at most this many rows and bytes (but at least one row)."""
 
@@ -174,9 +173,7 @@ class Recorder:
 
 
 def _same(one: Tensor | None, other: Tensor | None) -> bool:
-    if one is None or other is None:
-        return one is other
-    return one is other or torch.equal(one, other)
+    return one is other or (one is not None and other is not None and torch.equal(one, other))
 
 
 def _block_size(row: Row) -> int:

@@ -10,10 +10,10 @@ from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pcnet.errors import ResultError
 from pcnet.files import atomic_write
+from pcnet.results.downsample import Array
 from pcnet.results.graph_summary import GraphSummary
 
 if TYPE_CHECKING:
@@ -23,16 +23,14 @@ if TYPE_CHECKING:
 
     from pcnet.results.error_flow import ErrorFlow
 
-Array = NDArray[Any]
-FORMAT = 2
-"""Version of the file format that `save` writes; version 1 has no graph summary."""
+FORMAT = 2  # version of the file format that `save` writes; version 1 has no graph summary
 NOTHING_RECORDED = "nothing was recorded: record.every is more than the number of observations; use a smaller `every`"
 
 
 class Trace(NamedTuple):
-    """Recorded values (..., time, *dims) of one quantity, batch dimensions first."""
+    """Recorded values of one quantity."""
 
-    values: Array
+    values: Array  # (..., time, *dims), batch dimensions first
     dims: tuple[str, ...]
 
 
@@ -62,31 +60,19 @@ class Divergence(NamedTuple):
 class Result:
     """Recorded beliefs, predictions and free energies of a run. Arrays are (..., time, *dims), batch first."""
 
-    traces: dict[str, Trace]
-    """Recorded quantities by name, such as "x.mean"."""
+    traces: dict[str, Trace]  # recorded quantities by name, such as "x.mean"
     batch_shape: tuple[int, ...]
-    times: Array
-    """Time of each recorded observation; the first observation is at 0."""
-    free_action: Array
-    """Sum of the free energy over all observations, recorded or not; (...)."""
-    fallbacks: dict[str, Array]
-    """How often each node used its fallback; (...)."""
-    observations: int
-    """Number of observations of the run."""
-    roles: dict[str, str]
-    """Role of each node."""
-    summary: str
-    """The graph as text."""
-    schedule: str
-    """The schedule as text."""
-    structure: GraphSummary | None = None
-    """Nodes, links, levels and clocks of the graph; None for files of format 1."""
-    engine: str = "eager"
-    """The engine that acted: "compiled" or "eager"."""
-    eager_ticks: int = 0
-    """How many ticks the compiled engine left to the eager one; with the eager engine, all."""
-    diverged: Divergence = None  # type: ignore[assignment]
-    """Where batch elements diverged in a run with on_divergence="stop"; (...)."""
+    times: Array  # time of each recorded observation; the first observation is at 0
+    free_action: Array  # sum of the free energy over all observations, recorded or not; (...)
+    fallbacks: dict[str, Array]  # how often each node used its fallback; (...)
+    observations: int  # number of observations of the run
+    roles: dict[str, str]  # role of each node
+    summary: str  # the graph as text
+    schedule: str  # the schedule as text
+    structure: GraphSummary | None = None  # nodes, links, levels and clocks; None for files of format 1
+    engine: str = "eager"  # the engine that acted, "compiled" or "eager"
+    eager_ticks: int = 0  # ticks that were eager, because the compiled engine left them or did not act
+    diverged: Divergence = None  # type: ignore[assignment]  # where batch elements stopped, with on_divergence="stop"
 
     def __post_init__(self) -> None:
         if self.diverged is None:
@@ -126,8 +112,7 @@ class Result:
     def message(self, sender: str, receiver: str, of: str | None = None) -> Array:
         """Messages on a link, flattened, (..., time, n); recorded with Record(messages=True).
 
-        Args:
-            of: The predicted node, if the link carries parameters of a mapping.
+        of: the predicted node, if the link carries parameters of a mapping.
         """
         for way in ("prediction", "error"):
             trace = self.traces.get(f"{sender} to {receiver}{f' ({of})' if of else ''}.{way}")
@@ -261,8 +246,6 @@ class Result:
     def save(self, path: str | Path) -> Path:
         """Write a NetCDF file atomically."""
         path = Path(path)
-        if not path.parent.is_dir():
-            raise ResultError(f"there is no folder {str(path.parent)!r} to save into; create it first")
         with atomic_write(path) as scratch:
             self.to_xarray().to_netcdf(scratch, engine="h5netcdf")
         return path
@@ -284,9 +267,8 @@ class Result:
         if missing:
             raise ResultError(f"{str(path)!r} was not written by pcnet: it lacks {', '.join(sorted(missing))}")
         if int(data.attrs["format"]) > FORMAT:
-            raise ResultError(
-                f"{str(path)!r} has format {data.attrs['format']}; this pcnet reads up to {FORMAT}: update pcnet"
-            )
+            has = f"{str(path)!r} has format {data.attrs['format']}"
+            raise ResultError(f"{has}; this pcnet reads up to {FORMAT}: update pcnet")
         dims = {key: tuple(names) for key, names in json.loads(data.attrs["dims"]).items()}
         ending = ".fallbacks"
         return cls(

@@ -1,7 +1,5 @@
 """Batching of models: models that differ only in numbers become one model with a batch dimension."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any

@@ -1,16 +1,12 @@
 """Bayesian model comparison by free action, an upper bound of −log evidence."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pcnet.errors import StudyError
-
-Array = NDArray[Any]
+from pcnet.results.downsample import Array
 
 
 class Average(NamedTuple):

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -21,18 +20,14 @@ from pcnet.errors import StudyError
 from pcnet.model.graph import Graph
 from pcnet.model.model import Model
 from pcnet.model.schedule import Schedule
+from pcnet.results.downsample import Array
 from pcnet.sweeps.batching import stack_models
 
-Array = NDArray[Any]
-Build = Callable[..., Any]
-"""A function of settings by name that returns a model, a graph, or a graph and its schedule."""
+Build = Callable[..., Any]  # a function of settings by name that returns a model, a graph, or a graph and its schedule
 
-COVERAGE_TICKS = 500
-"""Coverage is measured at about this many ticks, evenly spaced."""
-INTERVAL_SDS = 2.0
-"""Half-width of intervals in standard deviations."""
-REPORT_EVERY = 20
-"""Number of observations between two reports of progress."""
+COVERAGE_TICKS = 500  # coverage is measured at about this many ticks, evenly spaced
+INTERVAL_SDS = 2.0  # half-width of intervals in standard deviations
+REPORT_EVERY = 20  # number of observations between two reports of progress
 MEMORY_FACTOR = 1.8
 """Memory of a process over the peak of its tensors; 1.1 to 1.7 was measured for batches of various graphs."""
 
@@ -122,19 +117,15 @@ class Task(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """Summary of one inversion. If it diverged, energies are NaN and `diverged_at` is the index of the observation.
-
-    scores: "mse" and "coverage" (share of truths within two standard deviations) by node.
-    beliefs: final "mean" and "sd" by node, as nested lists.
-    """
+    """Summary of one inversion; if it diverged, energies are NaN."""
 
     free_action: float
     accuracy: float
     complexity: float
-    diverged_at: int | None
+    diverged_at: int | None  # index of the observation
     diverged_node: str | None
-    scores: dict[str, dict[str, float]]
-    beliefs: dict[str, dict[str, Any]]
+    scores: dict[str, dict[str, float]]  # by node: "mse", and "coverage", the share of truths within two sds
+    beliefs: dict[str, dict[str, Any]]  # by node: final "mean" and "sd", as nested lists
     fallbacks: dict[str, int]
     seconds: float
 
@@ -249,11 +240,7 @@ def _outcomes(session: Session, scores: list[Score], count: int, seconds: float)
 
 # --- memory ----------------------------------------------------------------------------------------------------------
 def dry_run(model: Model, data: Data) -> int:
-    """Run one observation to find mismatches before any work is done.
-
-    Returns:
-        Approximate number of bytes that one inversion takes within a batch.
-    """
+    """Run one observation, to find mismatches before any work is done; about how many bytes an inversion takes."""
     session = model.start(record=(), on_divergence="stop")
     with PeakMemory() as peak:
         session.step({name: values[:1, 0] for name, values in data.observations.items()})

@@ -1,7 +1,5 @@
 """File of a study: an SQLite database to which every finished batch of inversions is committed."""
 
-from __future__ import annotations
-
 import json
 import math
 import sqlite3
@@ -15,8 +13,7 @@ from pcnet.errors import StudyError
 from pcnet.results.result import package_version
 from pcnet.sweeps.evaluate import Outcome
 
-APPLICATION = 0x70636E74
-"""SQLite application id that marks a study ("pcnt")."""
+APPLICATION = 0x70636E74  # SQLite application id that marks a study ("pcnt")
 FORMAT = 1
 
 TABLES = """
@@ -50,8 +47,7 @@ class Planned(NamedTuple):
 
 COLUMNS = ("id", "settings", "replicate", "data", "status", *Outcome._fields, "version")
 """Fields of an inversion as `Store.rows` returns them."""
-NESTED = ("settings", "scores", "beliefs", "fallbacks")
-"""Fields that are stored as JSON."""
+NESTED = ("settings", "scores", "beliefs", "fallbacks")  # fields that are stored as JSON
 
 
 class Store:
@@ -114,10 +110,7 @@ class Store:
         return dict(self._connection.execute("SELECT id, model FROM inversions"))
 
     def plan(self, batches: Iterable[Sequence[Planned]]) -> None:
-        """Add batches of inversions.
-
-        An inversion stays in its batch however often the study is interrupted: digits depend on the batch.
-        """
+        """Add batches of inversions. They stay in their batch, on which digits depend."""
         with self._transaction():
             number = self._one("SELECT coalesce(max(batch), -1) FROM inversions") + 1
             for offset, batch in enumerate(batches):

@@ -13,6 +13,7 @@ import numpy as np
 from pcnet.errors import StudyError
 from pcnet.model.digest import digest
 from pcnet.model.model import Model
+from pcnet.results.downsample import Array
 from pcnet.results.recorder import Record
 from pcnet.results.result import Result
 from pcnet.sweeps import comparison
@@ -25,8 +26,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-Where = Mapping[str, Any]
-"""Selection of inversions: a value, or a list of values, by column of the table."""
+Where = Mapping[str, Any]  # selection of inversions: a value, or a list of values, by column of the table
 
 
 class Study:
@@ -78,10 +78,7 @@ class Study:
         return _select(table, where)
 
     def best(
-        self,
-        by: Sequence[str] | str = (),
-        where: Where | None = None,
-        score: str = "free_action",
+        self, by: Sequence[str] | str = (), where: Where | None = None, score: str = "free_action"
     ) -> pd.DataFrame:
         """Rows of the inversions with the lowest score in each group; open inversions are left out.
 
@@ -227,13 +224,12 @@ class Study:
         return {number: results[number] for number in models}
 
 
-def _probabilities(table: pd.DataFrame, prior: Sequence[float] | None) -> comparison.Array:
+def _probabilities(table: pd.DataFrame, prior: Sequence[float] | None) -> Array:
     weights = None if prior is None else np.asarray(prior)
     return comparison.probabilities(table["free_action"].to_numpy(float), weights)
 
 
-RESERVED = frozenset(COLUMNS)
-"""Names of table columns, which settings cannot have."""
+RESERVED = frozenset(COLUMNS)  # names of table columns, which settings cannot have
 
 
 def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -245,23 +241,14 @@ def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
     columns |= {f"{node}.fallbacks": count for node, count in row["fallbacks"].items()}
     for node, belief in row["beliefs"].items():
         for quantity, values in belief.items():
-            columns |= {f"{node}.{quantity}[{index}]": value for index, value in _indexed(values)}
+            for index, value in np.ndenumerate(np.array(values, dtype=object)):
+                columns[f"{node}.{quantity}[{','.join(map(str, index))}]"] = value
     return columns
 
 
 def _hashable(value: Any) -> Any:
     """A setting that pandas can group by: lists become tuples."""
     return tuple(map(_hashable, value)) if isinstance(value, (list, tuple)) else value
-
-
-def _indexed(values: Any) -> Iterator[tuple[str, Any]]:
-    """Numbers of nested lists with their indices as text, such as "0,1"."""
-    if not isinstance(values, list):
-        yield "", values
-        return
-    for i, inner in enumerate(values):
-        for rest, value in _indexed(inner):
-            yield (f"{i},{rest}" if rest else str(i)), value
 
 
 def _select(table: pd.DataFrame, where: Where | None) -> pd.DataFrame:

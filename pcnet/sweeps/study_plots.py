@@ -12,16 +12,15 @@ from matplotlib.colors import LogNorm, Normalize, SymLogNorm
 from matplotlib.figure import Figure
 
 from pcnet.errors import StudyError
+from pcnet.results.downsample import Array
 from pcnet.results.drawing import COLOURS, darken
 from pcnet.results.graph_plots import contrast
-from pcnet.sweeps.comparison import Array
 from pcnet.sweeps.study import Study, Where, finished, no_column, same_data
 
 if TYPE_CHECKING:
     import pandas as pd
 
-MAX_LABELLED = 80
-"""Maps of up to this many cells show their numbers."""
+MAX_LABELLED = 80  # maps of up to this many cells show their numbers
 ACTION = "free_action"
 
 

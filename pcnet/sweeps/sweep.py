@@ -1,14 +1,12 @@
 """Sweeps: inversions of a model under many settings, in large batches, on several processes or machines."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math
 import sys
 import warnings
 from collections.abc import Hashable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from pcnet.errors import StudyError
+from pcnet.files import check_folder
 from pcnet.model.digest import digest
 from pcnet.model.model import Model
 from pcnet.results.result import package_version
@@ -29,10 +28,8 @@ from pcnet.sweeps.study import RESERVED, Study
 from pcnet.sweeps.workers import choose_workers, cores
 
 Grid = Mapping[str, Iterable[Any]] | Iterable[Mapping[str, Any]]
-MAX_BATCH = 768
-"""Larger batches are hardly faster, and an interruption loses more."""
-MIN_BATCH = 32
-"""Batches are not split below this size to use more processes."""
+MAX_BATCH = 768  # larger batches are hardly faster, and an interruption loses more
+MIN_BATCH = 32  # batches are not split below this size to use more processes
 
 
 def sweep(
@@ -71,8 +68,8 @@ def sweep(
     data = parse_data(observations, {} if truth is None else truth, build_model(build, settings[0]))
     processes, bytes_per_process = _budget(processes, memory)
     path = None if file is None else Path(file)
-    if path is not None and not path.parent.is_dir():
-        raise StudyError(f"there is no folder {str(path.parent)!r} for the study; create it first")
+    if path is not None:
+        check_folder(path, StudyError)
     with _exclusive(path), _opened(path) as store:
         _check_origin(store, data)
         settings += _unfinished(store, settings)
@@ -229,19 +226,12 @@ def _opened(path: Path | None) -> Iterator[Store]:
 @contextmanager
 def _exclusive(path: Path | None) -> Iterator[None]:
     """Lock a file against other sweeps; the operating system releases the lock if the process dies."""
-    if path is None:
-        yield
-        return
-    lock = FileLock(f"{path.resolve()}.lock")
     try:
-        lock.acquire(timeout=0)
+        held = nullcontext() if path is None else FileLock(f"{path.resolve()}.lock").acquire(timeout=0)
     except Timeout:
-        raise StudyError(
-            f"another process is working on {str(path)!r}; wait for it, or read the file with Study.open"
-        ) from None
+        remedy = "wait for it, or read the file with Study.open"
+        raise StudyError(f"another process is working on {str(path)!r}; {remedy}") from None
     except OSError as error:
         raise StudyError(f"cannot work on {str(path)!r}: {error}") from None
-    try:
+    with held:
         yield
-    finally:
-        lock.release()

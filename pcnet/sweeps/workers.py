@@ -1,7 +1,5 @@
 """Execution of batches of inversions: in this process, in several processes, or on a Dask cluster."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import signal
@@ -20,13 +18,10 @@ import numpy as np
 from pcnet.errors import StudyError
 from pcnet.sweeps.evaluate import Outcome, Task, invert
 
-Progress = Callable[[int], object]
-"""Called with the number of inversions × observations since the last call."""
-Finished = Iterator[tuple[int, list[Outcome]]]
-"""Key and outcomes of each task as it is finished."""
+Progress = Callable[[int], object]  # called with the number of inversions × observations since the last call
+Finished = Iterator[tuple[int, list[Outcome]]]  # key and outcomes of each task as it is finished
 Run = Callable[[Mapping[int, Task], Progress], Finished]
-SCHEDULER_TIMEOUT = 20
-"""Seconds to wait for a Dask scheduler."""
+SCHEDULER_TIMEOUT = 20  # seconds to wait for a Dask scheduler
 
 
 def run_here(tasks: Mapping[int, Task], progress: Progress) -> Finished:
@@ -154,8 +149,7 @@ def _invert_pickled(task: bytes) -> list[Outcome]:
         return invert(pickle.loads(task))
 
 
-TRACING = threading.Lock()
-"""Functions can be traced in one thread at a time only, and a Dask worker may have several."""
+TRACING = threading.Lock()  # functions can be traced in one thread at a time only, and a Dask worker may have several
 
 
 def choose_workers(processes: int, scheduler: Any, tasks: int) -> Run:

@@ -429,7 +429,7 @@ def test_an_unused_cause_is_rejected():
 
 
 def test_a_prior_of_the_wrong_size_is_rejected():
-    with pytest.raises(SettingError, match="prior has 3 values in its last dimension, and the cause 1 dimensions"):
+    with pytest.raises(SettingError, match="prior must be one number or end in 1, not in 3"):
         CauseNode("v", dim=1, orders=2, prior=[1.0, 2.0, 3.0])
 
 

@@ -240,7 +240,10 @@ def test_incompatible_batch_shapes_are_rejected():
         (lambda: pc.act("mvoe", "state"), ["^Act: setting 'action'"]),
         (lambda: SensoryNode("y", dim=3, orders=2, dt=0.0), ["SensoryNode 'y'", "'dt'", "positive"]),
         (lambda: SensoryNode("y", dim=3, orders=2, dt="fast"), ["'dt'", "number"]),
-        (lambda: ParameterNode("a", mean=[1.0, 2.0], sd=[1.0, 2.0, 3.0]), ["'a'", "sd has 3", "mean has 2"]),
+        (
+            lambda: ParameterNode("a", mean=[1.0, 2.0], sd=[1.0, 2.0, 3.0]),
+            ["'a'", "sd must be one number or end in 2, not in 3"],
+        ),
         (lambda: ParameterNode("a", mean=[[1.0], [1.0, 2.0]], sd=1.0), ["'mean'", "rectangular"]),
     ],
 )

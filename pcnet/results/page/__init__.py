@@ -3,8 +3,6 @@
 The page's own code is in the files beside this one; cytoscape.js draws the graph (see cytoscape.LICENSE).
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import html
@@ -16,15 +14,12 @@ from typing import Any
 import numpy as np
 
 from pcnet.results.downsample import Array, ranges
-from pcnet.results.error_flow import ErrorFlow, full_width, mean_step
+from pcnet.results.error_flow import MAX_SURPRISE, ErrorFlow, full_width, mean_step, regular
 from pcnet.results.result import Trace, package_version
 
 BYTES = 4_000_000
 """Approximate limit for the size of a page's numbers; longer runs are downsampled to the range of each bin."""
-CHANNELS = 6
-"""At most this many channels of a node are shown, as in `results.plots`."""
-MAX_SURPRISE = 4.0
-"""Upper end of the colour scale."""
+CHANNELS = 6  # at most this many channels of a node are shown, as in `results.plots`
 SCRIPTS = ("cytoscape.min.js", "flow.js", "chart.js", "graph.js", "page.js")
 PANELS = {"state": "belief", "cause": "belief", "parameter": "parameter", "precision": "log-precision"}
 
@@ -33,7 +28,7 @@ def render(flow: ErrorFlow, title: str | None = None, *, live: bool = False) -> 
     """The page as text; a live page polls its server for `flow.json`."""
     heading = title or f"Error flow of {flow.result.observations:,} observations"
     scripts = [_file(name) for name in SCRIPTS]
-    hashes = " ".join(f"'sha256-{_digest(script)}'" for script in scripts)
+    hashes = " ".join(f"'sha256-{_base64(hashlib.sha256(script.encode()).digest())}'" for script in scripts)
     connect = "'self'" if live else "'none'"
     parts = {
         "policy": f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data:; "
@@ -59,8 +54,7 @@ def payload(flow: ErrorFlow, title: str, *, live: bool = False) -> dict[str, Any
     series = _Series(flow, orders=None)
     if series.bin_size > 1:  # drop the higher orders before the resolution
         series = _Series(flow, orders=1)
-    times, step = flow.times, mean_step(flow.times)
-    regular = np.allclose(np.diff(times), step, rtol=1e-6, atol=0.0)
+    times = flow.times
     return {
         "title": title,
         "version": package_version(),
@@ -69,14 +63,14 @@ def payload(flow: ErrorFlow, title: str, *, live: bool = False) -> dict[str, Any
         "live": live,
         "ticks": len(times),
         "start": float(times[0]),
-        "step": step,
-        "times": None if regular else base64.b64encode(times.astype("<f8").tobytes()).decode("ascii"),
+        "step": mean_step(times),
+        "times": None if regular(times) else _base64(times.astype("<f8").tobytes()),
         "bin_size": series.bin_size,
         "max_surprise": MAX_SURPRISE,
         "energy": series.energy,
         "nodes": series.nodes,
         "links": series.links,
-        "numbers": base64.b64encode(series.block().tobytes()).decode("ascii"),
+        "numbers": _base64(series.block().tobytes()),
     }
 
 
@@ -165,5 +159,5 @@ def _file(name: str) -> str:
     return files("pcnet.results.page").joinpath(name).read_text(encoding="utf-8")
 
 
-def _digest(script: str) -> str:
-    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode("ascii")
