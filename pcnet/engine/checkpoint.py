@@ -24,7 +24,7 @@ from pcnet.engine.tick import Outputs
 from pcnet.errors import CheckpointError, SpecificationError
 from pcnet.files import atomic_write, check_folder
 from pcnet.model.digest import digest
-from pcnet.model.model import Model, OnDivergence
+from pcnet.model.model import Engine, Model, OnDivergence
 from pcnet.model.specification import from_spec, to_spec
 from pcnet.results.recorder import Record
 from pcnet.results.result import package_version
@@ -55,6 +55,7 @@ def save(session: Session, path: Path, recording: bool = True) -> Path:
         "model": digest(session.model),
         "dtype": str(session.dtype).removeprefix("torch."),
         "on_divergence": session.on_divergence,
+        "engine": session.acting_engine,
         "record": [record.quantities, record.nodes, record.every, record.messages],
         "times": session.recorder.times if recording else [],
         "strides": {name: value.stride() for name, value in tensors.items()},
@@ -81,6 +82,7 @@ def resume(
     threads: int | None = 1,
     strict: bool = True,
     on_divergence: OnDivergence | None = None,
+    engine: Engine | None = None,
 ) -> Session:
     """Continue the session that `session.save(path)` wrote, as if it had never stopped.
 
@@ -93,6 +95,7 @@ def resume(
         strict: Whether the model must be the same; with False it may differ in numbers and functions, but must have the
             same nodes.
         on_divergence: What to do from here on; as before unless given.
+        engine: As for `Model.run`; the one that acted before unless given, so that the same digits follow.
     """
     path = Path(path)
     about, tensors = _read(path)
@@ -112,6 +115,7 @@ def resume(
         device=device,
         threads=threads,
         on_divergence=about["on_divergence"] if on_divergence is None else on_divergence,
+        engine=about["engine"] if engine is None else engine,
     )
     place = session.device
 

@@ -94,7 +94,7 @@ class Passes:
     def run(self, states: Mapping[str, Any], copies: int | None = None, **options: Any) -> Session:
         """One pass that starts from these states, up to its last observation."""
         session = Session(self.model, **self.options, **options, warm_start=states, copies=copies)
-        session.watchers.append(lambda *_: self.bar.update())
+        session.on_progress = self.bar.update
         self.bar.reset(total=self.bar.total)
         session.run(self.observations, progress=False, times=self.times)
         self.bar.total = session.tick

@@ -226,7 +226,7 @@ class Session:
             raise ObservationError(UNEQUAL)
         done, size = 0, 1
         while done < total:
-            ahead = self._run_block(series, moments, done, size) if done or self._bound else 0
+            ahead = self._run_block(series, moments, done, size) if self._bound else 0
             if not ahead:
                 observation = {name: value[done] for name, value in series.items()}
                 self._take(observation, None if moments is None else moments[done], total)
@@ -269,9 +269,12 @@ class Session:
 
     def prepare(self, observations: Any) -> Session:
         """Bind the model to the batch of these observations, without taking any in."""
+        series = self._reader.series(observations)
+        total = None if series is None else len(next(iter(series.values())))
         with torch.inference_mode():
             for first in itertools.islice(self._reader.items(observations), 1):
                 self._bind(first.observation if isinstance(first, Sample) else first)
+                self._engine.choose(self.model, self.program, self._interval, self.record, total)
         return self._not_empty()
 
     def finish(self) -> None:
@@ -312,7 +315,7 @@ class Session:
             self._bind(observation)
             self._engine.choose(self.model, self.program, self._interval, self.record, total)
         try:
-            if new or not self._step_compiled(observation, t):
+            if not self._step_compiled(observation, t):
                 self._advance(observation, t)
                 self._engine.count_eager_tick(self.tick)
         except BaseException:
@@ -561,9 +564,22 @@ class Session:
             return innovation(self, self._reader.one(observation), None if t is None else time_of(t))
 
     @property
+    def acting_engine(self) -> Engine:
+        """The engine that goes on with the session: "compiled", with eager ticks where it must, or "eager"."""
+        return "eager" if self._engine.compiled is None else "compiled"
+
+    @property
     def engine_report(self) -> str:
         """Which engine acts, what it has compiled, and what was left to the eager engine and why."""
         return self._engine.report(self.tick)
+
+    def take_recorded(self) -> dict[str, Tensor]:
+        """What was recorded since the last call, (T, B, ...) by name; it is not kept."""
+        now = self._now
+        self._recorder.truncate(now.rows)
+        found = self._recorder.take()
+        self._now, self._flushed = now._replace(rows=0), 0
+        return found
 
     def result(self) -> Result:
         """Everything that was recorded so far."""
@@ -625,6 +641,8 @@ class Session:
                 made._bind_to(self.program.spec.batch_shape)
                 made._now = self._now
                 made._load()
+            if self._engine.compiled is not None:
+                made._engine.choose(made.model, made.program, made._interval, made.record, None)
             self.recorder.truncate(self._now.rows)
             made.recorder.restore(self.recorder.times, *self.recorder.state())
         return made

@@ -105,6 +105,12 @@ class Recorder:
         while len(self) > length and self._held.open:
             self._held.open.pop()
 
+    def take(self) -> dict[str, Tensor]:
+        """All that was recorded, (T, B, ...) by name; the recorder is empty afterwards."""
+        found = {name: value for name in self.columns if (value := self.tensor(name)) is not None}
+        self._held = _Held([], [])
+        return found
+
     def keep_last(self, count: int) -> None:
         """Drop the blocks that lie entirely before the last `count` rows."""
         spare = len(self) - count

@@ -21,13 +21,13 @@ from pcnet.model.graph import Graph
 from pcnet.model.model import Model
 from pcnet.model.schedule import Schedule
 from pcnet.results.downsample import Array
+from pcnet.results.recorder import Record
 from pcnet.sweeps.batching import stack_models
 
 Build = Callable[..., Any]  # a function of settings by name that returns a model, a graph, or a graph and its schedule
 
 COVERAGE_TICKS = 500  # coverage is measured at about this many ticks, evenly spaced
 INTERVAL_SDS = 2.0  # half-width of intervals in standard deviations
-REPORT_EVERY = 20  # number of observations between two reports of progress
 MEMORY_FACTOR = 1.8
 """Memory of a process over the peak of its tensors; 1.1 to 1.7 was measured for batches of various graphs."""
 
@@ -159,22 +159,25 @@ def invert(task: Task, report: Callable[[int], object] = lambda _: None) -> list
     keys = [repr(settings) for settings in task.settings]  # several replicates may have the same settings
     models = {key: build_model(task.build, each) for key, each in dict(zip(keys, task.settings, strict=True)).items()}
     model = stack_models([models[key] for key in keys])
-    session = model.start(record=(), on_divergence="stop")
     which = torch.tensor(task.replicates)
-    observations = {name: torch.as_tensor(values) for name, values in task.data.observations.items()}
+    observations = {name: torch.as_tensor(values)[which] for name, values in task.data.observations.items()}
+    moving = tuple(name for name, truth in task.data.truth.items() if truth.ndim > 1)
+    record = Record(("mean",), nodes=moving) if moving else ()
+    session = model.start(record=record, on_divergence="stop").prepare(observations)
     scores = [Score(session, name, torch.as_tensor(values), which) for name, values in task.data.truth.items()]
-    length, unreported = task.data.length, 0
-    for tick in range(length):
-        session.step({name: values[which, tick] for name, values in observations.items()})
+    length = task.data.length
+    stride = max(1, length // COVERAGE_TICKS)
+    start = 0
+    for end in [*range(1, length, stride), length]:  # coverage is measured after each of these blocks
+        session.run({name: values[:, start:end] for name, values in observations.items()}, progress=False)
+        recorded = session.take_recorded()
         for score in scores:
-            score.update(tick, last=tick == length - 1, measure=tick % max(1, length // COVERAGE_TICKS) == 0)
-        unreported += 1
-        if unreported == REPORT_EVERY:
-            report(unreported)
-            unreported = 0
-            if bool((session.diverged.at >= 0).all()):
-                break
-    report(length - session.tick + unreported)
+            score.update(recorded.get(f"{score.node}.mean"), slice(start, end), last=end == length)
+        report(end - start)
+        start = end
+        if bool((session.diverged.at >= 0).all()):
+            break
+    report(length - start)
     return _outcomes(session, scores, len(task.settings), time.perf_counter() - started)
 
 
@@ -188,18 +191,21 @@ class Score:
         self._squares, self._covered = torch.zeros(2, len(which), dtype=torch.float64)
         self._ticks = self._measured = 0
 
-    def update(self, tick: int, last: bool, measure: bool) -> None:
-        """Add the error after an observation, and the coverage if `measure` or `last`."""
-        if self._constant and not last:
-            return
-        truth = self._truth if self._constant else self._truth[self._which, tick]
-        error = _value(self._session.mean(self.node)) - truth
-        self._squares += (error**2).mean(-1)
-        self._ticks += 1
-        if last or measure:
-            sd = _value(self._session.sd(self.node))
-            self._covered += (error.abs() <= INTERVAL_SDS * sd).double().mean(-1)
-            self._measured += 1
+    def update(self, means: Tensor | None, ticks: slice, last: bool) -> None:
+        """Add the errors of a block of observations, and the coverage after it; means: (T, B, ...)."""
+        if self._constant:
+            if not last:
+                return
+            errors = (_value(self._session.mean(self.node)) - self._truth)[None]
+        else:
+            assert means is not None
+            belief = means[:, :, 0] if means.dim() == 4 else means
+            errors = belief - self._truth[self._which, ticks].movedim(1, 0)
+        self._squares += (errors**2).mean(-1).sum(0)
+        self._ticks += len(errors)
+        sd = _value(self._session.sd(self.node))
+        self._covered += (errors[-1].abs() <= INTERVAL_SDS * sd).double().mean(-1)
+        self._measured += 1
 
     def values(self) -> list[dict[str, float]]:
         """Scores of each batch element; empty if all diverged before a constant could be compared."""

@@ -189,7 +189,7 @@ class _Program:
         f.finish(public=True)
         changes, depends = set(), set()
         for name, start in self.parts["state"].items():
-            size = self.trace.inputs[f"state/{name}"].size
+            size = self.trace.outputs[f"state/{name}"].size
             if name not in self.kept:
                 changes |= set(range(start, start + size))
             elif size:

@@ -35,10 +35,10 @@ def processor() -> Processor:
         return Processor(llvm.get_host_cpu_name(), features.flatten(), fused)
 
 
-def _machine() -> Any:
+def _machine(level: int = OPTIMISATION) -> Any:
     host = processor()
     target = llvm.Target.from_default_triple()
-    return target.create_target_machine(cpu=host.name, features=host.features, opt=OPTIMISATION, jit=True)
+    return target.create_target_machine(cpu=host.name, features=host.features, opt=level, jit=True)
 
 
 class Library:
@@ -62,8 +62,11 @@ class Library:
         return ctypes.CFUNCTYPE(ctypes.c_int64, *arguments)(self.address(name))
 
 
-def compiled(text: str, cache_: ObjectCache | None, *, vectorise: bool = False) -> Library:
-    """The functions of a module of LLVM text, from the cache if they are there."""
+def compiled(text: str, cache_: ObjectCache | None, *, vectorise: bool = False, quick: bool = False) -> Library:
+    """The functions of a module of LLVM text, from the cache if they are there.
+
+    vectorise: whether loops become vector code. quick: whether to save time, because the code runs only once.
+    """
     host = processor()
     version = ".".join(map(str, llvm.llvm_version_info))
     key = hashlib.sha256(
@@ -72,18 +75,20 @@ def compiled(text: str, cache_: ObjectCache | None, *, vectorise: bool = False) 
     code = None if cache_ is None else cache_.get(key)
     if code is not None:
         return Library(code)
-    code = _compile(text, vectorise)
+    code = _compile(text, vectorise, quick)
     if cache_ is not None:
         cache_.put(key, code)
     return Library(code)
 
 
-def _compile(text: str, vectorise: bool) -> bytes:
+def _compile(text: str, vectorise: bool, quick: bool) -> bytes:
     with _LOCK:
-        machine = _machine()
+        machine = _machine(0 if quick else OPTIMISATION)
         module = llvm.parse_assembly(text)
         module.triple, module.data_layout = llvm.get_process_triple(), str(machine.target_data)
         module.verify()
+        if quick:
+            return bytes(machine.emit_object(module))
         tuning = llvm.create_pipeline_tuning_options(speed_level=OPTIMISATION)
         tuning.slp_vectorization, tuning.loop_vectorization = False, vectorise
         builder = llvm.create_pass_builder(machine, tuning)

@@ -184,8 +184,7 @@ def _div(low: Lowering, op: Operation) -> None:
 def _sign(v: Values, a: int) -> int:
     one, zero, kind = 1.0, 0.0, v.kinds[a]
     below = v.select(v.compare("lt", a, v.constant(zero, kind)), v.constant(-one, kind), v.constant(zero, kind))
-    signed = v.select(v.compare("gt", a, v.constant(zero, kind)), v.constant(one, kind), below)
-    return v.select(v.compare("ne", a, a), a, signed)
+    return v.select(v.compare("gt", a, v.constant(zero, kind)), v.constant(one, kind), below)
 
 
 def _nan_where(v: Values, a: int, b: int, otherwise: int) -> int:

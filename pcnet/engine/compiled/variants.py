@@ -87,6 +87,9 @@ class Variants:
             except UntraceableError as error:
                 failed.append(str(error))
                 return False
+            except Exception as error:  # the eager engine raises it again, where the user expects it
+                failed.append(f"{type(error).__name__}: {error}")
+                return False
             self._outcomes[kind].add(outcomes)
             if any(variant.kind == other.kind and variant.text == other.text for other in self.all):
                 return False
@@ -111,6 +114,6 @@ class Variants:
             written = loop_code.write(module, recording.trace, self.layout.starts(recording.record), LARGEST)
         text = module.text()
         recorded = time.perf_counter()
-        library = compiled(text, self._cache, vectorise=form == "loops")
+        library = compiled(text, self._cache, vectorise=form == "loops", quick=kind.first)
         seconds = recorded - started, time.perf_counter() - recorded
         return Variant(kind, library, written.derived, written.depends, written.changes, form, size, seconds, text)
