@@ -573,6 +573,15 @@ class Session:
         """Which engine acts, what it has compiled, and what was left to the eager engine and why."""
         return self._engine.report(self.tick)
 
+    def compiled_code(self, variant: int = 0) -> str:
+        """The LLVM code of a variant of the tick, as numbered in `engine_report`."""
+        engine = self._engine.compiled
+        count = 0 if engine is None else len(engine.variants.all)
+        if engine is None or not 0 <= variant < count:
+            raise SettingError(f"there is no variant {variant}; {count} are compiled so far")
+        found = engine.variants.all[variant].text
+        return found or "compiled by another process; set PCNET_CACHE= (empty) to see the code"
+
     def take_recorded(self) -> dict[str, Tensor]:
         """What was recorded since the last call, (T, B, ...) by name; it is not kept."""
         now = self._now

@@ -27,6 +27,25 @@ def digest(model: Model) -> str:
     return found.hexdigest()
 
 
+def covers(model: Model) -> bool:
+    """Whether the digest covers everything that the model does: shipped kinds of node, and no Python functions."""
+    return all(map(_covered, (*model.graph.nodes.values(), *link_keys(model), model.schedule)))
+
+
+def _covered(value: Any) -> bool:
+    if isinstance(value, Function):
+        return value.identity_key is not value and _shipped(value) and _covered(value.identity_key)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return _shipped(value) and all(_covered(getattr(value, name)) for name in trailing_dims(type(value)))
+    if isinstance(value, tuple):
+        return all(map(_covered, value))
+    return isinstance(value, (*PLAIN, Tensor, np.ndarray)) or (isinstance(value, type) and _shipped(value))
+
+
+def _shipped(value: Any) -> bool:
+    return (value if isinstance(value, type) else type(value)).__module__.startswith("pcnet.")
+
+
 def link_keys(model: Model) -> list[tuple[Any, ...]]:
     """The links of a model as plain tuples: key, names, function."""
     return [(link.key, *link.names, link.function) for link in model.graph.links]

@@ -12,12 +12,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pcnet.engine.clock import Clock, Interval
+from pcnet.engine.compiled.manifest import identity
 from pcnet.engine.compiled.program import Array, Layout, TickKind, varying_settings
 from pcnet.engine.compiled.run import Block, CompiledRun, width_for
 from pcnet.engine.compiled.trace import UntraceableError
 from pcnet.engine.compiled.variants import Variants
 from pcnet.engine.program import Program
 from pcnet.engine.state import GraphState
+from pcnet.model.digest import digest
 from pcnet.model.model import Model
 from pcnet.results.recorder import Record
 
@@ -57,19 +59,20 @@ def compiled_engine(model: Model, program: Program, interval: Interval, record: 
         raise UntraceableError(f"compiled code runs on the cpu, not on {program.zeros.device}")
     settings = varying_settings(program)
     width = width_for(program.spec.batch)
-    key = (
-        program.zeros.dtype,
+    details = (
+        str(program.zeros.dtype),
         width,
         tuple(settings),
         (record.quantities, record.nodes, record.messages),
-        tuple(map(id, model.graph.nodes.values())),
-        len(model.graph.links),
-        id(model.schedule),
+        tuple(sorted(program.counted_once)),
     )
+    # weights of modules, and nodes of a graph, may have changed since an earlier session
+    key = (*details, digest(model), *map(id, model.graph.nodes.values()))
     kept: dict[object, Variants] = model.compiled
     variants = kept.get(key)
     if variants is None:
-        variants = kept[key] = Variants(Layout(program, settings), width, record)
+        made = Variants(Layout(program, settings), width, record, identity(model, details))
+        variants = kept.setdefault(key, made)
     return CompiledEngine(program, interval, variants, settings)
 
 

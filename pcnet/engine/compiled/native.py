@@ -62,16 +62,24 @@ class Library:
         return ctypes.CFUNCTYPE(ctypes.c_int64, *arguments)(self.address(name))
 
 
+@cache
+def platform() -> str:
+    """What compiled code depends on beside its text: LLVM and the processor."""
+    host = processor()
+    return "\0".join([llvmlite.__version__, ".".join(map(str, llvm.llvm_version_info)), host.name, host.features])
+
+
+def code_key(text: str) -> str:
+    """The key under which the code of a text is kept."""
+    return hashlib.sha256(f"{text}\0{platform()}".encode()).hexdigest()
+
+
 def compiled(text: str, cache_: ObjectCache | None, *, vectorise: bool = False, quick: bool = False) -> Library:
     """The functions of a module of LLVM text, from the cache if they are there.
 
     vectorise: whether loops become vector code. quick: whether to save time, because the code runs only once.
     """
-    host = processor()
-    version = ".".join(map(str, llvm.llvm_version_info))
-    key = hashlib.sha256(
-        "\0".join([text, llvmlite.__version__, version, host.name, host.features]).encode()
-    ).hexdigest()
+    key = code_key(text)
     code = None if cache_ is None else cache_.get(key)
     if code is not None:
         return Library(code)

@@ -246,7 +246,11 @@ class CompiledRun:
             rows = np.zeros((2, record.shape[1], self.width))
             slot = self.groups
             self._stale[slot] = EVERYTHING
-            if not self._call(slot, scratch, one, mine, rows, 0, 0, 1):
+            done = self._call(slot, scratch, one, mine, rows, 0, 0, 1)
+            if not done and self._known != len(self.variants.all):  # another thread has added some
+                self._sync()
+                done = self._call(slot, scratch, one, mine, rows, 0, 0, 1)
+            if not done:
                 kind = self.kinds[int(block.kinds[at])]
                 if not self._add(element, kind, state[:, lane], given[at, :, lane]):
                     return False

@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from pcnet.engine.compiled import loop_code, scalar_code
+from pcnet.engine.compiled import loop_code, manifest, scalar_code
 from pcnet.engine.compiled.cache import ObjectCache
 from pcnet.engine.compiled.driver import MAX_VARIANTS
 from pcnet.engine.compiled.ir import Module
-from pcnet.engine.compiled.native import Library, compiled, processor
+from pcnet.engine.compiled.native import Library, code_key, compiled, processor
 from pcnet.engine.compiled.program import LARGEST, DivergesError, ElementProgram, ElementTick, Layout, TickKind, lowered
 from pcnet.engine.compiled.scalar_rules import TooLargeError
 from pcnet.engine.compiled.trace import UntraceableError
@@ -27,12 +27,15 @@ MAX_ATTEMPTS = 4
 class Variant(NamedTuple):
     """A compiled tick.
 
-    derived: number of values that it derives from what slow ticks change. depends: elements of the state on which these
-    depend. changes: elements of the state that the tick changes. form: "scalars" or "loops".
-    operations: their number. seconds: time to record and to compile it.
+    outcomes: how its branches on values go. derived: number of values that it derives from what slow ticks change.
+    depends: elements of the state on which these depend. changes: elements of the state that the tick changes. form:
+    "scalars" or "loops". operations: their number. seconds: time to record and to compile it; 0 for one that was
+    compiled by another process. text: its LLVM code; empty for one that was compiled by another process. code: the key
+    of its code in the cache.
     """
 
     kind: TickKind
+    outcomes: tuple[bool, ...]
     library: Library
     derived: int
     depends: frozenset[int]
@@ -41,6 +44,7 @@ class Variant(NamedTuple):
     operations: int
     seconds: tuple[float, float]
     text: str
+    code: str
 
 
 class Variants:
@@ -49,13 +53,38 @@ class Variants:
     reasons: why ticks of a kind could not be compiled, by kind.
     """
 
-    def __init__(self, layout: Layout, width: int, record: Record) -> None:
+    def __init__(self, layout: Layout, width: int, record: Record, identity: str | None = None) -> None:
+        """identity: the key of the list of variants that other processes have made; None for none."""
         self.layout, self.width, self.wanted = layout, width, record
         self.all: list[Variant] = []
         self.reasons: dict[TickKind, list[str]] = {}
         self._outcomes: dict[TickKind, set[tuple[bool, ...]]] = {}
         self._lock = threading.RLock()
         self._cache = ObjectCache.default()
+        self._identity = identity
+        self._load()
+
+    def _load(self) -> None:
+        """Take over what other processes have compiled."""
+        content = None if self._cache is None or self._identity is None else self._cache.get(self._identity)
+        if content is None or self._cache is None:
+            return
+        self.layout.record, listed = manifest.decode(content)
+        for each in listed:
+            code = self._cache.get(each["code"])
+            if code is not None:
+                self.all.append(Variant(library=Library(code), seconds=(0.0, 0.0), text="", **each))
+                self._outcomes.setdefault(each["kind"], set()).add(each["outcomes"])
+
+    def _save(self) -> None:
+        if self._cache is None or self._identity is None:
+            return
+        listed = []
+        for each in self.all:
+            fields = {name: getattr(each, name) for name in ("outcomes", "code", "derived", "form", "operations")}
+            sets = {"depends": sorted(each.depends), "changes": sorted(each.changes)}
+            listed.append({"kind": list(each.kind)} | fields | sets)
+        self._cache.put(self._identity, manifest.encode(self.layout.record, listed))
 
     def add(
         self, program: Program, element: int, kind: TickKind, state: Mapping[str, Tensor], given: Mapping[str, Tensor]
@@ -81,7 +110,7 @@ class Variants:
                 outcomes = tick.outcomes()
                 if outcomes in self._outcomes.setdefault(kind, set()):
                     return False  # a matter of rounding, or a number that is too large: for the eager engine
-                variant = self._made(tick)
+                variant = self._made(tick, outcomes)
             except DivergesError:
                 return False
             except UntraceableError as error:
@@ -91,12 +120,13 @@ class Variants:
                 failed.append(f"{type(error).__name__}: {error}")
                 return False
             self._outcomes[kind].add(outcomes)
-            if any(variant.kind == other.kind and variant.text == other.text for other in self.all):
+            if any(variant.kind == other.kind and variant.code == other.code for other in self.all):
                 return False
             self.all.append(variant)
+            self._save()
             return True
 
-    def _made(self, element_tick: ElementTick) -> Variant:
+    def _made(self, element_tick: ElementTick, outcomes: tuple[bool, ...]) -> Variant:
         started = time.perf_counter()
         recording, kind = element_tick.record(), element_tick.kind
         if recording.trace.is_large:
@@ -116,4 +146,5 @@ class Variants:
         recorded = time.perf_counter()
         library = compiled(text, self._cache, vectorise=form == "loops", quick=kind.first)
         seconds = recorded - started, time.perf_counter() - recorded
-        return Variant(kind, library, written.derived, written.depends, written.changes, form, size, seconds, text)
+        sets = (written.derived, written.depends, written.changes)
+        return Variant(kind, outcomes, library, *sets, form, size, seconds, text, code_key(text))
