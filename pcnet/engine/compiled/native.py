@@ -77,7 +77,7 @@ def code_key(text: str) -> str:
 def compiled(text: str, cache_: ObjectCache | None, *, vectorise: bool = False, quick: bool = False) -> Library:
     """The functions of a module of LLVM text, from the cache if they are there.
 
-    vectorise: whether loops become vector code. quick: whether to save time, because the code runs only once.
+    vectorise: whether to optimise loops. quick: whether to save time, because the code runs only once.
     """
     key = code_key(text)
     code = None if cache_ is None else cache_.get(key)
@@ -92,13 +92,13 @@ def compiled(text: str, cache_: ObjectCache | None, *, vectorise: bool = False, 
 def _compile(text: str, vectorise: bool, quick: bool) -> bytes:
     with _LOCK:
         machine = _machine(0 if quick else OPTIMISATION)
-        module = llvm.parse_assembly(text)
+        module = llvm.parse_assembly(text, llvm.create_context())  # the global one never forgets constants
         module.triple, module.data_layout = llvm.get_process_triple(), str(machine.target_data)
         module.verify()
-        if quick:
+        if not vectorise:  # scalars are simplified already, and LLVM's passes would gain nothing
             return bytes(machine.emit_object(module))
         tuning = llvm.create_pipeline_tuning_options(speed_level=OPTIMISATION)
-        tuning.slp_vectorization, tuning.loop_vectorization = False, vectorise
+        tuning.slp_vectorization, tuning.loop_vectorization = False, True
         builder = llvm.create_pass_builder(machine, tuning)
         builder.getModulePassManager().run(module, builder)
         return bytes(machine.emit_object(module))
