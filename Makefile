@@ -38,7 +38,6 @@ docs: $(STAMP)  ## the documentation into output/docs, for reading from disk; a 
 bench: $(STAMP)  ## microseconds an observation, beside an extended Kalman filter in the same run
 	$(BIN)/python examples/benchmark.py
 	$(BIN)/python examples/benchmark_size.py
-	$(BIN)/python examples/benchmark_live.py
 
 soak: $(STAMP)  ## a million observations: constant memory, sound beliefs, the same digits after a resumption
 	$(BIN)/python examples/soak.py

@@ -408,7 +408,7 @@ class Session:
         clock, dt, relative_dt = self._interval.advance(now.clock, t, now.tick)
         inputs = Inputs(filled, dt, relative_dt, program.due(now.tick), now.tick == 0)
         try:
-            after, outputs = self._tick(now.state, inputs)
+            after, outputs = tick(program, now.state, inputs, space)
         except NumericalError as error:  # the batch elements that are to blame are not known
             outputs = everything_failed(program, now.state, error.node, error.why)
             time = dt + now.state.time
@@ -428,10 +428,6 @@ class Session:
         self._now = following
         for see in self.watchers:
             see(clock.time, running)
-
-    def _tick(self, state: GraphState, inputs: Inputs) -> tuple[GraphState, Outputs]:
-        """The tick itself; a subclass may override it to look on, as examples/benchmark_live.py does."""
-        return tick(self.program, state, inputs, self._space)
 
     @property
     def tick(self) -> int:
