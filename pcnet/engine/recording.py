@@ -31,11 +31,13 @@ def columns(program: Program, space: Workspace, record: Record, showing: Showing
         found["accuracy"] = Column((), lambda: showing()[0].accuracy)
         found["complexity"] = Column((), lambda: showing()[0].complexity)
 
-        def energy(name: str) -> Tensor:
-            free = showing()[1].energies.get(name, Energy()).free
-            return program.zeros if free is None else free
+        def free_energy(name: str) -> Tensor:
+            energy = showing()[1].energies.get(name)
+            if energy is None:  # after compiled ticks it is not known by node
+                energy = Energy() if name in program.counted_once else program.nodes[name].energy(space.contexts[name])
+            return program.zeros if energy.free is None else energy.free
 
-        found |= {f"{name}.free_energy": Column((), partial(energy, name)) for name in program.nodes}
+        found |= {f"{name}.free_energy": Column((), partial(free_energy, name)) for name in program.nodes}
     if record.messages:
 
         def prediction(link: AnyLink) -> Tensor:

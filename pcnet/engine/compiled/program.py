@@ -125,7 +125,7 @@ class ElementProgram:
 
     @cached_property
     def leaves(self) -> dict[str, Tensor]:
-        return dict(_tensors(self.program.bound, ""))
+        return _constants(self.program)
 
 
 def varying_settings(program: Program) -> dict[str, Tensor]:
@@ -136,7 +136,7 @@ def varying_settings(program: Program) -> dict[str, Tensor]:
     """
     if program.spec.batch == 1:
         return {}
-    whole, one = dict(_tensors(program.bound, "")), ElementProgram(program, 0).leaves
+    whole, one = _constants(program), ElementProgram(program, 0).leaves
     if whole.keys() != one.keys():
         raise UntraceableError(f"batch elements differ in form: {min(whole.keys() ^ one.keys())}")
     found = {}
@@ -150,6 +150,12 @@ def varying_settings(program: Program) -> dict[str, Tensor]:
         if not bool(((value == value[:1]) | (value.isnan() & value[:1].isnan())).all()):
             found[path] = value
     return found
+
+
+def _constants(program: Program) -> dict[str, Tensor]:
+    """All tensors that a program was bound to, by path."""
+    noises = {name: links.noise for name, links in program.links.items()}
+    return dict(_tensors((program.interval, program.bound, noises), ""))
 
 
 def _tensors(part: Any, path: str, seen: set[int] | None = None) -> Iterator[tuple[str, Tensor]]:
