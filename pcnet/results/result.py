@@ -211,6 +211,8 @@ class Result:
             "dims": json.dumps({key: trace.dims for key, trace in self.traces.items()}),
             "graph": self.summary,
             "schedule": self.schedule,
+            "engine": self.engine,
+            "eager_ticks": self.eager_ticks,
         }
         if self.structure is not None:
             attributes["structure"] = self.structure.to_json()
@@ -282,6 +284,8 @@ class Result:
             roles=json.loads(data.attrs["roles"]),
             summary=data.attrs["graph"],
             schedule=data.attrs["schedule"],
+            engine=str(data.attrs.get("engine", "eager")),
+            eager_ticks=int(data.attrs.get("eager_ticks", data.attrs["observations"])),
             structure=GraphSummary.from_json(data.attrs["structure"]) if "structure" in data.attrs else None,
         )
 

@@ -70,9 +70,8 @@ def compiled_engine(model: Model, program: Program, interval: Interval, record: 
     key = (*details, digest(model), *map(id, model.graph.nodes.values()))
     kept: dict[object, Variants] = model.compiled
     variants = kept.get(key)
-    if variants is None:
-        made = Variants(Layout(program, settings), width, record, identity(model, details))
-        variants = kept.setdefault(key, made)
+    if variants is None or not variants.is_valid:
+        variants = kept[key] = Variants(Layout(program, settings), width, record, identity(model, details))
     return CompiledEngine(program, interval, variants, settings)
 
 
@@ -91,7 +90,7 @@ class CompiledEngine:
     @property
     def given_up(self) -> str | None:
         """Why nothing of the model can be compiled, once that is certain."""
-        if self.variants.all or self.compiled_ticks:
+        if any(not variant.kind.first for variant in self.variants.all):
             return None
         found = [reasons for kind, reasons in self.variants.reasons.items() if not kind.first and len(reasons) > 1]
         return found[0][0] if found else None

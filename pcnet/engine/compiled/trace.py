@@ -75,6 +75,18 @@ COST = 5000
 """Numbers an operation may compute on average, for compiled code to be faster than torch's own."""
 
 
+class Outside(NamedTuple):
+    """A tensor from outside of a trace that counts as constant, such as a weight of a module, as it was."""
+
+    tensor: Tensor
+    version: int
+    address: int
+
+    @property
+    def is_unchanged(self) -> bool:
+        return self.tensor._version == self.version and self.tensor.data_ptr() == self.address
+
+
 class Trace(NamedTuple):
     """A recorded program: its memory, its operations in order, and where its inputs and outputs are, by name."""
 
@@ -84,6 +96,7 @@ class Trace(NamedTuple):
     outputs: Mapping[str, Ref]
     results: Mapping[str, Tensor]
     """The values of the outputs in the recorded run."""
+    outside: Sequence[Outside] = ()
 
     @property
     def is_large(self) -> bool:
@@ -114,7 +127,9 @@ def record(run: Callable[[], Mapping[str, Tensor]], inputs: Mapping[str, Tensor]
         with kernel_calls_go_to(recorder.kernel), recorder:
             found = dict(run())
         outputs = {name: recorder.ref(tensor) for name, tensor in found.items()}
-    return Trace(tuple(recorder.storages), tuple(recorder.operations), recorder.inputs, outputs, found)
+    return Trace(
+        tuple(recorder.storages), tuple(recorder.operations), recorder.inputs, outputs, found, tuple(recorder.outside)
+    )
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -130,6 +145,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._index: dict[int, int] = {}
         self._varies: list[bool] = []
         self._used: set[int] = set()
+        self._made: set[int] = set()
+        self.outside: list[Outside] = []
         self._kept: list[Tensor] = []  # a storage that is freed could come back at the same address
         self._paused = False
 
@@ -146,6 +163,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         key = tensor.untyped_storage()._cdata
         if key not in self._index:
             self._add(tensor, self._constant(tensor), False)
+            if key not in self._made and not tensor.is_inference():
+                self.outside.append(Outside(tensor, tensor._version, tensor.data_ptr()))
         place = self._index[key]
         if self.storages[place].dtype != tensor.dtype:
             raise UntraceableError("memory that is seen as another dtype")
@@ -211,6 +230,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._refresh(tensor)
         if not varies or is_view or base in IGNORED:
             self._kept.extend(outputs)
+            if not is_view:
+                self._made |= {tensor.untyped_storage()._cdata for tensor in outputs}
             return out
         made = tuple(self._output(tensor) for tensor in outputs)
         arguments, named = _replaced((args, kwargs), refs, self)

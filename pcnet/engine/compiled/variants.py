@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from torch import Tensor
@@ -16,7 +16,7 @@ from pcnet.engine.compiled.ir import Module
 from pcnet.engine.compiled.native import Library, code_key, compiled, processor
 from pcnet.engine.compiled.program import LARGEST, DivergesError, ElementProgram, ElementTick, Layout, TickKind, lowered
 from pcnet.engine.compiled.scalar_rules import TooLargeError
-from pcnet.engine.compiled.trace import UntraceableError
+from pcnet.engine.compiled.trace import Outside, UntraceableError
 from pcnet.engine.program import Program
 from pcnet.results.recorder import Record
 
@@ -45,6 +45,7 @@ class Variant(NamedTuple):
     seconds: tuple[float, float]
     text: str
     code: str
+    outside: Sequence[Outside] = ()
 
 
 class Variants:
@@ -63,6 +64,11 @@ class Variants:
         self._cache = ObjectCache.default()
         self._identity = identity
         self._load()
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether weights of modules are still what they were when ticks were recorded."""
+        return all(each.is_unchanged for variant in self.all for each in variant.outside)
 
     def _load(self) -> None:
         """Take over what other processes have compiled."""
@@ -147,4 +153,6 @@ class Variants:
         library = compiled(text, self._cache, vectorise=form == "loops", quick=kind.first)
         seconds = recorded - started, time.perf_counter() - recorded
         sets = (written.derived, written.depends, written.changes)
-        return Variant(kind, outcomes, library, *sets, form, size, seconds, text, code_key(text))
+        return Variant(
+            kind, outcomes, library, *sets, form, size, seconds, text, code_key(text), recording.trace.outside
+        )

@@ -1,0 +1,60 @@
+"""The option `engine` wherever models run: files, watchers, pages and modules."""
+
+import numpy as np
+import pytest
+import torch
+
+import pcnet as pc
+from pcnet.graphs import odem
+from pcnet.results.result import Result
+
+Y = pc.simulate.glv_process(samples=120, noise="white", seed=2).observations
+
+
+def test_a_result_remembers_its_engine(tmp_path):
+    for engine in ("compiled", "eager"):
+        result = odem(orders=2).run(Y, engine=engine)
+        found = Result.load(result.save(tmp_path / f"{engine}.nc"))
+        assert (found.engine, found.eager_ticks) == (engine, 0 if engine == "compiled" else 120)
+
+
+def test_watchers_see_every_observation_of_a_compiled_session():
+    session, times, beliefs = odem(orders=2).start(engine="compiled"), [], []
+    session.watchers.append(lambda time, _: (times.append(time), beliefs.append(session.mean("x")[0, 0].item())))
+    session.run(Y)
+    assert times == pytest.approx([0.01 * k for k in range(120)])
+    np.testing.assert_allclose(beliefs, odem(orders=2).run(Y, engine="eager").mean("x")[:, 0, 0], rtol=1e-9)
+
+
+def test_weights_that_change_between_sessions_are_seen():
+    network = torch.nn.Linear(1, 1).double()
+    model = pc.Model(graph_with(network))
+    before = model.run(Y[:, :1], engine="compiled").mean("x")
+    with torch.no_grad():
+        for weights in network.parameters():
+            weights.mul_(0.5)
+    after = model.run(Y[:, :1], engine="compiled").mean("x")
+    np.testing.assert_allclose(after, model.run(Y[:, :1], engine="eager").mean("x"), rtol=1e-9)
+    assert np.abs(after - before).max() > 1e-6
+
+
+def graph_with(network):
+    x = pc.GeneralisedStateNode("x", dim=1, orders=2, flow=lambda x, _: -0.1 * network(x))
+    y = pc.SensoryNode("y", dim=1, orders=1, dt=0.01)
+    graph = pc.Graph()
+    graph.predicts(x, y)
+    for node in (x, y):
+        graph.weighs(pc.PrecisionNode(f"p {node.name}", prior_precision=10.0, sd=0.1, correlation_time=0.1), node)
+    return graph
+
+
+def test_a_live_page_reads_energies_of_compiled_ticks():
+    session = odem(orders=2).start(engine="compiled")
+    session.run(Y)
+    _ = session.mean("x")
+    recorder = session.recorder_for(pc.Record.flow())
+    with torch.no_grad():
+        recorder.append(recorder.read(session.time, None))
+    found = recorder.tensor("y.free_energy")
+    wanted = odem(orders=2).run(Y, record=pc.Record.flow(), engine="eager").traces["y.free_energy"].values[-1]
+    np.testing.assert_allclose(found[0, 0], wanted, rtol=1e-9)
