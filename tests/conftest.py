@@ -1,3 +1,4 @@
+import os
 import sys
 from pathlib import Path
 
@@ -9,7 +10,9 @@ from pcnet import settings
 
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("repeatable")
-torch.set_num_threads(1)  # oracles share the machine with other test processes
+torch.set_num_threads(1)  # one core for each test process,
+for library in ("OMP", "MKL", "OPENBLAS"):  # and for the processes that tests start
+    os.environ.setdefault(f"{library}_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 

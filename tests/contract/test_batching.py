@@ -24,6 +24,7 @@ from pcnet.numerics.integrators import ExplicitEuler, LocalLinearisation
 from pcnet.numerics.kernels import SquaredExponential
 from pcnet.sweeps.batching import batch_key, stack_models
 from support.models import WAVY, bent
+from support.waiting import PATIENCE
 
 SEEN = torch.randn(7, 2, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
 
@@ -310,7 +311,7 @@ def test_digests_are_the_same_in_another_process():
         cwd=Path(__file__).parent,
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=PATIENCE,
         check=False,
     )
     assert found.returncode == 0, found.stderr

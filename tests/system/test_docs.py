@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from support.paths import ROOT
+from support.waiting import PATIENCE
 
 pytestmark = pytest.mark.usefixtures("kinds_restored")
 PAGES = sorted((ROOT / "docs").glob("*.md"))
@@ -39,7 +40,7 @@ def test_code_runs_as_printed(page, tmp_path, monkeypatch):
         if language == "python":
             exec(compile(code, page.name, "exec"), names)
         else:
-            subprocess.run(["bash", "-euo", "pipefail", "-c", code], env=SURROUNDINGS, check=True, timeout=120)
+            subprocess.run(["bash", "-euo", "pipefail", "-c", code], env=SURROUNDINGS, check=True, timeout=PATIENCE)
 
 
 class Needs(HTMLParser):

@@ -7,6 +7,7 @@ import pytest
 from nbclient import NotebookClient
 
 from support.paths import ROOT
+from support.waiting import PATIENCE
 
 NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))
 
@@ -22,6 +23,10 @@ def test_notebook(path, monkeypatch):
     notebook = nbformat.read(path, as_version=4)
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert not any(cell.outputs for cell in code)  # files stay small, and differences readable
-    NotebookClient(notebook, timeout=60, kernel_name="python3", resources={"metadata": {"path": path.parent}}).execute()
+    folder = {"metadata": {"path": path.parent}}
+    client = NotebookClient(
+        notebook, timeout=PATIENCE, startup_timeout=PATIENCE, kernel_name="python3", resources=folder
+    )
+    client.execute()
     pictures = [each for cell in code for each in cell.outputs if "image/png" in each.get("data", {})]
     assert len(pictures) >= 2

@@ -29,7 +29,7 @@ from pcnet.sweeps import sweep as sweeps
 from pcnet.sweeps import workers
 from pcnet.sweeps.evaluate import dry_run, parse_data
 from pcnet.sweeps.study import Study
-from support.waiting import PATIENCE
+from support.waiting import PATIENCE, wait_until
 
 WORLD = pc.simulate.glv_process(samples=25, noise="white", seed=3)
 SEEN, STATES = WORLD.observations.numpy(), WORLD.states.numpy()
@@ -361,13 +361,15 @@ def armed(*arguments):
     return choose(*arguments)
 
 def held(settings):  # once work has begun, the last settings wait: the sweep cannot end before its interrupt
+    if gate:
+        open(f"at_work_{os.getpid()}", "w").close()
     while gate and settings["kappa"] == 1.0 and settings["orders"] == 2 and os.path.exists(gate):
         time.sleep(0.01)
 
 sweeps.MAX_BATCH = 3
 if gate:
     sweeps.choose_workers = armed
-seen = pc.simulate.glv_process(samples=200, noise="white", seed=1).observations
+seen = pc.simulate.glv_process(samples=60, noise="white", seed=1).observations
 grid = {"kappa": [0.4, 0.6, 0.8, 1.0], "every": [8, 16], "orders": [3, 2], "rate": [1e-4, 30.0]}
 pc.sweep(lambda **settings: held(settings) or odem(**settings), grid, seen, sys.argv[1], processes=int(sys.argv[2]))
 """  # as a beginner writes it: no guard, a lambda, everything in __main__
@@ -382,6 +384,9 @@ class Script:
         self.path = path
         (folder / "script.py").write_text(SCRIPT)
         (folder / "gate").unlink(missing_ok=True)
+        self.folder, self.processes = folder, processes
+        for mark in folder.glob("at_work_*"):
+            mark.unlink()
         self.process = subprocess.Popen(
             [sys.executable, "script.py", str(path), str(processes)],
             cwd=folder,
@@ -401,16 +406,23 @@ class Script:
         self.process.stderr.close()
 
     def wait_for(self, done):
-        """Wait until so many inversions are finished."""
-        end = time.monotonic() + PATIENCE
-        while time.monotonic() < end:
+        """Wait until this many inversions are finished and all worker processes are at work.
+
+        A worker ignores Ctrl-C once it is at work, but not while it imports its modules.
+        """
+
+        def reached():
             assert self.process.poll() is None, self.process.stderr.read()
-            if self.path.exists() and self.path.stat().st_size:
-                study = Study.open(self.path)
-                if study.counts["done"] + study.counts["diverged"] >= done:
-                    return study
-            time.sleep(0.02)
-        raise TimeoutError
+            workers = {int(mark.name.rpartition("_")[2]) for mark in self.folder.glob("at_work_*")}
+            if len(workers - {self.process.pid}) < (self.processes if self.processes > 1 else 0):
+                return False
+            if not self.path.exists() or not self.path.stat().st_size:
+                return False
+            counts = Study.open(self.path).counts
+            return counts["done"] + counts["diverged"] >= done
+
+        wait_until(reached, f"{done} finished inversions")
+        return Study.open(self.path)
 
     def interrupt(self, how):
         """Kill it, or interrupt it by Ctrl-C, which reaches its whole process group; its children must end too.
@@ -518,7 +530,9 @@ print(memory("VmHWM") - before, study.counts["done"])
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc to measure")
 def test_memory_stays_within_about_the_budget():
     """The 2000 inversions at once would take three times as much."""
-    found = subprocess.run([sys.executable, "-c", MEASURE], capture_output=True, text=True, timeout=100, check=True)
+    found = subprocess.run(
+        [sys.executable, "-c", MEASURE], capture_output=True, text=True, timeout=PATIENCE, check=True
+    )
     grown, done = map(int, found.stdout.split())
     assert done == 2000
     assert 5e6 < grown < 25e6
