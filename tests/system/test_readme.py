@@ -20,7 +20,7 @@ def test_code_runs_as_printed(tmp_path, monkeypatch, capsys):
     printed = capsys.readouterr().out
     error, raw = map(float, re.search(r"error ([\d.]+), of the raw observations ([\d.]+)", printed).groups())
     assert error < raw / 2
-    assert "(3, 2000, 3, 3)" in printed
+    assert "(3, 1000, 3, 3)" in printed
 
 
 def test_the_quickstart_is_short():
