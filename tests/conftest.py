@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from pcnet import settings
+from pcnet.model.links.base import Link
 
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("repeatable")
@@ -19,8 +20,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 
 @pytest.fixture
 def kinds_restored():
-    """Forget the node kinds that a test registers: code run from text has no module that they could be found in."""
-    before = {name: list(kinds) for name, kinds in settings.KINDS.items()}
+    """Forget the kinds of node and link that a test defines: other tests list all kinds that there are."""
+    before, links = {name: list(kinds) for name, kinds in settings.KINDS.items()}, dict(Link.kinds)
     yield
-    settings.KINDS.clear()
-    settings.KINDS.update(before)
+    for kinds, known in ((settings.KINDS, before), (Link.kinds, links)):
+        kinds.clear()
+        kinds.update(known)
