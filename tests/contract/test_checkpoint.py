@@ -1,4 +1,4 @@
-"""A saved run resumes bit for bit, for every kind of model, however it ended."""
+"""A saved run resumes bit for bit, for every kind of model, even if the process was killed."""
 
 import json
 import multiprocessing
@@ -90,7 +90,7 @@ def test_single_precision(tmp_path):
 
 
 # --- a tick is done whole or not at all ---
-VERBS = [
+ACTIONS = [
     (SensoryNode, "observe"),
     (GeneralisedStateNode, "update"),
     (GeneralisedStateNode, "update_covariance"),
@@ -99,14 +99,14 @@ VERBS = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "verb"), VERBS)
+@pytest.mark.parametrize(("kind", "action"), ACTIONS)
 @pytest.mark.parametrize("where", [(0, 0), (5, 0), (5, 1), (8, 2)], ids=str)
-def test_an_interrupt_within_a_tick_leaves_the_state_before_it(kind, verb, where, monkeypatch, tmp_path):
+def test_an_interrupt_within_a_tick_leaves_the_state_before_it(kind, action, where, monkeypatch, tmp_path):
     """Ctrl-C in any action: the observation can be repeated, here or after resuming from a file."""
     graph, schedule, stream, _ = of_paper()
     whole = graph.start(schedule).run(iter(stream))
     session = graph.start(schedule)
-    do, calls = getattr(kind, verb), []
+    do, calls = getattr(kind, action), []
 
     def interrupted(self, *given):
         done = do(self, *given)
@@ -115,7 +115,7 @@ def test_an_interrupt_within_a_tick_leaves_the_state_before_it(kind, verb, where
             raise KeyboardInterrupt
         return done
 
-    monkeypatch.setattr(kind, verb, interrupted)
+    monkeypatch.setattr(kind, action, interrupted)
     for y in stream:
         try:
             session.step(y)

@@ -211,7 +211,7 @@ def test_a_correlation_time_wrong_by_a_factor_of_three_is_recovered():
         flow,
         parameters=[],
         initial=[1.0, 0.0],
-        samples=1500,
+        samples=1000,
         dt=dt,
         state_sd=0.05,
         observation_sd=0.1,
@@ -356,7 +356,7 @@ def test_a_precision_node_learns_the_correlation_time_of_generalised_errors():
         acts=(
             pc.act("observe", "sensory"),
             pc.act("accumulate", "noise_y"),
-            *(pc.act(verb, "noise_y", every=100) for verb in ("update", "update_covariance", "renew_prior")),
+            *(pc.act(action, "noise_y", every=100) for action in ("update", "update_covariance", "renew_prior")),
         ),
     )
     result = graph.run(world.observations, schedule, record=["correlation_time", "log_correlation_time_sd", "mean"])

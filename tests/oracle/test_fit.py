@@ -158,10 +158,10 @@ def test_the_last_pass_is_a_filter_at_the_maximum():
     """States are those of a Kalman filter at the maximum, with the parameters' uncertainty added."""
     data = record(2)
     fit = model("pushed").fit(data, pc.batch("parameter"), tolerance=1e-9, record=["mean", "sd"])
-    told = model("pushed").with_nodes(
+    fitted = model("pushed").with_nodes(
         model("pushed").nodes | {"theta": ParameterNode("theta", mean=fit.mean("theta"), sd=1e-9, estimator=Newton())}
     )
-    still = told.run(
+    still = fitted.run(
         data, pc.adaptive_filtering(levels=[LevelNodes(precisions=(), parameters=())]), record=["mean", "sd"]
     )
     np.testing.assert_allclose(fit.result.mean("x"), still.mean("x"), atol=1e-7)

@@ -10,7 +10,7 @@ import torch
 import pcnet as pc
 from pcnet.graphs import odem
 from pcnet.results.live_page import watch
-from support.recorded import EVIL, paper_run, repeated, stack_run, wicked_graph
+from support.recorded import EVIL, hostile_graph, paper_run, repeated, stack_run
 from support.waiting import PATIENCE, wait_until
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
@@ -142,7 +142,7 @@ def test_the_slider_moves_what_is_shown(page):
         )
     passed = flow.passed("y", "x")
     assert sorted(widths, key=widths.get) == sorted(widths, key=lambda frame: passed[frame])
-    assert widths[75] == 8  # the blow
+    assert widths[75] == 8  # the outlier
 
 
 def test_keys_move_play_and_choose(page):
@@ -203,8 +203,8 @@ def test_a_click_on_a_node_opens_its_traces_with_the_numbers_of_the_result(page)
         assert shown.values("surprise (1: as expected)") == pytest.approx([flow.surprise("x")[frame]], rel=1e-6)
         believed = np.stack([result.mean("x")[frame, 1], result.sd("x")[frame, 1]], 1).reshape(-1)
         assert shown.values("belief, derivative 1") == pytest.approx(believed, rel=1e-6)
-        told = [flow.passed("x", "y")[frame], flow.passed("y", "x")[frame]]
-        assert shown.values("to y: predicts, rms") == pytest.approx(told, rel=1e-6)
+        passed = [flow.passed("x", "y")[frame], flow.passed("y", "x")[frame]]
+        assert shown.values("to y: predicts, rms") == pytest.approx(passed, rel=1e-6)
         assert shown.values("share of the free energy (nats)") == pytest.approx([flow.share("x")[frame]], rel=1e-6)
     shown.point(number(result, "y"))
     pairs = np.stack([result.prediction("y")[149, 0], result.observation("y")[149, 0]], 1).reshape(-1)
@@ -264,7 +264,7 @@ def test_levels_go_up_from_the_sensory_nodes_and_nothing_overlaps(page):
 
 
 def test_names_are_shown_as_text(page):
-    result = wicked_graph().run(np.ones((3, 1)), record=pc.Record.flow())
+    result = hostile_graph().run(np.ones((3, 1)), record=pc.Record.flow())
     shown = page(result.error_flow())
     for name in EVIL:
         shown.run("choose(arguments[0])", number(result, name))
@@ -307,14 +307,14 @@ def test_the_dark_theme_follows_the_system_and_can_be_toggled(page):
 def test_a_downsampled_run_shows_the_extremes_of_each_interval(page):
     result = repeated(paper_run(), 700)
     flow, shown = result.error_flow(), page(result.error_flow())
-    stretch = shown.run("return flow.bin_size")
-    assert stretch > 1
+    bin_size = shown.run("return flow.bin_size")
+    assert bin_size > 1
     shown.point(number(result, "y"))
     for frame in (0, 1234):
         shown.to(frame)
-        part = slice(frame * stretch, (frame + 1) * stretch)
+        part = slice(frame * bin_size, (frame + 1) * bin_size)
         assert shown.values("surprise (1: as expected)") == pytest.approx([flow.surprise("y")[part].max()], rel=1e-6)
-        assert f"range of {stretch}" in shown.find("#now").text
+        assert f"range of {bin_size}" in shown.find("#now").text
         assert f"t = {result.times[part][0]:.2f} to {result.times[part][-1]:.2f}" in shown.find("#now").text
     shown.key("s")
     assert shown.values("surprise (1: as expected)") == pytest.approx([flow.surprise("y").max()], rel=1e-6)

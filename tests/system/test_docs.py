@@ -83,11 +83,11 @@ def test_the_site_builds_without_warnings_and_loads_nothing_from_the_network(sit
 def test_the_reference_covers_all_public_names(site):
     import pcnet
 
-    told = "".join(path.read_text(encoding="utf-8") for path in (site / "reference").glob("*.html"))
+    documented = "".join(path.read_text(encoding="utf-8") for path in (site / "reference").glob("*.html"))
     for name in pcnet.__all__:
         thing = getattr(pcnet, name)
-        if not hasattr(thing, "__path__"):  # of packages, the parts are told
-            assert re.search(rf'id="pcnet[\w.]*\.{thing.__name__.rpartition(".")[2]}"', told), name
+        if not hasattr(thing, "__path__"):  # of a package, its parts are documented
+            assert re.search(rf'id="pcnet[\w.]*\.{thing.__name__.rpartition(".")[2]}"', documented), name
 
 
 def test_pictures_are_used_and_small():

@@ -48,8 +48,8 @@ def test_the_page_shows_the_last_observations_of_the_run():
     for node in data["nodes"]:
         np.testing.assert_allclose(block[node["share"]], expected.share(node["name"])[-15:], rtol=1e-6)
     for link in data["links"]:
-        told = expected.passed(link["child"], link["parent"])[-15:]
-        np.testing.assert_allclose(block[link["up"]], told, rtol=1e-5, atol=1e-12)
+        passed = expected.passed(link["child"], link["parent"])[-15:]
+        np.testing.assert_allclose(block[link["up"]], passed, rtol=1e-5, atol=1e-12)
     assert set(session.result().traces) == {"x.mean", "theta.mean", "lambda_x.mean", "lambda_y.mean"}
 
 

@@ -99,6 +99,7 @@ def test_one_truth_for_all_replicates():
     against_a_loop(study, [{"kappa": 0.5}], TWICE, np.stack([STATES, STATES]))
 
 
+@pytest.mark.slow  # the interrupted sweep below compares the numbers of two processes with those of one, too
 def test_two_processes_give_the_same_bits_as_one(monkeypatch):
     monkeypatch.setattr(sweeps, "MAX_BATCH", 4)
     same(sweep(truth={"x": STATES, "theta": THETA}, processes=2), sweep(truth={"x": STATES, "theta": THETA}))
@@ -440,20 +441,27 @@ class Script:
         return len(children), self.process.stderr.read()
 
 
-def test_a_sweep_interrupted_at_any_moment_resumes_without_loss(tmp_path, monkeypatch):
-    """Killed at random with one process and with two, and stopped by Ctrl-C; then finished, bit for bit the same."""
+@pytest.mark.parametrize(
+    "ends",
+    [
+        ((2, signal.SIGKILL), (2, signal.SIGINT)),
+        pytest.param(((1, signal.SIGKILL), (1, signal.SIGINT), (2, signal.SIGKILL)), marks=pytest.mark.slow),
+    ],
+    ids=["two processes", "one process first"],
+)
+def test_a_sweep_interrupted_at_any_moment_resumes_without_loss(ends, tmp_path, monkeypatch):
+    """Killed at a random moment and stopped by Ctrl-C; then finished by one process, bit for bit the same."""
     monkeypatch.setattr(sweeps, "MAX_BATCH", 3)
     path = tmp_path / "killed.db"
     random_ = random.Random(7)
     finished = None
-    for processes, how in ((1, signal.SIGKILL), (2, signal.SIGKILL), (2, signal.SIGINT)):
+    for processes, how in ends:
         with Script(tmp_path, path, processes) as script:
             study = script.wait_for(min(BEFORE_GATE, 2 if finished is None else len(finished) + 2))
             assert study.counts["open"] > 0
             assert study.to_dataframe()["status"].isin(["done", "diverged"]).any()
-            if processes == 1:
-                with pytest.raises(StudyError, match=r"another process is working on .*Study\.open"):
-                    sweep(file=path)
+            with pytest.raises(StudyError, match=r"another process is working on .*Study\.open"):
+                sweep(file=path)
             time.sleep(random_.uniform(0.0, 0.3))
             children, said = script.interrupt(how)
             assert (children >= 2) == (processes == 2)
