@@ -1,4 +1,5 @@
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -14,6 +15,8 @@ hypothesis.settings.load_profile("repeatable")
 torch.set_num_threads(1)  # one core for each test process,
 for library in ("OMP", "MKL", "OPENBLAS"):  # and for the processes that tests start
     os.environ.setdefault(f"{library}_NUM_THREADS", "1")
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a background job of a shell: the processes that tests
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # start would inherit it, and ignore Ctrl-C
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 
