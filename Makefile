@@ -24,7 +24,7 @@ calibration: $(STAMP)  ## 100 held-out seeds a cell beside Kalman filters that a
 	$(BIN)/python -m studies.calibration output/calibration
 
 test: lint  ## lint, types and the quick tests
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -43,7 +43,7 @@ soak: $(STAMP)  ## a million observations: constant memory, sound beliefs, the s
 	$(BIN)/python examples/soak.py
 
 test-all: lint  ## all tests, with whole-run reproductions that take minutes
-	$(BIN)/python -m pytest -n 2 -m "slow or not slow"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "slow or not slow"
 
 build: $(STAMP)  ## wheel and sdist into dist/
 	$(BIN)/python -m build --no-isolation

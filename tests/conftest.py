@@ -1,4 +1,5 @@
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -7,10 +8,15 @@ import pytest
 import torch
 
 from pcnet import settings
+from pcnet.model.links import Link
 
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("repeatable")
-torch.set_num_threads(1)  # oracles share the machine with other test processes
+torch.set_num_threads(1)  # one core for each test process,
+for library in ("OMP", "MKL", "OPENBLAS"):  # and for the processes that tests start
+    os.environ.setdefault(f"{library}_NUM_THREADS", "1")
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a background job of a shell: the processes that tests
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # start would inherit it, and ignore Ctrl-C
 os.environ.setdefault("PCNET_ENGINE", "eager")  # tests of the compiled engine ask for it
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
@@ -18,8 +24,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 
 @pytest.fixture
 def kinds_restored():
-    """Forget the node kinds that a test registers: code run from text has no module that they could be found in."""
-    before = {name: list(kinds) for name, kinds in settings.KINDS.items()}
+    """Forget the kinds of node and link that a test defines: other tests list all kinds that there are."""
+    before, links = {name: list(kinds) for name, kinds in settings.KINDS.items()}, dict(Link.kinds)
     yield
-    settings.KINDS.clear()
-    settings.KINDS.update(before)
+    for kinds, known in ((settings.KINDS, before), (Link.kinds, links)):
+        kinds.clear()
+        kinds.update(known)

@@ -68,8 +68,8 @@ def reproduce(
     """
     if grid not in GRIDS:
         raise SettingError(f"there is no grid {grid!r}; choose {', '.join(GRIDS)}")
-    if seeds < 1 or observations < 2 * EVERY:
-        raise SettingError(f"seeds must be 1 or more, observations {2 * EVERY} or more")
+    if seeds < 1 or observations < 4 * EVERY:
+        raise SettingError(f"seeds must be 1 or more, observations {4 * EVERY} or more")
     started = time.perf_counter()
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)

@@ -24,6 +24,7 @@ from pcnet.numerics.integrators import ExplicitEuler, LocalLinearisation
 from pcnet.numerics.kernels import SquaredExponential
 from pcnet.sweeps.batching import batch_key, stack_models
 from support.models import WAVY, bent
+from support.waiting import PATIENCE
 
 SEEN = torch.randn(7, 2, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
 
@@ -62,10 +63,10 @@ def model(
     last_error="keep",
     channels="each",
     accumulate=None,
-    mover=None,
+    integrator=None,
     backwards=True,
 ):
-    """A graph with settings of every kind: of nodes, of their movers, kernels and clocks, scalar and by channel."""
+    """A graph with settings of every kind: of nodes, integrators, kernels and clocks, scalar and by channel."""
     slow = RobbinsMonro(rate, 1.0, 0.5, accumulate or Exponential(beta))
     x = GeneralisedStateNode(
         "x",
@@ -73,7 +74,7 @@ def model(
         orders=orders,
         flow=flow,
         initial_mean=initial,
-        integrator=mover or LocalLinearisation(kappa, step_size=time),
+        integrator=integrator or LocalLinearisation(kappa, step_size=time),
         curvature=curvature,
         last_error=last_error,
     )
@@ -165,12 +166,12 @@ def test_a_batch_equals_a_loop_under_every_option(options):
 
 
 def test_integrators_and_estimators_are_batched():
-    agree([model(mover=ExplicitEuler(step_size=t, kappa=0.1)) for t in (0.01, 0.02)])
-    agree([model(mover=LocalLinearisation(log_step_size=nu)) for nu in (-4.0, -3.0)])
+    agree([model(integrator=ExplicitEuler(step_size=t, kappa=0.1)) for t in (0.01, 0.02)])
+    agree([model(integrator=LocalLinearisation(log_step_size=nu)) for nu in (-4.0, -3.0)])
     kinds = [
-        model(mover=ExplicitEuler(step_size=0.1)),
-        model(mover=LocalLinearisation(step_size=0.1)),
-        model(mover=LocalLinearisation()),
+        model(integrator=ExplicitEuler(step_size=0.1)),
+        model(integrator=LocalLinearisation(step_size=0.1)),
+        model(integrator=LocalLinearisation()),
     ]
     assert len({batch_key(each) for each in kinds}) == 3
 
@@ -273,7 +274,7 @@ class Net(torch.nn.Module):
 
 
 class Own(Function):
-    """A function of one's own that has no name in words."""
+    """A function that is defined by a user and has no registered name."""
 
     __call__ = linearise = contracted_hessian = parameter_slope = parameter_contracted_hessian = lambda self, *_: None
 
@@ -296,7 +297,7 @@ def test_editing_a_function_changes_the_digest():
 
 
 def everything():
-    """Models with functions of all kinds, for fingerprints in another process."""
+    """Models with functions of all kinds, for digests in another process."""
     own = [decay, shifted(1.0), Net(1.0), Own(), flows.van_der_pol, Quadratic(torch.ones(2, 3, 3, 4))]
     return {repr(type(flow)) + str(i): digest(model(flow=flow)) for i, flow in enumerate(own)} | {
         "paper": digest(odem("lorenz", conventions="authors"))
@@ -310,7 +311,7 @@ def test_digests_are_the_same_in_another_process():
         cwd=Path(__file__).parent,
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=PATIENCE,
         check=False,
     )
     assert found.returncode == 0, found.stderr

@@ -1,9 +1,12 @@
-"""A saved run resumes bit for bit, for every kind of model, however it ended."""
+"""A saved run resumes bit for bit, for every kind of model, even if the process was killed."""
 
 import json
 import multiprocessing
 import random
+import signal
+import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +31,7 @@ from support.cases import (
     stack,
 )
 from support.compare import same
+from support.waiting import PATIENCE, wait_until
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -86,7 +90,7 @@ def test_single_precision(tmp_path):
 
 
 # --- a tick is done whole or not at all ---
-VERBS = [
+ACTIONS = [
     (SensoryNode, "observe"),
     (GeneralisedStateNode, "update"),
     (GeneralisedStateNode, "update_covariance"),
@@ -95,14 +99,14 @@ VERBS = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "verb"), VERBS)
+@pytest.mark.parametrize(("kind", "action"), ACTIONS)
 @pytest.mark.parametrize("where", [(0, 0), (5, 0), (5, 1), (8, 2)], ids=str)
-def test_an_interrupt_within_a_tick_leaves_the_state_before_it(kind, verb, where, monkeypatch, tmp_path):
+def test_an_interrupt_within_a_tick_leaves_the_state_before_it(kind, action, where, monkeypatch, tmp_path):
     """Ctrl-C in any action: the observation can be repeated, here or after resuming from a file."""
     graph, schedule, stream, _ = of_paper()
     whole = graph.start(schedule).run(iter(stream))
     session = graph.start(schedule)
-    do, calls = getattr(kind, verb), []
+    do, calls = getattr(kind, action), []
 
     def interrupted(self, *given):
         done = do(self, *given)
@@ -111,7 +115,7 @@ def test_an_interrupt_within_a_tick_leaves_the_state_before_it(kind, verb, where
             raise KeyboardInterrupt
         return done
 
-    monkeypatch.setattr(kind, verb, interrupted)
+    monkeypatch.setattr(kind, action, interrupted)
     for y in stream:
         try:
             session.step(y)
@@ -168,39 +172,46 @@ def killable(kind):
     )
 
 
-def victim(path, out, ready, kind):
+def victim(path, out, ticks, end, kind):
+    """Resume, save after every observation, and wait at `end` to be killed; at the end of the stream write the result.
+
+    `ticks` is without a lock, because a process that is killed would keep it.
+    """
     graph, schedule = killable(kind)
     session = pc.resume(path, pc.Model(graph, schedule)) if path.exists() else graph.start(schedule)
-    ready.set()
-    for y in STREAM[session.tick :]:
+    for y in STREAM[session.tick : end]:
         session.step(y).save(path)
+        ticks.value = session.tick
+    if end < len(STREAM):
+        threading.Event().wait()
     np.savez(out, mean=session.result().mean("x"), action=float(session.free_action))
 
 
-STREAM = 1 + 0.1 * np.random.default_rng(0).normal(size=(160, 3))
+def reached(ticks, aim, process):
+    return ticks.value >= aim or not process.is_alive()
+
+
+STREAM = 1 + 0.1 * np.random.default_rng(0).normal(size=(60, 3))
 
 
 @pytest.mark.parametrize("kind", ["paper", "adaptive filter"])
 def test_a_run_killed_at_random_moments_resumes(kind, tmp_path):
-    """kill -9 at random moments, again and again, until it comes through."""
+    """kill -9 at random moments, most of them within a step or while a file is written."""
     chance = random.Random(0)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["pcnet", "torch"])
     path, out = tmp_path / "run.safetensors", tmp_path / "done.npz"
-    kills = 0
-    for _ in range(60):
-        ready = context.Event()
-        process = context.Process(target=victim, args=(path, out, ready, kind))
+    ticks = context.RawValue("i", 0)
+    for end in (15, 30, 45, 59, 60):
+        process = context.Process(target=victim, args=(path, out, ticks, end, kind))
         process.start()
-        assert ready.wait(60)
-        time.sleep(chance.uniform(0.0, 0.15))
-        if kills < 10 and process.is_alive():
+        if end < len(STREAM):
+            aim = chance.randrange(ticks.value + 1, end)
+            wait_until(partial(reached, ticks, aim, process), f"observation {aim}")
+            time.sleep(chance.uniform(0.0, 0.02))
             process.kill()
-            kills += 1
-        process.join(60)
-        if out.exists():
-            break
-    assert kills >= 4
+        process.join(PATIENCE)
+        assert process.exitcode == (-signal.SIGKILL if end < len(STREAM) else 0)
     graph, schedule = killable(kind)
     whole = graph.run(STREAM, schedule=schedule)
     found = np.load(out)

@@ -56,14 +56,14 @@ def test_a_precision_depends_on_its_own_error_only():
 def test_neighbours_do_affect_a_node():
     """The same disturbance of a neighbour has an effect, so the tests above can fail."""
     session = started()
-    for name, verb, neighbour in (
+    for name, action, neighbour in (
         ("x0", "update", "y0"),
         ("x0", "update", "noise_x0"),
         ("x0", "update", "theta00"),
         ("theta00", "accumulate", "x0"),
         ("noise_y0", "accumulate", "y0"),
     ):
-        assert not after(session, name, verb, [neighbour]), (name, neighbour)
+        assert not after(session, name, action, [neighbour]), (name, neighbour)
 
 
 def test_messages_reach_a_node_on_its_own_links_only():

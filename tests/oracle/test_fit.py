@@ -1,5 +1,6 @@
 """Fits to recorded data, against the maximum of an exact likelihood without messages."""
 
+import functools
 import math
 
 import numpy as np
@@ -15,7 +16,7 @@ from pcnet.nodes import GeneralisedStateNode, KalmanStateNode, ParameterNode, Pr
 from pcnet.numerics.estimators import Newton, NoiseScoring
 from pcnet.numerics.kernels import White
 
-DT, SAMPLES = 0.1, 60
+DT, SAMPLES = 0.1, 45
 FLOW = torch.tensor([[-0.4, 1.0], [-1.2, -0.1]], dtype=torch.float64)
 START, START_SD = torch.tensor([1.0, 0.0], dtype=torch.float64), 0.5
 PRIOR, PRIOR_SD = torch.tensor([0.0, 0.1], dtype=torch.float64), 1.0
@@ -33,9 +34,11 @@ def spring(x, theta):
     return torch.stack([x[..., 1], -(1.3 + theta[..., 0]) * x[..., 0] - theta[..., 1] * x[..., 1]], -1)
 
 
-FLOWS = {"pushed": pushed, "spring": spring}
+FLOWS = {"pushed": pc.TracedFunction(pushed), "spring": pc.TracedFunction(spring)}
+"""Shared, so that each is traced once for each shape."""
 
 
+@functools.cache
 def record(seed: int, holes: bool = False) -> np.ndarray:
     rng, x, seen = np.random.default_rng(seed), START.numpy().copy(), []
     for _ in range(SAMPLES):
@@ -103,10 +106,16 @@ def minimum(energy, free: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
     raise AssertionError("the oracle found no minimum")
 
 
+@functools.cache
+def exact(kind: str, seed: int, holes: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """Parameters and log-precisions at the maximum, and the curvature there."""
+    return minimum(surprise(kind, record(seed, holes)), [0, 1, 2, 3])
+
+
 @pytest.mark.parametrize("kind", ["pushed", "spring"])
 def test_parameters_and_noise_levels_are_the_exact_maximum(kind):
     energy = surprise(kind, record(1))
-    found, _ = minimum(energy, [0, 1, 2, 3])
+    found, _ = exact(kind, 1)
     fit = model(kind).fit(record(1), tolerance=1e-9)
     assert fit.converged
     np.testing.assert_allclose(fit.mean("theta"), found[:2], atol=1e-6)
@@ -117,11 +126,11 @@ def test_parameters_and_noise_levels_are_the_exact_maximum(kind):
 
 def test_slopes_from_messages_find_the_maximum_where_they_are_exact():
     """Parameters that change means only, and noise levels; others are off by less than a standard deviation."""
-    found, _ = minimum(surprise("pushed", record(1)), [0, 1, 2, 3])
+    found, _ = exact("pushed", 1)
     fit = model("pushed").fit(record(1), tolerance=1e-10, slopes="messages")
     np.testing.assert_allclose(fit.mean("theta"), found[:2], atol=1e-5)
     np.testing.assert_allclose([*fit.mean("noise_x"), *fit.mean("noise_y")], found[2:], atol=1e-5)
-    found, curvature = minimum(surprise("spring", record(1)), [0, 1, 2, 3])
+    found, curvature = exact("spring", 1)
     fit = model("spring").fit(record(1), slopes="messages")
     sd = torch.linalg.inv(curvature).diagonal().sqrt()
     assert (abs(torch.as_tensor(fit.mean("theta")) - found[:2]) < sd[:2]).all()
@@ -149,10 +158,10 @@ def test_the_last_pass_is_a_filter_at_the_maximum():
     """States are those of a Kalman filter at the maximum, with the parameters' uncertainty added."""
     data = record(2)
     fit = model("pushed").fit(data, pc.batch("parameter"), tolerance=1e-9, record=["mean", "sd"])
-    told = model("pushed").with_nodes(
+    fitted = model("pushed").with_nodes(
         model("pushed").nodes | {"theta": ParameterNode("theta", mean=fit.mean("theta"), sd=1e-9, estimator=Newton())}
     )
-    still = told.run(
+    still = fitted.run(
         data, pc.adaptive_filtering(levels=[LevelNodes(precisions=(), parameters=())]), record=["mean", "sd"]
     )
     np.testing.assert_allclose(fit.result.mean("x"), still.mean("x"), atol=1e-7)
@@ -161,7 +170,7 @@ def test_the_last_pass_is_a_filter_at_the_maximum():
 
 
 def test_missing_observations_in_a_fit():
-    found, _ = minimum(surprise("spring", record(3, holes=True)), [0, 1, 2, 3])
+    found, _ = exact("spring", 3, holes=True)
     fit = model("spring").fit(record(3, holes=True), tolerance=1e-9)
     np.testing.assert_allclose(fit.mean("theta"), found[:2], atol=1e-5)
     np.testing.assert_allclose([*fit.mean("noise_x"), *fit.mean("noise_y")], found[2:], atol=1e-5)
@@ -238,11 +247,12 @@ def test_a_fit_of_generalised_states_is_a_minimum():
             assert total(*(best + by * np.eye(3)[i])) > total(*best)
 
 
+@pc.TracedFunction
 def turning(x, theta):
     return torch.stack([-0.5 * x[..., 0] + theta[..., 0] * x[..., 1], -x[..., 0] - 0.2 * x[..., 1]], -1)
 
 
-@pytest.mark.parametrize("samples", [500, pytest.param(2_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("samples", [200, pytest.param(2_000, marks=pytest.mark.slow)])
 def test_a_fit_is_more_accurate_than_one_online_run(samples):
     """Three species, six realisations, default noise guesses: closer to the truth than one online run."""
     world = pc.simulate.glv_process(samples, noise="white", clamp_observations=False, seed=list(range(11, 17)))
@@ -398,7 +408,7 @@ def test_progress_is_shown_on_request(capfd):
 
 
 def test_single_precision():
-    found, _ = minimum(surprise("pushed", record(1)), [0, 1, 2, 3])
+    found, _ = exact("pushed", 1)
     fit = model("pushed").fit(record(1), dtype=torch.float32, tolerance=1e-2)
     np.testing.assert_allclose(fit.mean("theta"), found[:2], atol=0.1)
     assert isinstance(model("pushed")["x"], KalmanStateNode)

@@ -24,7 +24,7 @@ from support.paths import DATA
 
 
 def velocity_stack(*above: Level, every: int = 5) -> pc.Model:
-    """A position whose velocity the tiers above predict, with all noises known."""
+    """A position whose velocity the levels above predict, with all noises known."""
     lowest = Level(
         CRUISE, 1, parameter_mean=[0.0], parameter_sd=1e-7, expected_precision=4.0, initial_mean=[0.0], initial_sd=0.5
     )

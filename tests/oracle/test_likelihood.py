@@ -132,7 +132,7 @@ def test_the_noise_level_of_a_likelihood_is_learned():
         "noise_y", prior_precision=1.0, sd=2.0, kernel=White(), estimator=pc.estimators.NoiseScoring()
     )
     graph.weighs(noise, sensor)
-    result = graph.run(0.2 * rng.normal(size=2000), pc.odem(every=20))
+    result = graph.run(0.2 * rng.normal(size=1000), pc.odem(every=20))
     assert math.exp(-0.5 * result.mean("noise_y")[-1, 0]) == pytest.approx(0.2, rel=0.1)
 
 

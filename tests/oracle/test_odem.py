@@ -20,7 +20,7 @@ def test_the_first_states_of_the_authors(model, orders):
 @pytest.mark.parametrize("conventions", ["paper", "authors"])
 def test_the_right_model_has_less_error_and_lower_free_action(conventions):
     """Scenario-same against scenario-different on the same data."""
-    world = simulate.glv_process(samples=1500, noise="authors")
+    world = simulate.glv_process(samples=800, noise="authors")
     found = {}
     for model in ("glv", "lorenz"):
         graph, schedule = odem(model=model, orders=3, conventions=conventions)

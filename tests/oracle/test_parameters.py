@@ -21,23 +21,23 @@ def gains(x, parameters):
     return x * parameters
 
 
-def graph_of(mover: Newton, curvature: str = "gauss-newton") -> pc.Graph:
+def graph_of(estimator: Newton, curvature: str = "gauss-newton") -> pc.Graph:
     """y = θ ⊙ x + noise, with x known."""
     start = torch.tensor(np.stack([STATE, np.zeros(2)]))
     x = GeneralisedStateNode("x", dim=2, orders=2, flow=pc.systems.linear(torch.zeros(2, 2)), initial_mean=start)
     y = SensoryNode("y", dim=2, orders=1)
     graph = pc.Graph()
     graph.predicts(x, y, via=gains)
-    graph.parametrises(ParameterNode("gain", mean=MEAN, sd=SD, estimator=mover, curvature=curvature), x, of=y)
+    graph.parametrises(ParameterNode("gain", mean=MEAN, sd=SD, estimator=estimator, curvature=curvature), x, of=y)
     graph.weighs(PrecisionNode("noise_x", mean=0.0, sd=0.1, correlation_time=0.5), x)
     graph.weighs(PrecisionNode("noise_y", mean=math.log(PRECISION), sd=0.1, correlation_time=0.5), y)
     return graph
 
 
-def learning(*verbs: str, every) -> pc.Schedule:
+def learning(*actions: str, every) -> pc.Schedule:
     """Only the gains learn; the states stay where they are."""
     acts = [act("observe", "sensory"), act("accumulate", "gain")]
-    return pc.Schedule(tuple(acts + [act(verb, "gain", every=every) for verb in verbs]))
+    return pc.Schedule(tuple(acts + [act(action, "gain", every=every) for action in actions]))
 
 
 def expect(seen: int) -> tuple[np.ndarray, np.ndarray]:
@@ -49,7 +49,7 @@ def expect(seen: int) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.parametrize("curvature", ["gauss-newton", "exact"])
 @pytest.mark.parametrize(
-    "verbs",
+    "actions",
     [
         ("update", "update_covariance", "renew_prior"),
         ("update", "update_covariance"),
@@ -57,9 +57,9 @@ def expect(seen: int) -> tuple[np.ndarray, np.ndarray]:
     ],
 )
 @pytest.mark.parametrize("every", [1, 5])
-def test_the_posterior_of_a_linear_gain_is_exact(every, verbs, curvature):
+def test_the_posterior_of_a_linear_gain_is_exact(every, actions, curvature):
     """With and without making the posterior the next prior."""
-    result = graph_of(Newton(), curvature).run(OBSERVATIONS, schedule=learning(*verbs, every=every))
+    result = graph_of(Newton(), curvature).run(OBSERVATIONS, schedule=learning(*actions, every=every))
     for t in range(12):
         mean, sd = expect((t + 1) // every * every)
         np.testing.assert_allclose(result.mean("gain")[t], mean, rtol=1e-10)

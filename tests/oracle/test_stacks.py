@@ -25,7 +25,7 @@ def stack(dims=(2, 1), causes=(1, 2), cause_orders=(2, 3)):
 
     x2 also predicts the parameters of x1's flow.
     """
-    generator, mover, curvature = torch.Generator().manual_seed(1), LocalLinearisation(0.5, step_size=0.1), "exact"
+    generator, integrator, curvature = torch.Generator().manual_seed(1), LocalLinearisation(0.5, step_size=0.1), "exact"
 
     def draw(*shape):
         return 0.6 * torch.randn(*shape, generator=generator, dtype=torch.float64)
@@ -34,11 +34,11 @@ def stack(dims=(2, 1), causes=(1, 2), cause_orders=(2, 3)):
     graph = model.graph
 
     def state(name, dim):
-        options = {"flow": FLOWS[dim], "integrator": mover, "curvature": curvature, "initial_mean": draw(3, dim)}
+        options = {"flow": FLOWS[dim], "integrator": integrator, "curvature": curvature, "initial_mean": draw(3, dim)}
         return GeneralisedStateNode(name, dim=dim, orders=3, **options)
 
     def cause(name, dim, orders):
-        options = {"integrator": mover, "curvature": curvature, "initial_mean": draw(orders, dim), "prior": 0.3}
+        options = {"integrator": integrator, "curvature": curvature, "initial_mean": draw(orders, dim), "prior": 0.3}
         return CauseNode(name, dim=dim, orders=orders, **options)
 
     x1, x2 = state("x1", dims[0]), state("x2", dims[1])
@@ -82,7 +82,7 @@ def test_local_derivatives_of_a_stack_are_those_of_the_total_energy():
         torch.testing.assert_close(node.hessian(local)[0], expected, rtol=1e-9, atol=1e-8)
 
 
-def linear_stack(mover, seed=3, branch=False):
+def linear_stack(integrator, seed=3, branch=False):
     """The same in linear: a chain of two levels or, with branch, a cause that drives two states."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -91,11 +91,11 @@ def linear_stack(mover, seed=3, branch=False):
 
     graph = pc.Graph()
     x1 = GeneralisedStateNode(
-        "x1", dim=2, orders=3, flow=pc.systems.linear(draw(2, 2), causes=draw(2, 1)), integrator=mover
+        "x1", dim=2, orders=3, flow=pc.systems.linear(draw(2, 2), causes=draw(2, 1)), integrator=integrator
     )
-    v1 = CauseNode("v1", dim=1, orders=2, integrator=mover, prior=0.4)
+    v1 = CauseNode("v1", dim=1, orders=2, integrator=integrator, prior=0.4)
     x2 = GeneralisedStateNode(
-        "x2", dim=1, orders=3, flow=pc.systems.linear(draw(1, 1), causes=draw(1, 1)), integrator=mover
+        "x2", dim=1, orders=3, flow=pc.systems.linear(draw(1, 1), causes=draw(1, 1)), integrator=integrator
     )
     y1 = SensoryNode("y1", dim=2, orders=2, dt=0.3)
     graph.predicts(x1, y1, via=pc.systems.linear(draw(2, 2), causes=draw(2, 1)))
@@ -106,7 +106,7 @@ def linear_stack(mover, seed=3, branch=False):
         graph.drives(v1, x2)
         nodes = (x1, v1, x2, y1, y2)
     else:
-        v2 = CauseNode("v2", dim=1, orders=3, integrator=mover)
+        v2 = CauseNode("v2", dim=1, orders=3, integrator=integrator)
         graph.predicts(x2, v1, via=pc.systems.linear(draw(1, 1)))
         graph.drives(v2, x2)
         nodes = (x1, v1, x2, y1, v2)

@@ -44,7 +44,7 @@ def _nothing_global_is_touched():
 
 # --- findings of real runs -------------------------------------------------------------------------------------------
 def part(result, chosen, every=1, nodes=None):
-    """Some batch elements of a result, thinned."""
+    """Some batch elements of a result, at every `every`-th time."""
     single = isinstance(chosen, int)
     kept = {key: t for key, t in result.traces.items() if nodes is None or key.split(".")[0] in nodes}
     return Result(

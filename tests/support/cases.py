@@ -85,8 +85,8 @@ def of_adaptive_filter(**options):
     return graph, schedule, stream, None
 
 
-def of_tiers():
-    """Two tiers, of which the upper one acts within the few observations."""
+def of_levels():
+    """Two levels, of which the upper one acts within the few observations."""
     above = Level(lambda x, theta: -0.01 * x, 1, expected_precision=100.0, initial_mean=[1.0])
     graph, schedule = hierarchy(
         Level(SPRING, 2, parameter_mean=[1.0], parameter_sd=0.01, learn_noise=True), above, dt=0.05, every=3
@@ -102,13 +102,18 @@ def of_categories():
     graph = pc.Graph()
     graph.predicts(x, y)
     graph.parametrises(theta, x)
-    graph.predicts(CategoricalNode("tape", values=[[0.5], [1.5]], stay=0.9), theta)  # a word that files know too
+    graph.predicts(CategoricalNode("recorded", values=[[0.5], [1.5]], stay=0.9), theta)  # checkpoints use this word too
     graph.weighs(
         PrecisionNode("nx", prior_precision=100.0, sd=0.5, kernel=White(), estimator=NoiseScoring(step_limit_sd=2.0)), x
     )
     graph.weighs(PrecisionNode("ny", prior_precision=100.0, sd=0.5, kernel=Matern(0.1, 0.5), estimator=Newton()), y)
-    levels = (LevelNodes(("x",), ("nx", "ny"), ("theta",)), LevelNodes(("tape",), (), ()))
-    return graph, adaptive_filtering(3, levels=levels), of_tiers()[2], np.cumsum(np.linspace(0.02, 0.1, TICKS)).tolist()
+    levels = (LevelNodes(("x",), ("nx", "ny"), ("theta",)), LevelNodes(("recorded",), (), ()))
+    return (
+        graph,
+        adaptive_filtering(3, levels=levels),
+        of_levels()[2],
+        np.cumsum(np.linspace(0.02, 0.1, TICKS)).tolist(),
+    )
 
 
 SPRING = pc.TracedFunction(lambda x, k: torch.stack([x[..., 1], -k[..., 0] * x[..., 0]], -1))
@@ -132,6 +137,6 @@ CASES = {
         correlation_time=0.05, correlation_time_sd=0.5
     ),
     "adaptive filter, model error": lambda: of_adaptive_filter(model_error_time=1.0),
-    "tiers": of_tiers,
+    "levels": of_levels,
     "categories": of_categories,
 }

@@ -45,10 +45,12 @@ def expect(plain: Plain, x: Tensor, theta: Tensor, weights: Tensor) -> Derivativ
     contracted_hessian = vmap(hessian(weighted, 0))(x, theta, weights)
     if theta.shape[-1]:
         along = vmap(jacrev(f, 1))(x, theta)
-        bend = vmap(hessian(weighted, 1))(x, theta, weights)
+        theta_hessian = vmap(hessian(weighted, 1))(x, theta, weights)
     else:
-        along, bend = value.new_zeros(*value.shape, 0), value.new_zeros(batch, 0, 0)
-    return Derivatives(value, slope.reshape(batch, -1, n), contracted_hessian.reshape(batch, n, n), along, bend)
+        along, theta_hessian = value.new_zeros(*value.shape, 0), value.new_zeros(batch, 0, 0)
+    return Derivatives(
+        value, slope.reshape(batch, -1, n), contracted_hessian.reshape(batch, n, n), along, theta_hessian
+    )
 
 
 def close(ours: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
@@ -81,8 +83,8 @@ def agree(function: Function, plain: Plain, x: Tensor, theta: Tensor, weights: T
         close(whole.view(batch, orders * dim, -1), expected.hessian, dtype)
         some = torch.arange(orders * dim, dtype=dtype).expand(batch, orders * dim, -1)
         close(subtract_contracted_hessian(some, contracted_hessian), some - expected.hessian, dtype)
-    bend = function.parameter_contracted_hessian(x, theta, weights)
-    if bend is None:
+    parameter_hessian = function.parameter_contracted_hessian(x, theta, weights)
+    if parameter_hessian is None:
         assert not expected.parameter_hessian.any()
     else:
-        close(bend, expected.parameter_hessian, dtype)
+        close(parameter_hessian, expected.parameter_hessian, dtype)

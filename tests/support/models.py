@@ -23,13 +23,13 @@ def tensor(*values: float) -> Tensor:
 
 
 def wavy(x: Tensor, parameters: Tensor) -> Tensor:
-    """A flow that is linear in nothing: every derivative matters."""
+    """A flow that is nonlinear in state and parameters, so that no derivative vanishes."""
     return torch.sin(x.roll(1, -1) * parameters.sum(-1, keepdim=True)) - 0.3 * x**3
 
 
 @functools.cache
 def bent(out: int) -> pc.TracedFunction:
-    """A mapping to `out` channels that is linear in nothing."""
+    """A mapping to `out` channels that is nonlinear in state and parameters."""
 
     def mapping(x: Tensor, parameters: Tensor) -> Tensor:
         channels = torch.arange(1, out + 1, dtype=x.dtype)
@@ -164,7 +164,7 @@ def build(
 
     graph, model = pc.Graph(), Model(pc.Graph(), {})
     graph = model.graph
-    mover = RobbinsMonro(0.01, 1.0, 0.5, Exponential(0.3))
+    slow = RobbinsMonro(0.01, 1.0, 0.5, Exponential(0.3))
     states, sensors = [], []
     for i, (dim, k, out) in enumerate(zip(dims, orders, channels, strict=True)):
         x = GeneralisedStateNode(
@@ -182,10 +182,10 @@ def build(
         graph.predicts(x, y, via=mapping)
         model.mappings[x.name, y.name] = mapping
         for j, size in enumerate(parameters):
-            theta = ParameterNode(f"theta{i}{j}", mean=draw(size), sd=0.7, estimator=mover, curvature=curvature)
+            theta = ParameterNode(f"theta{i}{j}", mean=draw(size), sd=0.7, estimator=slow, curvature=curvature)
             graph.parametrises(theta, x)
         if mapping_parameters:
-            phi = ParameterNode(f"phi{i}", mean=draw(mapping_parameters), sd=0.4, estimator=mover, curvature=curvature)
+            phi = ParameterNode(f"phi{i}", mean=draw(mapping_parameters), sd=0.4, estimator=slow, curvature=curvature)
             graph.parametrises(phi, x, of=y)
         for node, label in ((x, "x"), (y, "y")):
             width = 0.6 if label == "x" else 0.9
@@ -196,7 +196,7 @@ def build(
                 correlation_time=width,
                 channels=precisions,
                 coupling_sd=0.7,
-                estimator=mover,
+                estimator=slow,
                 curvature=curvature,
             )
             model.widths[noise.name] = width

@@ -13,7 +13,7 @@ from pcnet.results.result import Result, Trace
 
 @functools.cache
 def paper_run(samples=150):
-    """The paper's graph with a blow at the middle of its observations."""
+    """The paper's graph with an outlier in the middle of its observations."""
     observations = pc.simulate.glv_process(samples, noise="white", seed=1).observations.clone()
     observations[samples // 2] += 1.0
     graph, schedule = odem(every=20)
@@ -77,7 +77,7 @@ def repeated(result, times):
 EVIL = ["<script>alert(1)<", "</script><img src=x onerror=alert(1)>".replace("/", "∕"), "&lt;b&gt; \" ' @@data@@"]
 
 
-def wicked_graph():
+def hostile_graph():
     x = GeneralisedStateNode(EVIL[0], dim=1, orders=2, flow=lambda x, theta: -x)
     y = SensoryNode(EVIL[1], dim=1, orders=1, dt=0.1)
     graph = pc.Graph()

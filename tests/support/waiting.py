@@ -8,7 +8,7 @@ PATIENCE = 300
 
 
 def wait_until(condition: Callable[[], object], what: str = "the condition") -> None:
-    """Return as soon as a condition holds.
+    """Return as soon as a condition is true.
 
     Raises:
         TimeoutError: After `PATIENCE` seconds.

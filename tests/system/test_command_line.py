@@ -22,6 +22,7 @@ from pcnet.graphs import odem
 from pcnet.io.command_line import app
 from pcnet.nodes import GeneralisedStateNode, PrecisionNode, SensoryNode
 from support.compare import same
+from support.waiting import PATIENCE
 
 Y = 1 + 0.1 * np.random.default_rng(0).normal(size=(30, 3))
 Y[4, 1] = np.nan
@@ -252,12 +253,12 @@ def test_a_closed_output_pipe_ends_the_run_quietly(folder):
     process.stdout.close()
     process.stdin.write("1,1,1\n" * 50)
     process.stdin.close()
-    assert process.wait(60) == 0
+    assert process.wait(PATIENCE) == 0
     assert process.stderr.read() == ""
 
 
 def fetch(address, path):
-    with urllib.request.urlopen(address + path, timeout=20) as answer:
+    with urllib.request.urlopen(address + path, timeout=PATIENCE) as answer:
         return answer.read().decode()
 
 
@@ -283,7 +284,7 @@ def test_a_stream_is_shown_on_the_live_page(folder):
             assert json.loads(fetch(address, "flow.json"))["observations"] == count
         assert "Error flow of graph.yaml" in fetch(address, "")
         process.stdin.close()
-        assert process.wait(timeout=20) == 0  # the page ends with the stream
+        assert process.wait(timeout=PATIENCE) == 0  # the page ends with the stream
         with pytest.raises(urllib.error.URLError):
             fetch(address, "")
 
@@ -295,7 +296,7 @@ def test_the_live_page_of_a_file_stays_until_ctrl_c(folder):
         assert json.loads(fetch(address, "flow.json"))["observations"] == 30
         same(reference(), pc.Result.load(folder / "result.nc"))
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=20) == 0
+        assert process.wait(timeout=PATIENCE) == 0
 
 
 def test_a_port_in_use_is_a_clear_error(folder):

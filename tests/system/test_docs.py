@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from support.paths import ROOT
+from support.waiting import PATIENCE
 
 pytestmark = pytest.mark.usefixtures("kinds_restored")
 PAGES = sorted((ROOT / "docs").glob("*.md"))
@@ -39,7 +40,7 @@ def test_code_runs_as_printed(page, tmp_path, monkeypatch):
         if language == "python":
             exec(compile(code, page.name, "exec"), names)
         else:
-            subprocess.run(["bash", "-euo", "pipefail", "-c", code], env=SURROUNDINGS, check=True, timeout=120)
+            subprocess.run(["bash", "-euo", "pipefail", "-c", code], env=SURROUNDINGS, check=True, timeout=PATIENCE)
 
 
 class Needs(HTMLParser):
@@ -82,11 +83,11 @@ def test_the_site_builds_without_warnings_and_loads_nothing_from_the_network(sit
 def test_the_reference_covers_all_public_names(site):
     import pcnet
 
-    told = "".join(path.read_text(encoding="utf-8") for path in (site / "reference").glob("*.html"))
+    documented = "".join(path.read_text(encoding="utf-8") for path in (site / "reference").glob("*.html"))
     for name in pcnet.__all__:
         thing = getattr(pcnet, name)
-        if not hasattr(thing, "__path__"):  # of packages, the parts are told
-            assert re.search(rf'id="pcnet[\w.]*\.{thing.__name__.rpartition(".")[2]}"', told), name
+        if not hasattr(thing, "__path__"):  # of a package, its parts are documented
+            assert re.search(rf'id="pcnet[\w.]*\.{thing.__name__.rpartition(".")[2]}"', documented), name
 
 
 def test_pictures_are_used_and_small():

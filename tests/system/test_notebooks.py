@@ -3,10 +3,10 @@
 import os
 
 import nbformat
-import pytest
 from nbclient import NotebookClient
 
 from support.paths import ROOT
+from support.waiting import PATIENCE
 
 NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))
 
@@ -15,13 +15,22 @@ def test_there_are_three():
     assert len(NOTEBOOKS) == 3
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_notebook(path, monkeypatch):
+def test_notebooks_run(monkeypatch):
+    """One after another in one kernel, whose names are forgotten in between: a kernel takes seconds to start."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
-    notebook = nbformat.read(path, as_version=4)
-    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    assert not any(cell.outputs for cell in code)  # files stay small, and differences readable
-    NotebookClient(notebook, timeout=60, kernel_name="python3", resources={"metadata": {"path": path.parent}}).execute()
-    pictures = [each for cell in code for each in cell.outputs if "image/png" in each.get("data", {})]
-    assert len(pictures) >= 2
+    all_cells, code = [], {}
+    for path in NOTEBOOKS:
+        cells = nbformat.read(path, as_version=4).cells
+        code[path.stem] = [cell for cell in cells if cell.cell_type == "code"]
+        all_cells += [*cells, nbformat.v4.new_code_cell("%reset -f")]
+    assert not any(cell.outputs for cells in code.values() for cell in cells)  # small files, readable differences
+    together = nbformat.v4.new_notebook(cells=all_cells)
+    folder = {"metadata": {"path": NOTEBOOKS[0].parent}}
+    client = NotebookClient(
+        together, timeout=PATIENCE, startup_timeout=PATIENCE, kernel_name="python3", resources=folder
+    )
+    client.execute()
+    for name, cells in code.items():
+        pictures = [each for cell in cells for each in cell.outputs if "image/png" in each.get("data", {})]
+        assert len(pictures) >= 2, name

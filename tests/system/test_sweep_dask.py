@@ -1,7 +1,9 @@
 """The same sweep on a real Dask scheduler with two worker processes, one of which is killed."""
 
+import json
 import os
 import pickle
+import re
 import signal
 import socket
 import subprocess
@@ -22,10 +24,11 @@ from pcnet.sweeps import sweep as sweeps
 from pcnet.sweeps import workers
 from pcnet.sweeps.study import Study
 from support.paths import ROOT, TESTS
+from support.waiting import PATIENCE, wait_until
 
 pytest.importorskip("distributed", reason="sweeps on a cluster need Dask: pip install 'pcnet[dask]'")
 
-SEEN = pc.simulate.glv_process(samples=150, noise="white", seed=3).observations.numpy()
+SEEN = pc.simulate.glv_process(samples=60, noise="white", seed=3).observations.numpy()
 GRID = {"kappa": [0.4, 0.6, 0.8, 1.0], "orders": [2, 3], "rate": [1e-4, 30.0]}
 
 
@@ -33,27 +36,20 @@ def build(**settings):
     return odem(**settings, every=8)
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 class Cluster:
-    """A scheduler and two workers on this machine, each a process of its own; gone afterwards, however that comes."""
+    """A scheduler and two workers on this machine, each a process of its own; killed on leaving the context."""
 
     def __init__(self, folder):
         self.folder = folder
-        self.address = f"tcp://127.0.0.1:{free_port()}"
         self.processes = {}
         self.env = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), str(TESTS), str(ROOT)])}
 
     def __enter__(self):
-        host, port = self.address.removeprefix("tcp://").split(":")
+        common = ("--host", "127.0.0.1", "--no-dashboard", "--scheduler-file", str(self.folder / "scheduler.json"))
         try:
-            self._start("scheduler", "--host", host, "--port", port, "--no-dashboard")
+            self._start("scheduler", "--port", "0", *common)
             for _ in range(2):
-                self._start("worker", self.address, "--host", host, "--nthreads", "2", "--no-nanny", "--no-dashboard")
+                self._start("worker", "--nthreads", "2", "--no-nanny", *common)  # waits for the file of the scheduler
             self._wait()
         except BaseException:
             self.__exit__()
@@ -68,18 +64,14 @@ class Cluster:
             )
 
     def _wait(self):
-        """Until scheduler and workers have found each other."""
+        """Wait until the scheduler listens and knows both workers."""
         from distributed import Client
 
-        end = time.monotonic() + 60
-        while True:
-            try:
-                with Client(self.address, timeout=2, set_as_default=False) as client:
-                    client.wait_for_workers(2, timeout=60)
-                return
-            except OSError:
-                if time.monotonic() > end:
-                    raise
+        file = self.folder / "scheduler.json"
+        wait_until(file.exists, "a running scheduler")
+        self.address = json.loads(file.read_text())["address"]
+        with Client(self.address, timeout=PATIENCE, set_as_default=False) as client:
+            client.wait_for_workers(2, timeout=PATIENCE)
 
     def kill(self, name):
         self.processes[name].kill()
@@ -89,6 +81,11 @@ class Cluster:
         for process in self.processes.values():
             process.kill()
             process.wait()
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch):
+    monkeypatch.setattr(workers, "SCHEDULER_TIMEOUT", PATIENCE)
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +111,7 @@ def test_a_killed_worker_does_not_change_the_study(cluster, tmp_path, monkeypatc
         if os.getpid() != here:
             with log.open("a") as file:
                 file.write(f"{os.getpid()}\n")
-            end = time.monotonic() + 60
+            end = time.monotonic() + PATIENCE
             while mark.exists() and time.monotonic() < end:
                 if os.getpid() != victim and str(victim) in log.read_text().split():
                     break
@@ -195,5 +192,8 @@ def test_a_module_that_workers_lack_is_named(cluster, tmp_path, monkeypatch):
 
 def test_a_missing_scheduler_is_an_error(monkeypatch):
     monkeypatch.setattr(workers, "SCHEDULER_TIMEOUT", 1)
-    with pytest.raises(StudyError, match=r"there is no Dask scheduler at 'tcp://127\.0\.0\.1:"):
-        pc.sweep(build, {"kappa": [1.0]}, SEEN, scheduler=f"tcp://127.0.0.1:{free_port()}")
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))  # nobody listens there, and nobody else can
+        address = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(StudyError, match=rf"there is no Dask scheduler at '{re.escape(address)}'"):
+            pc.sweep(build, {"kappa": [1.0]}, SEEN, scheduler=address)

@@ -10,10 +10,10 @@ from pcnet.nodes import CategoricalNode
 from pcnet.numerics.dwell_time import DwellTime
 
 
-def lasting(dwelling: DwellTime, categories: int, which: int, before: int, most: int) -> np.ndarray:
+def dwell_probabilities(dwell: DwellTime, categories: int, which: int, before: int, most: int) -> np.ndarray:
     """The probability that a category that was just entered lasts for 1, 2, … steps, by following the chain."""
-    s = dwelling.stages(categories)
-    t = dwelling.transition(categories).numpy().reshape(categories, s, categories, s)
+    s = dwell.stages(categories)
+    t = dwell.transition(categories).numpy().reshape(categories, s, categories, s)
     now = t[before, :, which].sum(0)
     now, found = now / now.sum(), []
     for _ in range(most):
@@ -28,7 +28,7 @@ def lasting(dwelling: DwellTime, categories: int, which: int, before: int, most:
 )
 @pytest.mark.parametrize("order", ["cycle", "any"])
 def test_the_chain_has_the_given_mean_and_sd(mean, sd, order):
-    found = lasting(DwellTime(mean=mean, sd=sd, order=order), 3, which=1, before=0, most=400)
+    found = dwell_probabilities(DwellTime(mean=mean, sd=sd, order=order), 3, which=1, before=0, most=400)
     n = np.arange(1, 401)
     assert found.sum() == pytest.approx(1, abs=1e-9)
     assert found @ n == pytest.approx(mean, rel=1e-9)
@@ -37,24 +37,24 @@ def test_the_chain_has_the_given_mean_and_sd(mean, sd, order):
 
 def test_whole_stages_are_a_negative_binomial_distribution():
     """r = 4 stages that are left with p = 1/3: mean 12, variance r(1 − p)/p² = 24."""
-    found = lasting(DwellTime(mean=12.0, sd=math.sqrt(24.0)), 2, which=0, before=1, most=60)
+    found = dwell_probabilities(DwellTime(mean=12.0, sd=math.sqrt(24.0)), 2, which=0, before=1, most=60)
     n = np.arange(1, 61)
     closed = [math.comb(k - 1, 3) * (1 / 3) ** 4 * (2 / 3) ** (k - 4) if k >= 4 else 0.0 for k in n]
     np.testing.assert_allclose(found, closed, atol=1e-12)
 
 
 def test_each_category_may_have_its_own_dwell_time():
-    dwelling = DwellTime(mean=[6.0, 20.0], sd=[2.0, 3.0], order="cycle")
+    dwell = DwellTime(mean=[6.0, 20.0], sd=[2.0, 3.0], order="cycle")
     n = np.arange(1, 301)
     for which, (mean, sd) in enumerate([(6.0, 2.0), (20.0, 3.0)]):
-        found = lasting(dwelling, 2, which, 1 - which, 300)
+        found = dwell_probabilities(dwell, 2, which, 1 - which, 300)
         assert found @ n == pytest.approx(mean)
         assert found @ n**2 - mean**2 == pytest.approx(sd**2)
 
 
 def test_a_batch_has_a_chain_for_each_of_its_elements():
-    dwelling = DwellTime(mean=[[6.0], [20.0]], sd=[[2.0], [3.0]], order="cycle")
-    t, s = dwelling.transition(3), dwelling.stages(3)
+    dwell = DwellTime(mean=[[6.0], [20.0]], sd=[[2.0], [3.0]], order="cycle")
+    t, s = dwell.transition(3), dwell.stages(3)
     assert t.shape == (2, 3 * s, 3 * s)
     np.testing.assert_allclose(t.sum(-1), 1)
     shorter = DwellTime(mean=6.0, sd=2.0, order="cycle").transition(3)

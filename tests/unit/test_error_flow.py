@@ -15,14 +15,14 @@ from pcnet.errors import ResultError
 from pcnet.graphs import odem
 from pcnet.io.command_line import app
 from pcnet.results.page import BYTES, in_script, payload, render
-from support.recorded import EVIL, paper_run, repeated, stack_run, wicked_graph
+from support.recorded import EVIL, hostile_graph, paper_run, repeated, stack_run
 
 
 # --- numbers ---------------------------------------------------------------------------------------------------------
 def test_surprise_is_the_error_in_units_of_its_precision():
     result = paper_run()
     error = result.observation("y") - result.prediction("y")
-    weighted = result.message("y", "x").reshape(error.shape)  # what the sensory node told the state
+    weighted = result.message("y", "x").reshape(error.shape)  # message from the sensory node to the state
     expected = np.sqrt((error * weighted).sum((1, 2)) / error[0].size)
     np.testing.assert_allclose(result.error_flow().surprise("y"), expected, rtol=1e-9)
 
@@ -229,7 +229,7 @@ def test_times_may_be_uneven_and_observations_missing():
 
 
 def test_names_are_escaped_in_the_page():
-    flow = wicked_graph().run(np.ones((3, 1)), record=Record.flow()).error_flow()
+    flow = hostile_graph().run(np.ones((3, 1)), record=Record.flow()).error_flow()
     plain = render(paper_run().error_flow(), "title")
     page = render(flow, "</title><script>alert(1)</script>")
     for tag in ("<script", "</script", "<img", "<!--", "</title", "alert(1)<"):

@@ -93,8 +93,8 @@ def test_a_long_map_keeps_every_surprise_at_its_time():
     flow = repeated(paper_run(), 20).error_flow()
     values, drawn = image(flow.map())
     assert values.shape[1] <= flow_plots.MAP_COLUMNS
-    stretch = 4  # 3,000 observations in at most 800 columns
-    expected = flow.surprise("y").reshape(-1, stretch).max(1)
+    bin_size = 4  # 3,000 observations in at most 800 columns
+    expected = flow.surprise("y").reshape(-1, bin_size).max(1)
     np.testing.assert_allclose(values[list(flow.surprised).index("y")], expected)
     left, right, *_ = drawn.get_extent()
     assert (left, right) == pytest.approx((-0.005, 29.995))

@@ -466,12 +466,12 @@ def test_a_lazy_slope_equals_a_dense_one(rows, orders, out, bent, coupled):
     def draw(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=random, dtype=F64)
 
-    jacobian, bend, weighted = draw(batch, out, dim), draw(batch, rows - 1, out, dim), draw(batch, rows, out)
+    jacobian, derivative, weighted = draw(batch, out, dim), draw(batch, rows - 1, out, dim), draw(batch, rows, out)
     slope = torch.zeros(batch, rows, out, orders, dim, dtype=F64)
     for i in range(rows):
         slope[:, i, :, i] = jacobian
         if i and bent:
-            slope[:, i, :, 0] = bend[:, i - 1]
+            slope[:, i, :, 0] = derivative[:, i - 1]
     slope = slope.view(batch, rows * out, orders * dim)
     root = draw(batch, rows, rows)
     temporal, log_channel, log_det = root @ root.mT + torch.eye(rows), draw(batch, out), draw(batch)
@@ -483,7 +483,7 @@ def test_a_lazy_slope_equals_a_dense_one(rows, orders, out, bent, coupled):
         if coupled
         else Precision(temporal, log_channel.exp(), log_det)
     )
-    line = Linearisation(weighted, jacobian, bend if bent else None, orders)
+    line = Linearisation(weighted, jacobian, derivative if bent else None, orders)
     torch.testing.assert_close(line.vjp(weighted), (weighted.flatten(1)[:, None] @ slope)[:, 0], rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(line.quadratic_form(precision), slope.mT @ dense @ slope, rtol=1e-11, atol=1e-10)
     assert torch.equal(line.slope, slope)

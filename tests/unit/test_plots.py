@@ -159,7 +159,7 @@ def test_long_lines_are_downsampled_and_keep_their_extremes():
     assert (x[0], x[-1]) == (made.times[0], made.times[-1])
     steps = np.searchsorted(made.times, x)
     np.testing.assert_array_equal(y, walk[steps, 0, 0])
-    for begin in range(0, 60_000, 1000):  # every stretch keeps its own
+    for begin in range(0, 60_000, 1000):  # every interval keeps its own
         inside = (steps >= begin) & (steps < begin + 1000)
         assert y[inside].max() == walk[begin : begin + 1000, 0, 0].max()
 

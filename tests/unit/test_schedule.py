@@ -14,16 +14,16 @@ from support.models import build
 
 
 def counted(monkeypatch, schedule, ticks=12, **options):
-    """How often each verb was asked of each node."""
+    """How often each node took each action."""
     done = Counter()
     for kind in (GeneralisedStateNode, ParameterNode, PrecisionNode):
-        for verb in ("update", "accumulate", "update_covariance", "renew_prior", "initialise"):
+        for action in ("update", "accumulate", "update_covariance", "renew_prior", "initialise"):
 
-            def spy(self, local, verb=verb, act=getattr(kind, verb)):
-                done[self.name, verb] += 1
+            def spy(self, local, action=action, act=getattr(kind, action)):
+                done[self.name, action] += 1
                 return act(self, local)
 
-            monkeypatch.setattr(kind, verb, spy)
+            monkeypatch.setattr(kind, action, spy)
     model = build(samples=ticks, **options)
     model.graph.run(model.observations, schedule=schedule, record=())
     return done

@@ -111,7 +111,7 @@ def kalman_levels():
     )
     graph = graph.with_nodes(dict(graph.nodes) | {"x": x, "ny": ny})
     graph.weighs(drift, x)
-    levels = (LevelNodes(("x",), ("nx", "ny", "drift"), ("theta",)), LevelNodes(("tape",), (), ()))
+    levels = (LevelNodes(("x",), ("nx", "ny", "drift"), ("theta",)), LevelNodes(("recorded",), (), ()))
     return pc.Model(graph, adaptive_filtering(3, levels=levels)), stream
 
 
