@@ -42,8 +42,9 @@ bench: $(STAMP)  ## microseconds an observation, beside an extended Kalman filte
 soak: $(STAMP)  ## a million observations: constant memory, sound beliefs, the same digits after a resumption
 	$(BIN)/python examples/soak.py
 
-test-all: lint  ## all tests, with whole-run reproductions that take minutes
+test-all: lint  ## all tests, with whole-run reproductions that take minutes, and most of them again with compiled code
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "slow or not slow"
+	PCNET_ENGINE=compiled $(BIN)/python -m pytest -n 2 --dist worksteal tests/contract tests/oracle tests/system
 
 build: $(STAMP)  ## wheel and sdist into dist/
 	$(BIN)/python -m build --no-isolation

@@ -30,3 +30,9 @@ def kinds_restored():
     for kinds, known in ((settings.KINDS, before), (Link.kinds, links)):
         kinds.clear()
         kinds.update(known)
+
+
+@pytest.fixture
+def eager(monkeypatch):
+    """Let the eager engine act, whatever the suite is run with: what is tested is its work on Python objects."""
+    monkeypatch.setenv("PCNET_ENGINE", "eager")

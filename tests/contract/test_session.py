@@ -25,6 +25,7 @@ def model():
     return build(dims=(3, 3), orders=(2, 2), channels=(2, 1), samples=10)
 
 
+@pytest.mark.usefixtures("eager")
 def test_arrays_streams_and_steps_agree(model):
     whole = model.graph.run(model.observations, schedule=SCHEDULE)
     stream = ({name: y[t] for name, y in model.observations.items()} for t in range(10))
@@ -467,6 +468,7 @@ def test_several_states_may_predict_one_sensory_node():
 
 
 # --- time ---
+@pytest.mark.usefixtures("eager")
 def test_nodes_see_the_time_since_the_previous_observation():
     session = odem(dt=[0.25, 0.5]).graph.start(pc.states_only(), record=())
     session.step(np.ones(3)).step(np.ones(3))

@@ -68,6 +68,7 @@ def test_regular_times_equal_no_times():
     np.testing.assert_allclose(late.times, regular.times + 100)
 
 
+@pytest.mark.usefixtures("eager")
 def test_all_nodes_see_the_elapsed_time():
     session = odem(dt=[0.25, 0.5]).graph.start(pc.states_only(), record=())
     session.step(np.ones(3), t=3.0)

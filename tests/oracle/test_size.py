@@ -69,6 +69,7 @@ def observations(channels: int, samples: int = 6) -> Tensor:
     return 0.5 + 0.1 * torch.randn(samples, channels, generator=draw, dtype=torch.float64)
 
 
+@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("kind", MAPPINGS)
 def test_memory_is_linear_in_the_channels(kind):
     """At most rows · states numbers per channel, and never one per pair of channels."""

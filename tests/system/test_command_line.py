@@ -93,6 +93,7 @@ def test_interrupted_and_resumed(folder):
     assert pc.resume("run.ckpt").tick == 30
 
 
+@pytest.mark.usefixtures("eager")
 def test_beliefs_are_streamed_for_lines_of_input(folder):
     lines = [
         ",".join("" if np.isnan(v) else repr(float(v)) for v in row) if k % 2 else json.dumps({"y": _nulls(row)})

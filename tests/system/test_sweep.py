@@ -535,6 +535,7 @@ print(memory("VmHWM") - before, study.counts["done"])
 """
 
 
+@pytest.mark.usefixtures("eager")
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc to measure")
 def test_memory_stays_within_about_the_budget():
     """The 2000 inversions at once would take three times as much."""
