@@ -256,3 +256,12 @@ def test_a_matrix_at_the_edge_of_positive_definiteness_is_a_guard(form, width):
     edge[width - 1] = torch.ones(3, 3)
     if width > 1:
         assert evaluate(function, [edge[:width]], form, width) is None
+
+
+@pytest.mark.parametrize(("form", "width"), FORMS)
+def test_a_matrix_of_zeros_is_not_positive_definite(form, width):
+    def function(a):
+        factor, info = torch.linalg.cholesky_ex(a)
+        return factor if not bool(info.any()) else a + 1.0
+
+    agree(function, [torch.zeros(4, 3, 3, dtype=torch.float64)], form, width)

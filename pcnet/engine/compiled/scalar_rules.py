@@ -558,8 +558,9 @@ def _cholesky(low: Lowering, matrix: Ids) -> tuple[Ids, int]:
         for k in range(j):
             pivot = v.sub(pivot, v.mul(int(made[j, k]), int(made[j, k])))
         edge = v.mul(margin, v.function("abs", int(matrix[j, j])))
-        low.guard(v.negation(v.compare("le", v.function("abs", pivot), edge)))  # NaN after a negative pivot
-        failed = v.either(failed, v.compare("lt", pivot, v.constant(0.0, kind)))
+        # a zero on the diagonal is no matter of rounding; after a negative pivot all is NaN
+        low.guard(v.negation(v.compare("lt", v.function("abs", pivot), edge)))
+        failed = v.either(failed, v.compare("le", pivot, v.constant(0.0, kind)))
         made[j, j] = v.function("sqrt", pivot)
         inverse = v.div(v.constant(1.0, kind), int(made[j, j]))
         for i in range(j + 1, n):
