@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import networkx as nx
 import torch
 
 from pcnet.errors import GraphError, ScheduleError
@@ -16,6 +15,7 @@ from pcnet.model.node import AnyNode, Node
 from pcnet.settings import broadcast
 
 if TYPE_CHECKING:
+    import networkx as nx
     from matplotlib.axes import Axes
 
     from pcnet.engine.fit import Fit
@@ -35,9 +35,20 @@ class Graph:
     """
 
     def __init__(self) -> None:
-        self.network: nx.MultiDiGraph[str] = nx.MultiDiGraph()
-        """Node names with attribute `node`, edges from parent to child with attribute `link`."""
+        self._nodes: dict[str, AnyNode] = {}
         self._links: list[AnyLink] = []
+
+    @property
+    def network(self) -> nx.MultiDiGraph[str]:
+        """A networkx graph: names with attribute `node`, edges from parent to child with attribute `link`."""
+        import networkx as nx  # takes longer to import than all of pcnet
+
+        made: nx.MultiDiGraph[str] = nx.MultiDiGraph()
+        for name, node in self._nodes.items():
+            made.add_node(name, node=node)
+        for link in self._links:
+            made.add_edge(link.parent.name, link.child.name, link=link)
+        return made
 
     def predicts(self, parent: AnyNode, child: AnyNode, via: Function | PlainFunction | None = None) -> None:
         """Let a state predict a node below it through a mapping g(x, θ); the identity unless given."""
@@ -74,7 +85,7 @@ class Graph:
         """Add a link of any kind, and its nodes."""
         link.check(self._links)
         for node in (link.parent, link.child):
-            same = self.network.nodes.get(node.name, {"node": node})["node"] is node
+            same = self._nodes.get(node.name, node) is node
             twice = link.parent is not link.child and link.parent.name == link.child.name
             if twice or not same:
                 raise GraphError(f"two nodes are called {node.name!r}; names must differ")
@@ -86,13 +97,21 @@ class Graph:
                 raise GraphError(f"{error}; did you mean {call}?") from None
             raise
         parent, child = link.parent.name, link.child.name
-        known = parent in self.network and child in self.network
-        if parent == child or (known and nx.has_path(self.network, child, parent)):
+        if parent == child or parent in self._descendants(child):
             raise GraphError(f"{parent!r} {link.key} {child!r} would close a cycle; predictions must go down only")
-        for node in (link.parent, link.child):
-            self.network.add_node(node.name, node=node)
-        self.network.add_edge(parent, child, link=link)
+        self._nodes |= {parent: link.parent, child: link.child}
         self._links.append(link)
+
+    def _descendants(self, name: str) -> set[str]:
+        """Names of all nodes below a node."""
+        found: set[str] = set()
+        waiting = [name]
+        while waiting:
+            here = waiting.pop()
+            below = {link.child.name for link in self._links if link.parent.name == here} - found
+            found |= below
+            waiting.extend(below)
+        return found
 
     def with_nodes(self, nodes: Mapping[str, AnyNode]) -> Graph:
         """The same graph with other nodes of the same names."""
@@ -104,13 +123,26 @@ class Graph:
     @property
     def nodes(self) -> Mapping[str, AnyNode]:
         """The nodes by name, in the order in which they were added."""
-        return {name: data["node"] for name, data in self.network.nodes(data=True)}
+        return dict(self._nodes)
 
     @property
     def topological_order(self) -> Mapping[str, AnyNode]:
         """The nodes by name, parents before children, otherwise in the order in which they were added."""
-        nodes, place = self.nodes, {name: i for i, name in enumerate(self.network)}
-        return {name: nodes[name] for name in nx.lexicographical_topological_sort(self.network, key=place.__getitem__)}
+        found: dict[str, AnyNode] = {}
+        while len(found) < len(self._nodes):
+            blocked = {link.child.name for link in self._links if link.parent.name not in found}
+            name = next(name for name in self._nodes if name not in found and name not in blocked)
+            found[name] = self._nodes[name]
+        return found
+
+    @property
+    def generations(self) -> list[str]:
+        """All names: nodes without parents, then those whose parents are all among these, and so on."""
+        found: list[str] = []
+        while len(found) < len(self._nodes):
+            blocked = {link.child.name for link in self._links if link.parent.name not in found}
+            found += [name for name in self._nodes if name not in found and name not in blocked]
+        return found
 
     @property
     def links(self) -> tuple[AnyLink, ...]:
@@ -119,11 +151,11 @@ class Graph:
 
     def above(self, node: AnyNode) -> tuple[AnyLink, ...]:
         """The links from parents of a node."""
-        return tuple(data["link"] for _, _, data in self.network.in_edges(node.name, data=True))
+        return tuple(link for link in self._links if link.child.name == node.name)
 
     def below(self, node: AnyNode) -> tuple[AnyLink, ...]:
         """The links to children of a node."""
-        return tuple(data["link"] for _, _, data in self.network.out_edges(node.name, data=True))
+        return tuple(link for link in self._links if link.parent.name == node.name)
 
     def neighbours(self, node: AnyNode) -> Neighbours:
         """The links of a node, with the estimators that its children suggest for it."""
@@ -132,13 +164,13 @@ class Graph:
         return Neighbours(self.above(node), below, default_estimators=defaults)
 
     def __getitem__(self, name: str) -> AnyNode:
-        if name not in self.network:
-            raise GraphError(f"there is no node {name!r}; nodes: {', '.join(self.network)}")
-        return self.network.nodes[name]["node"]  # type: ignore[no-any-return]
+        if name not in self._nodes:
+            raise GraphError(f"there is no node {name!r}; nodes: {', '.join(self._nodes)}")
+        return self._nodes[name]
 
     def check(self, dtype: torch.dtype = torch.float64, device: torch.device | str = "cpu") -> None:
         """Raise `GraphError`, with the node and the remedy, if the graph cannot run."""
-        if not self.network:
+        if not self._nodes:
             raise GraphError("the graph is empty; add nodes by graph.predicts(state, sensory) and graph.weighs(...)")
         like = torch.empty(0, dtype=dtype, device=device)
         for node in self.nodes.values():
@@ -159,7 +191,7 @@ class Graph:
     def __str__(self) -> str:
         lines = [f"Graph of {len(self.nodes)} nodes"]
         width = max((len(name) for name in self.nodes), default=0)
-        for name in reversed(list(nx.topological_sort(self.network))):
+        for name in reversed(self.generations):
             node = self.nodes[name]
             lines.append(f"  {name:<{width}}  {type(node).__name__:<20} {node.describe()}")
             lines += [f"  {'':<{width}}    {link.describe()}" for link in self.below(node)]
@@ -195,7 +227,7 @@ class Graph:
         from pcnet.results.graph_plots import draw
         from pcnet.results.graph_summary import GraphSummary
 
-        if not self.network:
+        if not self._nodes:
             raise GraphError("the graph is empty; add nodes before drawing it")
         return draw(GraphSummary.of(self, schedule), ax=ax, dark=dark)
 

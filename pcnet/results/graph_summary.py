@@ -4,8 +4,6 @@ import dataclasses
 import json
 from typing import Any, NamedTuple, Self
 
-import networkx as nx
-
 from pcnet.errors import ResultError
 from pcnet.model.graph import Graph
 from pcnet.model.links import Link, LinkStyle
@@ -98,7 +96,7 @@ def _style(link_kind: str) -> LinkStyle:
 def _levels(graph: Graph) -> dict[str, int]:
     """Level of each node: the greatest number of predictions on a path down to a node without children."""
     levels: dict[str, int] = {}
-    for name in reversed(list(nx.topological_sort(graph.network))):
+    for name in reversed(graph.generations):
         links = graph.below(graph.nodes[name])
         levels[name] = max((levels[link.child.name] + link.style.above for link in links), default=0)
     return levels
