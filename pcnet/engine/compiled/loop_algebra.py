@@ -347,3 +347,29 @@ def _cumsum(p: Memory, f: Function, op: Operation) -> None:
             total = f.add(f.load(space, 0), p.load(f, source, place))
             f.store(total, space, 0)
             p.store(f, total, out, place)
+
+
+@_writes("_softmax")
+def _softmax(p: Memory, f: Function, op: Operation) -> None:
+    _only_double(op)
+    m, source, out = p.module, op.args[0], op.outputs[0]
+    axis = op.args[1] % len(out.shape)
+    rest = [k for k in range(len(out.shape)) if k != axis]
+    largest, total = f.room(1), f.room(1)
+    with nest(f, [out.shape[k] for k in rest]) as outer:
+
+        def index(at: str) -> list[str]:
+            found = dict(zip(rest, outer, strict=True)) | {axis: at}
+            return [found[k] for k in range(len(out.shape))]
+
+        f.store(p.load(f, source, index("0")), largest, 0)
+        f.store(m.number(0.0), total, 0)
+        with f.loop(out.shape[axis]) as at:
+            value, most = p.load(f, source, index(at)), f.load(largest, 0)
+            f.store(f.select(f.compare("ugt", value, most), value, most), largest, 0)
+        with f.loop(out.shape[axis]) as at:
+            grown = f.function("exp", f.sub(p.load(f, source, index(at)), f.load(largest, 0)))
+            f.store(f.add(f.load(total, 0), grown), total, 0)
+            p.store(f, grown, out, index(at))
+        with f.loop(out.shape[axis]) as at:
+            p.store(f, f.arithmetic("div", p.load(f, out, index(at)), f.load(total, 0)), out, index(at))

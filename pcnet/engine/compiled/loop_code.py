@@ -29,7 +29,7 @@ from pcnet.engine.compiled.loop_places import (
     runs,
 )
 from pcnet.engine.compiled.scalar_code import PARAMETERS, ValueWriter, Written
-from pcnet.engine.compiled.scalar_rules import RULES, Lowering, base_name, kind_of
+from pcnet.engine.compiled.scalar_rules import ELEMENTWISE, RULES, Lowering, base_name, kind_of
 from pcnet.engine.compiled.trace import Operation, Ref, Storage, Trace, UntraceableError
 from pcnet.engine.compiled.values import BOOL, DOUBLE, Values
 
@@ -298,7 +298,7 @@ class _Program:
             self._fold(f, op, *FOLDS[base])
         elif base in WRITERS:
             WRITERS[base](self, f, op)
-        elif base in RULES:
+        elif base in ELEMENTWISE:
             self._elementwise(f, op)
         else:
             raise UntraceableError(f"the operation {op.name} has no loop")

@@ -20,6 +20,11 @@ from pcnet.engine.compiled.values import BOOL, DOUBLE, FUNCTIONS, SINGLE, Values
 Ids = NDArray[np.int64]
 Rule = Callable[["Lowering", Operation], None]
 RULES: dict[str, Rule] = {}
+ELEMENTWISE = {
+    "add", "sub", "rsub", "mul", "div", "clamp", "addcmul", "addcdiv", "where", "nan_to_num", "clone", "_to_copy",
+    "lift_fresh_copy", "alias_copy", "convert_element_type", "copy", "fill", "zero",
+}  # fmt: skip
+"""Operations that do the same to each element; the rules for functions of numbers add theirs."""
 PIVOT = 1e-10
 """The eager engine decides whether a matrix is positive definite if a pivot, relative to the diagonal, is less than
 this."""
@@ -144,6 +149,7 @@ def _elementwise(names: Sequence[str], count: int, make: Callable[..., int], *, 
         low.write(op.outputs[0], low.each(lambda *each: make(low.values, *each), *ids))
 
     rule(*names)(apply)
+    ELEMENTWISE.update(names)
 
 
 # --- arithmetic ------------------------------------------------------------------------------------------------------
