@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pcnet.engine.compiled.engine import CompiledEngine, Series
     from pcnet.engine.compiled.stepper import Stepper
 
-FEW = 100
+FEW = 200
 """With engine="auto", a run of fewer observations than this is not worth compiling."""
 _WARNED: set[str] = set()
 
