@@ -204,6 +204,7 @@ def test_only_kalman_states_may_have_several_noises():
 
 
 # --- widths of noises that are filtered ------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_a_correlation_time_wrong_by_a_factor_of_three_is_recovered():
     """Too short and too long, a slow oscillator with smooth observation noise, 20 seeds: within 20 % and three sds."""
     width, dt, flow = 0.1, 0.01, Linear([[-0.1, 1.0], [-1.0, -0.1]])

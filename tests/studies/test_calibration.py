@@ -113,6 +113,7 @@ def test_matched_noise_has_the_power_of_smooth_noise_at_low_frequencies():
     assert float(means.var() * 400) == pytest.approx(process.spectral_factor, rel=0.15)
 
 
+@pytest.mark.slow
 def test_the_unscented_filter_agrees_with_the_extended_one_where_noise_is_small():
     pytest.importorskip("dynamax")
     from studies.calibration import unscented

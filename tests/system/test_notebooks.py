@@ -3,6 +3,7 @@
 import os
 
 import nbformat
+import pytest
 from nbclient import NotebookClient
 
 from support.paths import ROOT
@@ -15,6 +16,7 @@ def test_there_are_three():
     assert len(NOTEBOOKS) == 3
 
 
+@pytest.mark.slow
 def test_notebooks_run(monkeypatch):
     """One after another in one kernel, whose names are forgotten in between: a kernel takes seconds to start."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
