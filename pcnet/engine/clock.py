@@ -31,6 +31,10 @@ class Interval(NamedTuple):
         common = bool((interval == interval[0]).all())
         return cls(interval, shortest if common else 1.0, common)
 
+    def is_regular(self, elapsed: float) -> bool:
+        """Whether a time step is the sampling interval."""
+        return self.common and abs(elapsed - self.dt) <= ROUNDING * self.dt
+
     def advance(self, clock: Clock, t: float | None, tick: int) -> tuple[Clock, Tensor, Tensor | None]:
         """Move on to observation number `tick`, at time t or one interval after the previous one.
 
@@ -49,7 +53,7 @@ class Interval(NamedTuple):
             raise ObservationError(
                 f"observation {tick} is at t = {t:g}, {how} the previous one at t = {clock.time:g}; times must increase"
             )
-        if self.common and abs(elapsed - self.dt) <= ROUNDING * self.dt:
+        if self.is_regular(elapsed):
             return now, self.interval, None
         dt = torch.full_like(self.interval, elapsed)
         return now, dt, dt / self.interval

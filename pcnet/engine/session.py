@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 import sys
 from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -62,12 +63,13 @@ class Snapshot(NamedTuple):
 class Lead(NamedTuple):
     """Where compiled code is: a snapshot without the state, which stays in its memory until it is read.
 
-    flipped: whether the state is in the second of two buffers.
+    elapsed: the time since the observation before; None for the sampling interval. flipped: whether the state is in the
+    second of two buffers.
     """
 
     tick: int
     clock: Clock
-    relative_dt: Tensor | None
+    elapsed: float | None
     rows: int
     flipped: bool = False
 
@@ -148,39 +150,51 @@ class Session:
                 (or a missing name) a missing node.
             t: Its time; one sampling interval after the previous one unless given.
         """
-        if t is not None or not self._step_at_once(observation, None):
+        if not self._step_at_once(observation, t):
             with torch.inference_mode(), ThreadLimit(self.threads):
                 self._take(self._reader.timed(observation), t)
         return self
 
-    def _step_at_once(self, observation: Any, read: Observation | None) -> bool:
-        """One regular tick of a single run in compiled code; False if it has to go another way.
+    def _step_at_once(self, observation: Any, t: Any, *, is_read: bool = False) -> bool:
+        """One tick of a single run in compiled code; False if it has to go another way, which may raise an error.
 
-        read: the observation as it was read; None if it is still to be read.
+        is_read: whether the observation was read, as tensors by node, and the time is a number.
         """
         stepper, lead = self._engine.stepper, self._lead
+        if lead is None and self._bound and self._loaded is self._snapshot:
+            now = self._snapshot
+            lead = Lead(now.tick, now.clock, None, now.rows)
         if stepper is None or lead is None or self.watchers or not stepper.valid:
             return False
-        if read is not None:
-            stepper.fill(read)
-        elif not stepper.read(observation):
+        if not is_read and isinstance(observation, Sample) and t is None:
+            observation, t = observation
+        moment = self._moment(lead, t)
+        if moment is None or not (stepper.fill(observation) if is_read else stepper.read(observation)):
             return False
-        number = lead.tick
+        number, (time, elapsed) = lead.tick, moment
         row = lead.rows - self._flushed
         if row >= ROWS:
             self._flush()
             row = 0
-        if not stepper.tick(number, lead.flipped, row):
+        if not stepper.tick(number, lead.flipped, row, elapsed):
             return False
-        clock = lead.clock
-        time = clock.time + self._interval.dt if clock.timed else number * self._interval.dt
         rows = lead.rows
         if (number + 1) % self.record.every == 0 and self._recorder.columns:
             stepper.times[row] = time
             rows += 1
         stepper.engine.compiled_ticks += 1
-        self._lead = Lead(number + 1, Clock(time, clock.timed), None, rows, not lead.flipped)
+        self._lead = Lead(number + 1, Clock(time, lead.clock.timed or t is not None), elapsed, rows, not lead.flipped)
         return True
+
+    def _moment(self, lead: Lead, t: Any) -> tuple[float, float | None] | None:
+        """The next time, and the time step, None for the sampling interval; None if the time needs a closer look."""
+        clock, dt = lead.clock, self._interval.dt
+        if t is None:
+            return (clock.time + dt if clock.timed else lead.tick * dt), None
+        elapsed = t - clock.time if type(t) is float else -1.0
+        if not 0 < elapsed < math.inf:
+            return None
+        return t, None if self._interval.is_regular(elapsed) else elapsed
 
     def _flush(self) -> None:
         """Move rows that single ticks have recorded into the recorder."""
@@ -328,7 +342,7 @@ class Session:
         engine = self._engine.compiled
         if engine is None:
             return False
-        if t is None and self._step_at_once(None, observation):
+        if self._step_at_once(observation, t, is_read=True):
             return True
         try:
             series = engine.series(
@@ -347,7 +361,7 @@ class Session:
             if self._loaded is not now:
                 engine.load(now.state)
                 self._loaded = now
-            lead = Lead(now.tick, now.clock, now.relative_dt, now.rows)
+            lead = Lead(now.tick, now.clock, None, now.rows)
         made = engine.advance(series, start, count, lead.tick, lead.clock, self.record.every)
         if made.ticks:
             rows = lead.rows
@@ -355,7 +369,7 @@ class Session:
                 self._recorder.truncate(rows)
                 self._recorder.add_block(made.times, made.record)
                 rows += len(made.times)
-            self._lead, self._flushed = Lead(lead.tick + made.ticks, made.clock, made.relative_dt, rows), rows
+            self._lead, self._flushed = Lead(lead.tick + made.ticks, made.clock, made.elapsed, rows), rows
             self._engine.prepare_stepper(ROWS)
             if self.watchers:
                 running = None if bool(self.state.running.all()) else self.state.running
@@ -381,7 +395,9 @@ class Session:
             return known
         assert self._engine.compiled is not None
         state = self._engine.compiled.state()
-        found = Snapshot(lead.tick, state, lead.clock, lead.relative_dt, known.log, Outputs({}), lead.rows)
+        interval = self.program.interval
+        relative = None if lead.elapsed is None else torch.full_like(interval, lead.elapsed) / interval
+        found = Snapshot(lead.tick, state, lead.clock, relative, known.log, Outputs({}), lead.rows)
         self._snapshot = self._loaded = found
         self._lead = None
         return found

@@ -344,3 +344,19 @@ def test_random_models_agree(case):
     except DivergenceError:
         hypothesis.reject()
     assert_equal(eager, model.run(seen, engine="compiled", record=["mean", "energy"]), 1e-8, 1e-8)
+
+
+@pytest.mark.parametrize("irregular", [True, False])
+def test_steps_with_times_have_the_digits_of_a_run(irregular):
+    """As samples and with t=, with beliefs read in between."""
+    times = TIMES if irregular else [0.01 * k for k in range(150)]
+    whole, session = tracking().run(Y, engine="compiled", times=times), tracking().start(engine="compiled")
+    for k, (y, t) in enumerate(zip(Y, times, strict=True)):
+        session.step(pc.Sample(y.numpy(), t)) if k % 2 else session.step(y, t=t)
+        if k % 40 == 7:
+            _ = session.mean("x"), session.state
+    for key, trace in whole.traces.items():
+        np.testing.assert_array_equal(session.result().traces[key].values, trace.values, err_msg=key)
+    assert session.time == times[-1]
+    with pytest.raises(ObservationError, match="times must increase"):
+        session.step(Y[0], t=times[-1])

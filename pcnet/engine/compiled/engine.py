@@ -30,11 +30,11 @@ MAX_BLOCK = 8192
 
 
 class Advanced(NamedTuple):
-    """Where a block has led: the clock after it, and the last dt over the interval (B,), None if regular."""
+    """Where a block has led: the clock after it, and the last time step, None for the sampling interval."""
 
     ticks: int
     clock: Clock
-    relative_dt: Tensor | None
+    elapsed: float | None
     times: list[float]
     record: dict[str, Tensor]
 
@@ -174,11 +174,8 @@ class CompiledEngine:
         if self._stopped is not None:
             self._elapsed.append(np.where(moments.regular, np.nan, moments.elapsed)[:done])
         timed = clock.timed or series.times is not None
-        relative = None
-        if not moments.regular[done - 1]:
-            dt = torch.full_like(self.program.interval, float(moments.elapsed[done - 1]))
-            relative = dt / self.program.interval
-        return Advanced(done, Clock(float(moments.times[done - 1]), timed), relative, times, self.columns(rows))
+        elapsed = None if moments.regular[done - 1] else float(moments.elapsed[done - 1])
+        return Advanced(done, Clock(float(moments.times[done - 1]), timed), elapsed, times, self.columns(rows))
 
     def columns(self, rows: Array) -> dict[str, Tensor]:
         """What was recorded, (rows, B, n), by column, (rows, B, ...)."""

@@ -29,7 +29,8 @@ class Stepper:
         self.n = sum(slot.size for slot in run.layout.given if not slot.name.startswith("/"))
         self._given = np.zeros((1, run.n_given, 1))
         self._observed = self._given[0, : self.n, 0]
-        self._given[0, run.layout.given_at["/dt"], 0] = engine.interval.dt
+        self._dt = self._given[0, run.layout.given_at["/dt"], 0]
+        self._irregular = 1 << len(engine.program.acts)
         self._slices = {slot.name: slot.places for slot in run.layout.given if not slot.name.startswith("/")}
         self._kind = np.zeros(1, dtype=np.uint8)
         self._flag = np.ones(1, dtype=np.uint8)
@@ -70,21 +71,29 @@ class Stepper:
         total = float(self._observed.sum())
         return total - total == 0.0
 
-    def fill(self, observation: Observation) -> None:
-        """Take over an observation that was read otherwise."""
+    def fill(self, observation: Observation) -> bool:
+        """Take over an observation that was read otherwise; False if it is not that of a single run."""
         for name, places in self._slices.items():
-            self._observed[places] = observation[name].reshape(-1).cpu().numpy()
+            value = observation[name].reshape(-1).cpu().numpy()
+            if len(value) != places.stop - places.start:
+                return False
+            self._observed[places] = value
+        return True
 
-    def tick(self, number: int, flipped: bool, row: int) -> bool:
+    def tick(self, number: int, flipped: bool, row: int, elapsed: float | None) -> bool:
         """One tick, number `number` (from 0); False if compiled code cannot do it, and then nothing has changed.
 
-        flipped: whether the second buffer holds the state. row: where to record.
+        flipped: whether the second buffer holds the state. row: where to record. elapsed: the time since the
+        observation before; None for the sampling interval.
         """
         count = number + 1
         code = self._always
         for period, doubling, mask in self._periods:
             if count % period == 0 or (doubling and count < period and count & number == 0):
                 code |= mask
+        if elapsed is not None:
+            code |= self._irregular
+            self._dt[0] = elapsed
         kind = self._codes.get(code)
         if kind is None:
             kind = self._codes[code] = self.engine.number_of(code)
