@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 from torch import Tensor
@@ -30,7 +30,9 @@ class EngineChoice:
     """The engine of one session. compiled: the compiled engine, if it acts."""
 
     def __init__(self, wanted: Engine) -> None:
-        preferred = os.environ.get("PCNET_ENGINE", "auto")
+        preferred = os.environ.get("PCNET_ENGINE") or "auto"
+        if preferred not in get_args(Engine):
+            raise SettingError(f"PCNET_ENGINE must be 'auto', 'compiled' or 'eager', not {preferred!r}")
         self.wanted: Engine = "eager" if wanted == "auto" and preferred == "eager" else wanted
         self._few = 0 if preferred == "compiled" else FEW
         self.compiled: CompiledEngine | None = None

@@ -286,7 +286,8 @@ class Session:
         series = self._reader.series(observations)
         total = None if series is None else len(next(iter(series.values())))
         with torch.inference_mode():
-            for first in itertools.islice(self._reader.items(observations), 1):
+            items = self._reader.items(observations) if series is None else iter([{k: v[0] for k, v in series.items()}])
+            for first in itertools.islice(items, 1):
                 self._bind(first.observation if isinstance(first, Sample) else first)
                 self._engine.choose(self.model, self.program, self._interval, self.record, total)
         return self._not_empty()

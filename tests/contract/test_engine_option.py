@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import pcnet as pc
+from pcnet.errors import SettingError
 from pcnet.graphs import odem
 from pcnet.results.result import Result
 
@@ -58,3 +59,9 @@ def test_a_live_page_reads_energies_of_compiled_ticks():
     found = recorder.tensor("y.free_energy")
     wanted = odem(orders=2).run(Y, record=pc.Record.flow(), engine="eager").traces["y.free_energy"].values[-1]
     np.testing.assert_allclose(found[0, 0], wanted, rtol=1e-9)
+
+
+def test_an_unknown_engine_in_the_environment_is_named(monkeypatch):
+    monkeypatch.setenv("PCNET_ENGINE", "fast")
+    with pytest.raises(SettingError, match="PCNET_ENGINE must be 'auto', 'compiled' or 'eager', not 'fast'"):
+        odem(orders=2).start()

@@ -6,9 +6,6 @@ import ctypes
 from functools import cache
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from pcnet.engine.compiled.cache import ObjectCache
 from pcnet.engine.compiled.native import Library, compiled
 
@@ -141,8 +138,3 @@ def _library() -> Library:
 def run_function() -> Any:
     """The loop: takes the address of its words, returns the number of ticks that were done."""
     return _library().function("run", ctypes.c_void_p)
-
-
-def words() -> NDArray[np.int64]:
-    """Memory for the words of the loop."""
-    return np.zeros(len(FIELDS), dtype=np.int64)

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pcnet.engine.clock import Clock, Interval
+from pcnet.engine.clock import ROUNDING, Clock, Interval
 from pcnet.engine.compiled.manifest import identity
 from pcnet.engine.compiled.program import Array, Layout, TickKind, varying_settings
 from pcnet.engine.compiled.run import Block, CompiledRun, width_for
@@ -203,7 +203,7 @@ class CompiledEngine:
         elapsed = times - before
         late = np.flatnonzero(~(elapsed > 0))
         end = int(late[0]) if len(late) else count
-        regular = np.abs(elapsed - dt) <= 1e-9 * dt if self.interval.common else np.zeros(count, dtype=bool)
+        regular = np.abs(elapsed - dt) <= ROUNDING * dt if self.interval.common else np.zeros(count, dtype=bool)
         if tick == 0:
             regular[0] = True
         return _Moments(times[:end], elapsed[:end], regular[:end])

@@ -84,7 +84,6 @@ class _Program:
         }
         self.steady = self._steady()
         self.places, self.derived = self._placed()
-        self._tables: dict[bytes, str] = {}
 
     # --- analysis ------------------------------------------------------------------------------------------------
     def _needed(self) -> list[Operation]:
@@ -344,8 +343,7 @@ class _Program:
             else:
                 raise UntraceableError(f"{op.name} by an index that depends on values")
         kind = kind_of(out.dtype)
-        buffered = out.storage in grouped  # moves within one storage must not overwrite what is still to be read
-        if buffered:
+        if out.storage in grouped:  # what is still to be read would be overwritten
             raise UntraceableError(f"{op.name} within one piece of memory")
         for source, pairs in grouped.items():
             with self._pairs(f, pairs) as (to, origin):

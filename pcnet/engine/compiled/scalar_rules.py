@@ -193,10 +193,6 @@ def _sign(v: Values, a: int) -> int:
     return v.select(v.compare("gt", a, v.constant(zero, kind)), v.constant(one, kind), below)
 
 
-def _nan_where(v: Values, a: int, b: int, otherwise: int) -> int:
-    return v.select(v.compare("ne", a, a), a, v.select(v.compare("ne", b, b), b, otherwise))
-
-
 def _xlogy(v: Values, a: int, b: int) -> int:
     zero = v.constant(0.0, v.kinds[a])
     made = v.select(v.compare("eq", a, zero), zero, v.mul(a, v.function("log", b)))
@@ -212,10 +208,8 @@ def _sigmoid(v: Values, a: int) -> int:
     return v.div(one, v.add(one, v.function("exp", v.neg(a))))
 
 
-for _name in FUNCTIONS - {"abs", "asin", "acos", "atan", "round"}:
+for _name in FUNCTIONS:
     _elementwise((_name,), 1, lambda v, a, name=_name: v.function(name, a))
-for _name, _torch in (("asin", "asin"), ("acos", "acos"), ("atan", "atan"), ("abs", "abs"), ("round", "round")):
-    _elementwise((_torch,), 1, lambda v, a, name=_name: v.function(name, a))
 _elementwise(("neg",), 1, Values.neg)
 _elementwise(("sign", "sgn"), 1, _sign)
 _elementwise(("square",), 1, lambda v, a: v.mul(a, a))
