@@ -7,9 +7,10 @@ import torch
 
 from pcnet.engine.compiled import loop_code, scalar_code
 from pcnet.engine.compiled.ir import Module
+from pcnet.engine.compiled.lowering import kind_of
 from pcnet.engine.compiled.native import compiled, processor
 from pcnet.engine.compiled.program import Layout, pack, slots, unpack
-from pcnet.engine.compiled.scalar_rules import Lowering, kind_of
+from pcnet.engine.compiled.scalar_rules import lower
 from pcnet.engine.compiled.trace import record
 from pcnet.engine.compiled.values import Values
 
@@ -37,8 +38,8 @@ def evaluate(function, inputs, form="scalars", width=1):
             ]
             for slot in given
         }
-        low = Lowering(trace, ids, values)
-        new = [int(i) for slot in made for i in low.outputs[f"record/{slot.name}"].flat]
+        outputs = lower(trace, ids, values)
+        new = [int(i) for slot in made for i in outputs[f"record/{slot.name}"].flat]
         guards = [guard for guard in values.guards if values.known(guard) is not True]
         written = scalar_code.write(module, scalar_code.ScalarTick(values, [], new, guards))
     else:

@@ -5,10 +5,11 @@ import math
 import pytest
 import torch
 
+from pcnet.engine.compiled import elementwise_rules
 from pcnet.engine.compiled.loop_algebra import WRITERS
 from pcnet.engine.compiled.loop_code import FOLDS as LOOP_FOLDS
 from pcnet.engine.compiled.loop_code import MOVES as LOOP_MOVES
-from pcnet.engine.compiled.scalar_rules import ELEMENTWISE, RULES
+from pcnet.engine.compiled.scalar_rules import RULES
 from support.compiled import evaluate, expected
 
 FORMS = [("scalars", 1), ("scalars", 4), ("loops", 1), ("loops", 4)]
@@ -271,7 +272,7 @@ def test_a_matrix_of_zeros_is_not_positive_definite(form, width):
 
 def test_each_operation_with_a_rule_is_known_by_its_form():
     """A reduction that counted as elementwise would be wrong in loops; what has no loop is named here."""
-    forms = [set(ELEMENTWISE), set(WRITERS), set(LOOP_FOLDS), set(LOOP_MOVES)]
+    forms = [set(elementwise_rules.RULES), set(WRITERS), set(LOOP_FOLDS), set(LOOP_MOVES)]
     for i, one in enumerate(forms):
         assert not any(one & other for other in forms[:i])
     left = RULES.keys() - set().union(*forms)

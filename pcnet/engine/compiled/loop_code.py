@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
+from pcnet.engine.compiled import elementwise_rules
 from pcnet.engine.compiled.ir import Function, Module, literal
 from pcnet.engine.compiled.loop_algebra import WRITERS
 from pcnet.engine.compiled.loop_places import (
@@ -28,8 +28,9 @@ from pcnet.engine.compiled.loop_places import (
     positions,
     runs,
 )
+from pcnet.engine.compiled.lowering import Lowering, base_name, kind_of
 from pcnet.engine.compiled.scalar_code import PARAMETERS, ValueWriter, Written
-from pcnet.engine.compiled.scalar_rules import ELEMENTWISE, RULES, Lowering, base_name, kind_of
+from pcnet.engine.compiled.scalar_rules import RULES
 from pcnet.engine.compiled.trace import Operation, Ref, Storage, Trace, UntraceableError
 from pcnet.engine.compiled.values import BOOL, DOUBLE, Values
 
@@ -297,7 +298,7 @@ class _Program:
             self._fold(f, op, *FOLDS[base])
         elif base in WRITERS:
             WRITERS[base](self, f, op)
-        elif base in ELEMENTWISE:
+        elif base in elementwise_rules.RULES:
             self._elementwise(f, op)
         else:
             raise UntraceableError(f"the operation {op.name} has no loop")
@@ -327,7 +328,7 @@ class _Program:
         out = op.outputs[0]
         values = Values()
         refs = _refs(op)
-        low = _PlaceLowering(self.trace, refs, values)
+        low = Lowering(self.trace, values, memory=_places(self.trace, refs, values))
         RULES[base_name(op.name)](low, op)
         ids = low.read(out).reshape(-1)
         targets = positions(out)
@@ -420,22 +421,20 @@ class _Program:
             self.store(f, f.load(space, at, kind_of(ref.dtype)), ref, [*batch, i, j])
 
 
-class _PlaceLowering(Lowering):
+def _places(trace: Trace, refs: Iterable[Ref], values: Values) -> dict[int, list[int]]:
     """The memory of a trace in which each element is known by its place."""
-
-    def __init__(self, trace: Trace, refs: Iterable[Ref], values: Values) -> None:
-        self.values, self.trace = values, trace
-        self._memory = [None] * len(trace.storages)
-        for ref in refs:
-            storage = trace.storages[ref.storage]
-            if self._memory[ref.storage] is None:
-                kind = kind_of(storage.dtype)
-                if storage.source == "constant" and not ref.dtype.is_floating_point:  # an index
-                    assert storage.values is not None
-                    ids = [values.constant(value, kind) for value in storage.values.tolist()]
-                else:
-                    ids = [values.new(kind, "input", ref.storage, place) for place in range(storage.size)]
-                self._memory[ref.storage] = np.array(ids, dtype=np.int64)
+    memory: dict[int, list[int]] = {}
+    for ref in refs:
+        storage = trace.storages[ref.storage]
+        if ref.storage not in memory:
+            kind = kind_of(storage.dtype)
+            if storage.source == "constant" and not ref.dtype.is_floating_point:  # an index
+                assert storage.values is not None
+                memory[ref.storage] = [values.constant(value, kind) for value in storage.values.tolist()]
+            else:
+                places = range(storage.size)
+                memory[ref.storage] = [values.new(kind, "input", ref.storage, place) for place in places]
+    return memory
 
 
 def _one_element(op: Operation, args: Sequence[Ref]) -> tuple[Values, list[int], int]:
@@ -462,17 +461,10 @@ def _one_element(op: Operation, args: Sequence[Ref]) -> tuple[Values, list[int],
         },
         (single,),
     )
-    low = _ElementLowering(storages, ids, values)
+    low = Lowering(Trace(storages, (), {}, {}, {}), values, memory={place: [i] for place, i in enumerate(ids)})
     RULES[base_name(op.name)](low, one)
     unique = dict(zip(args, ids, strict=True))
     return values, [unique[arg] for arg in args], int(low.read(single).reshape(()))
-
-
-class _ElementLowering(Lowering):
-    def __init__(self, storages: Sequence[Storage], ids: Sequence[int], values: Values) -> None:
-        self.values = values
-        self.trace = Trace(storages, (), {}, {}, {})
-        self._memory = [np.array([i], dtype=np.int64) for i in (*ids, 0)]
 
 
 def _refs(op: Operation) -> list[Ref]:

@@ -13,8 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pcnet.engine.compiled.lowering import kind_of
 from pcnet.engine.compiled.scalar_code import ScalarTick
-from pcnet.engine.compiled.scalar_rules import Lowering, kind_of
+from pcnet.engine.compiled.scalar_rules import lower
 from pcnet.engine.compiled.trace import Trace, UntraceableError, record
 from pcnet.engine.compiled.values import Values
 from pcnet.engine.divergence import sum_energies
@@ -271,17 +272,17 @@ def lowered(recording: Recording, layout: Layout) -> ScalarTick:
             inputs[f"{base}/{slot.name}"] = [
                 values.new(kind, "input", base, place) for place in range(slot.start, slot.start + slot.size)
             ]
-    low = Lowering(trace, inputs, values)
+    outputs = lower(trace, inputs, values)
     new: list[int] = []
     for slot in layout.state:
-        ids, result = low.outputs[f"state/{slot.name}"], trace.results[f"state/{slot.name}"]
+        ids, result = outputs[f"state/{slot.name}"], trace.results[f"state/{slot.name}"]
         new += map(int, ids.flat)
         if slot.dtype.is_floating_point:
             for i, finite in zip(ids.flat, torch.isfinite(result).flatten().tolist(), strict=True):
                 if finite and values.operations[int(i)][0] not in ("input", "constant"):
                     size = values.function("abs", int(i))
                     values.guards.append(values.compare("lt", size, values.constant(LARGEST, values.kinds[int(i)])))
-    rows = [int(i) for slot in recording.record for i in low.outputs[f"record/{slot.name}"].flat]
+    rows = [int(i) for slot in recording.record for i in outputs[f"record/{slot.name}"].flat]
     guards = [guard for guard in dict.fromkeys(values.guards) if values.known(guard) is not True]
     if any(values.known(guard) is False for guard in guards):
         raise UntraceableError("a condition that never holds")
