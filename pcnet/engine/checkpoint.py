@@ -18,7 +18,8 @@ from torch import Tensor
 
 from pcnet.engine.clock import Clock
 from pcnet.engine.divergence import DivergenceEvent, DivergenceLog
-from pcnet.engine.session import Session, Snapshot
+from pcnet.engine.run import Snapshot
+from pcnet.engine.session import Session
 from pcnet.engine.state import GraphState
 from pcnet.engine.tick import Outputs
 from pcnet.errors import CheckpointError, SpecificationError

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,6 +19,7 @@ from pcnet.model.context import Now
 from pcnet.model.model import OnDivergence
 from pcnet.model.node import AnyNode, Energy
 from pcnet.numerics.trees import flatten
+from pcnet.results.result import Divergence
 
 MAX_EVENTS = 1000
 
@@ -44,6 +46,14 @@ class DivergenceLog(NamedTuple):
         kept = tuple(deque((*self.events, *events), maxlen=MAX_EVENTS))
         stopped = {event.element: (event.observation, event.node) for event in events} if stop else {}
         return DivergenceLog(kept, {**self.stopped, **stopped})
+
+    def summary(self, batch_shape: Sequence[int]) -> Divergence:
+        """Which batch elements have stopped, when and at which node."""
+        batch = math.prod(batch_shape)
+        at, node = np.full(batch, -1), np.full(batch, "", dtype=object)
+        for i, (when, name) in self.stopped.items():
+            at[i], node[i] = when, name
+        return Divergence(at.reshape(batch_shape), node.astype(str).reshape(batch_shape))
 
 
 def check_policy(policy: OnDivergence, nodes: Mapping[str, AnyNode]) -> None:

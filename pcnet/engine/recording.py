@@ -1,19 +1,27 @@
-"""Which quantities of a run a record asks for, and how to read them."""
+"""Which quantities of a run a record asks for, how to read them, and what was recorded as a result."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
+import numpy as np
 from torch import Tensor
 
+from pcnet.engine.choice import EngineChoice
 from pcnet.engine.program import Program
 from pcnet.engine.state import GraphState
 from pcnet.engine.tick import Outputs, Workspace
 from pcnet.model.links import AnyLink
 from pcnet.model.node import Energy
 from pcnet.numerics.precision import Precision
-from pcnet.results.recorder import ENERGY, Column, Record
+from pcnet.results.graph_summary import GraphSummary
+from pcnet.results.recorder import ENERGY, Column, Record, Recorder
+from pcnet.results.result import Result, Trace
+
+if TYPE_CHECKING:
+    from pcnet.engine.session import Session
 
 Showing = Callable[[], tuple[GraphState, Outputs]]
 """Returns the state and the outputs of the tick that is being recorded."""
@@ -60,3 +68,30 @@ def _message_name(link: AnyLink, down: bool) -> str:
     sender, receiver = ends if down else reversed(ends)
     of = f" ({link.of.name})" if link.of is not None else ""
     return f"{sender} to {receiver}{of}.{'prediction' if down else 'error'}"
+
+
+def result_of(session: Session, engine: EngineChoice, recorder: Recorder, last: int | None = None) -> Result:
+    """The rows of a recorder, or the last so many of them, as a result of a session."""
+    shape, traces = session.batch_shape, {}
+    times = recorder.times[-last:] if last else recorder.times
+    for name, column in recorder.columns.items():
+        values = recorder.tensor(name)
+        if values is not None:
+            values = values[len(values) - len(times) :]
+            array = values.movedim(0, 1).reshape(*shape, values.shape[0], *values.shape[2:])
+            traces[name] = Trace(array.numpy(), column.dims)
+    return Result(
+        traces=traces,
+        batch_shape=shape,
+        times=np.asarray(times, dtype=np.float64),
+        free_action=session.free_action.cpu().numpy(),
+        diverged=session.diverged,
+        fallbacks={name: count.cpu().numpy() for name, count in session.fallbacks.items()},
+        observations=session.tick,
+        roles={name: node.role for name, node in session.graph.nodes.items()},
+        summary=str(session.graph),
+        schedule=str(session.schedule),
+        structure=GraphSummary.of(session.graph, session.schedule),
+        engine=engine.acted,
+        eager_ticks=engine.eager_ticks,
+    )

@@ -4,74 +4,35 @@ from __future__ import annotations
 
 import copy
 import itertools
-import math
 import sys
 from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
-import numpy as np
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
 from pcnet.engine.choice import EngineChoice
-from pcnet.engine.clock import Clock, Interval
-from pcnet.engine.divergence import DivergenceEvent, DivergenceLog, check_policy, everything_failed, resolve
+from pcnet.engine.divergence import DivergenceEvent, check_policy
 from pcnet.engine.inputs import Observation, ObservationReader, Sample, time_of
 from pcnet.engine.program import Program
-from pcnet.engine.recording import columns
+from pcnet.engine.recording import result_of
+from pcnet.engine.run import Run, Snapshot, common_batch_shape
 from pcnet.engine.state import GraphState
-from pcnet.engine.tick import Failure, Inputs, NumericalError, Outputs, Workspace, tick
+from pcnet.engine.threads import ThreadLimit
 from pcnet.errors import ObservationError, ScheduleError, SettingError
-from pcnet.model.context import NodeContext, Now
+from pcnet.model.context import NodeContext
 from pcnet.model.model import Engine, Model, OnDivergence, RunOptions, device_of
 from pcnet.model.node import BatchSpec
-from pcnet.model.protocols import FitsRecordedData
-from pcnet.results.graph_summary import GraphSummary
 from pcnet.results.recorder import ENERGY, Record, Recorder
-from pcnet.results.result import Divergence, Result, Trace
-from pcnet.settings import broadcast
+from pcnet.results.result import Divergence, Result
 
 if TYPE_CHECKING:
-    from pcnet.engine.compiled.engine import CompiledEngine, Series
     from pcnet.engine.forecast import Draws, Forecast, Innovation
 
-ROWS = 256
-"""Rows that single ticks record before they go into the recorder."""
 UNEQUAL = "there must be as many times as observations"
 Watcher = Callable[[float, Tensor | None], None]
-BOUND = ("program", "_recorder", "_space", "_interval", "_snapshot", "_showing")
-"""Attributes of a session that exist from the first observation on."""
-
-
-class Snapshot(NamedTuple):
-    """Where a session is: replaced as a whole by each observation, so that it is taken in completely or not at all.
-
-    tick: number of observations. relative_dt: of the last one. rows: number of recorded rows.
-    """
-
-    tick: int
-    state: GraphState
-    clock: Clock
-    relative_dt: Tensor | None
-    log: DivergenceLog
-    outputs: Outputs
-    rows: int = 0
-
-
-class Lead(NamedTuple):
-    """Where compiled code is: a snapshot without the state, which stays in its memory until it is read.
-
-    elapsed: the time since the observation before; None for the sampling interval. flipped: whether the state is in the
-    second of two buffers.
-    """
-
-    tick: int
-    clock: Clock
-    elapsed: float | None
-    rows: int
-    flipped: bool = False
 
 
 class Session:
@@ -119,28 +80,15 @@ class Session:
         for name in self.record.nodes or ():
             _ = self.graph[name]
         self._warm_start, self._copies = warm_start or {}, copies
-        self.program: Program
-        self._recorder: Recorder
-        self._space: Workspace
-        self._interval: Interval
-        self._snapshot: Snapshot
-        self._showing: Snapshot
         self._engine = EngineChoice(engine)
-        self._lead: Lead | None = None
-        """Where compiled code is, if the snapshot is behind it."""
-        self._loaded: Snapshot | None = None
-        """The snapshot that compiled code started from."""
-        self._flushed = 0
-        """Rows that are in the recorder, and not in the memory of single ticks."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name in BOUND:
-            raise ObservationError("there is nothing to read before the first observation; call step(y) first")
-        raise AttributeError(f"a session has no {name!r}")
+        self._run: Run | None = None
 
     @property
-    def _bound(self) -> bool:
-        return "program" in vars(self)
+    def _bound(self) -> Run:
+        """The run, which exists from the first observation on."""
+        if self._run is None:
+            raise ObservationError("there is nothing to read before the first observation; call step(y) first")
+        return self._run
 
     def step(self, observation: Any, t: float | None = None) -> Session:
         """Take in one observation.
@@ -150,60 +98,11 @@ class Session:
                 (or a missing name) a missing node.
             t: Its time; one sampling interval after the previous one unless given.
         """
-        if not self._step_at_once(observation, t):
+        lead = self._engine.lead
+        if lead is None or self.watchers or not lead.step(observation, t):
             with torch.inference_mode(), ThreadLimit(self.threads):
                 self._take(self._reader.timed(observation), t)
         return self
-
-    def _step_at_once(self, observation: Any, t: Any, *, is_read: bool = False) -> bool:
-        """One tick of a single run in compiled code; False if it has to go another way, which may raise an error.
-
-        is_read: whether the observation was read, as tensors by node, and the time is a number.
-        """
-        stepper, lead = self._engine.stepper, self._lead
-        if lead is None and self._bound and self._loaded is self._snapshot:
-            now = self._snapshot
-            lead = Lead(now.tick, now.clock, None, now.rows)
-        if stepper is None or lead is None or self.watchers or not stepper.valid:
-            return False
-        if not is_read and isinstance(observation, Sample) and t is None:
-            observation, t = observation
-        moment = self._moment(lead, t)
-        if moment is None or not (stepper.fill(observation) if is_read else stepper.read(observation)):
-            return False
-        number, (time, elapsed) = lead.tick, moment
-        row = lead.rows - self._flushed
-        if row >= ROWS:
-            self._flush()
-            row = 0
-        if not stepper.tick(number, lead.flipped, row, elapsed):
-            return False
-        rows = lead.rows
-        if (number + 1) % self.record.every == 0 and self._recorder.columns:
-            stepper.times[row] = time
-            rows += 1
-        stepper.engine.compiled_ticks += 1
-        self._lead = Lead(number + 1, Clock(time, lead.clock.timed or t is not None), elapsed, rows, not lead.flipped)
-        return True
-
-    def _moment(self, lead: Lead, t: Any) -> tuple[float, float | None] | None:
-        """The next time, and the time step, None for the sampling interval; None if the time needs a closer look."""
-        clock, dt = lead.clock, self._interval.dt
-        if t is None:
-            return (clock.time + dt if clock.timed else lead.tick * dt), None
-        elapsed = t - clock.time if type(t) is float else -1.0
-        if not 0 < elapsed < math.inf:
-            return None
-        return t, None if self._interval.is_regular(elapsed) else elapsed
-
-    def _flush(self) -> None:
-        """Move rows that single ticks have recorded into the recorder."""
-        stepper, lead = self._engine.stepper, self._lead
-        if stepper is not None and lead is not None and lead.rows > self._flushed:
-            times, rows = stepper.recorded(lead.rows - self._flushed)
-            self._recorder.truncate(self._flushed)
-            self._recorder.add_block(times, stepper.engine.columns(rows))
-            self._flushed = lead.rows
 
     def run(self, observations: Any, progress: bool | None = None, *, times: Iterable[float] | None = None) -> Session:
         """Take in all observations; the arguments are those of `Model.run`."""
@@ -240,7 +139,8 @@ class Session:
             raise ObservationError(UNEQUAL)
         done, size = 0, 1
         while done < total:
-            ahead = self._run_block(series, moments, done, size) if self._bound else 0
+            lead = None if self.watchers else self._engine.lead
+            ahead = 0 if lead is None else lead.take_block(series, moments, done, size)
             if not ahead:
                 observation = {name: value[done] for name, value in series.items()}
                 self._take(observation, None if moments is None else moments[done], total)
@@ -249,19 +149,6 @@ class Session:
                 size = 4 * max(size, ahead)
             done += ahead
             self._progressed(ahead, bar)
-
-    def _run_block(self, series: Mapping[str, Tensor], moments: Sequence[float] | None, start: int, size: int) -> int:
-        """Let compiled code take in observations from `start` on; their number, 0 if it cannot."""
-        engine = self._engine.compiled
-        if engine is None or self.watchers:
-            return 0
-        try:
-            whole = self._engine.series_of(series, moments)
-        except (RuntimeError, ObservationError):  # the eager engine says what is wrong, at the right observation
-            return 0
-        if start >= len(whole):
-            return 0
-        return self._advance_compiled(engine, whole, start, min(size, engine.block_size(), len(whole) - start))
 
     def _progressed(self, count: int, bar: Any) -> None:
         bar.update(count)
@@ -277,7 +164,7 @@ class Session:
         return self._not_empty()
 
     def _not_empty(self) -> Session:
-        if not self._bound:
+        if self._run is None:
             raise ObservationError("there are no observations; give at least one")
         return self
 
@@ -288,33 +175,19 @@ class Session:
         with torch.inference_mode():
             items = self._reader.items(observations) if series is None else iter([{k: v[0] for k, v in series.items()}])
             for first in itertools.islice(items, 1):
-                self._bind(first.observation if isinstance(first, Sample) else first)
-                self._engine.choose(self.model, self.program, self._interval, self.record, total)
+                self._bind(first.observation if isinstance(first, Sample) else first, total)
         return self._not_empty()
 
     def finish(self) -> None:
         """Take the actions that the schedule has for the end of a pass."""
-        program, now = self.program, self._now
         with torch.inference_mode(), ThreadLimit(self.threads):
-            self._load()
-            try:
-                self._space.take_all(program.on_end, None if bool(now.state.running.all()) else now.state.running)
-                failures = tuple(self._space.failures)
-            except NumericalError as error:
-                failures = (Failure(error.node, now.state.running, error.why),)
-            events, running = [], now.state.running.clone()
-            for failure in failures:
-                for i in (failure.where & running).nonzero()[:, 0].tolist():
-                    events.append(DivergenceEvent(now.tick, failure.node.name, i, failure.why))
-                    running[i] = False
-            state = now.state._replace(nodes=self._space.nodes, running=running)
-            self._now = now._replace(state=state, log=now.log.with_events(events, self.on_divergence == "stop"))
+            self._bound.finish()
 
     def replace_nodes(self, nodes: Mapping[str, Any]) -> None:
         """Replace the states of some nodes."""
-        state = self.state
-        self._now = self._now._replace(state=state._replace(nodes={**state.nodes, **nodes}))
-        self._load()
+        run, state = self._bound, self.state
+        run.now = run.now._replace(state=state._replace(nodes={**state.nodes, **nodes}))
+        run.show()
 
     def _take(self, given: Observation | Sample, t: float | None, total: int | None = None) -> None:
         """One tick. If anything fails, the session is as it was. total: number of observations of a whole run."""
@@ -325,144 +198,45 @@ class Session:
         else:
             observation = given
         t = None if t is None else time_of(t)
-        new = not self._bound
-        if new:
-            self._bind(observation)
-            self._engine.choose(self.model, self.program, self._interval, self.record, total)
+        new = self._run is None
+        run = self._bind(observation, total) if self._run is None else self._run
+        lead = self._engine.lead
         try:
-            if not self._step_compiled(observation, t):
-                self._advance(observation, t)
-                self._engine.count_eager_tick(self.tick)
-        except BaseException:
-            for name in BOUND if new else ():
-                vars(self).pop(name, None)
-            raise
-
-    def _step_compiled(self, observation: Observation, t: float | None) -> bool:
-        """One tick in compiled code; False if it has to be eager."""
-        engine = self._engine.compiled
-        if engine is None:
-            return False
-        if self._step_at_once(observation, t, is_read=True):
-            return True
-        try:
-            series = engine.series(
-                {name: value[None] for name, value in observation.items()}, None if t is None else np.array([t])
-            )
-        except RuntimeError:
-            return False
-        return bool(self._advance_compiled(engine, series, 0, 1))
-
-    def _advance_compiled(self, engine: CompiledEngine, series: Series, start: int, count: int) -> int:
-        """Let compiled code take in observations of a series; their number."""
-        self._settle()
-        lead = self._lead
-        if lead is None:
-            now = self._snapshot
-            if self._loaded is not now:
-                engine.load(now.state)
-                self._loaded = now
-            lead = Lead(now.tick, now.clock, None, now.rows)
-        made = engine.advance(series, start, count, lead.tick, lead.clock, self.record.every)
-        if made.ticks:
-            rows = lead.rows
-            if made.times and self._recorder.columns:
-                self._recorder.truncate(rows)
-                self._recorder.add_block(made.times, made.record)
-                rows += len(made.times)
-            self._lead, self._flushed = Lead(lead.tick + made.ticks, made.clock, made.elapsed, rows), rows
-            self._engine.prepare_stepper(ROWS)
+            is_compiled = lead is not None and lead.take(observation, t)
+            if not is_compiled:
+                run.advance(observation, t)
             if self.watchers:
-                running = None if bool(self.state.running.all()) else self.state.running
-                self._load()
+                run.show()
+                time, running = self.time, run.running
                 for see in self.watchers:
-                    see(made.clock.time, running)
-        return made.ticks
-
-    def _settle(self) -> None:
-        """Bring what single ticks have done to where all else looks for it."""
-        self._flush()
-        if self._lead is not None and self._lead.flipped:
-            assert self._engine.compiled is not None
-            self._engine.compiled.run.settle()
-            self._lead = self._lead._replace(flipped=False)
-
-    @property
-    def _now(self) -> Snapshot:
-        """Where the session is."""
-        self._settle()
-        lead, known = self._lead, self._snapshot
-        if lead is None:
-            return known
-        assert self._engine.compiled is not None
-        state = self._engine.compiled.state()
-        interval = self.program.interval
-        relative = None if lead.elapsed is None else torch.full_like(interval, lead.elapsed) / interval
-        found = Snapshot(lead.tick, state, lead.clock, relative, known.log, Outputs({}), lead.rows)
-        self._snapshot = self._loaded = found
-        self._lead = None
-        return found
-
-    @_now.setter
-    def _now(self, snapshot: Snapshot) -> None:
-        self._snapshot, self._lead = snapshot, None
-
-    @property
-    def recorder(self) -> Recorder:
-        """What was recorded so far."""
-        self._flush()
-        return self._recorder
-
-    def _advance(self, observation: Observation, t: float | None) -> None:
-        program, now, space = self.program, self._now, self._space
-        filled = {}
-        for name, value in observation.items():
-            try:
-                filled[name] = program.spec.expand(value, 1)
-            except RuntimeError:
-                shapes = f"{tuple(value.shape[:-1])}; the run began with {self.batch_shape}"
-                raise ObservationError(f"observation {now.tick} of {name!r} has batch dimensions {shapes}") from None
-        clock, dt, relative_dt = self._interval.advance(now.clock, t, now.tick)
-        inputs = Inputs(filled, dt, relative_dt, program.due(now.tick), now.tick == 0)
-        try:
-            after, outputs = tick(program, now.state, inputs, space)
-        except NumericalError as error:  # the batch elements that are to blame are not known
-            outputs = everything_failed(program, now.state, error.node, error.why)
-            time = dt + now.state.time
-            after = now.state._replace(time=time, dt=dt, accuracy=program.zeros, complexity=program.zeros)
-        state, events = resolve(self.on_divergence, space, now.state, after, outputs, inputs, now.tick)
-        log = now.log.with_events(events, self.on_divergence == "stop") if events else now.log
-        space.load(state.nodes, Now(state.time, dt, relative_dt))
-        running = None if bool(state.running.all()) else state.running
-        following = Snapshot(now.tick + 1, state, clock, relative_dt, log, outputs, now.rows)
-        self._showing = following
-        if (now.tick + 1) % self.record.every == 0 and self._recorder.columns:
-            self._recorder.truncate(now.rows)  # after an interrupted tick
-            self._recorder.append(self._recorder.read(clock.time, running))
-            if self._engine.compiled is not None:
-                self._recorder.close()  # digits must not depend on which ticks are eager
-            following = following._replace(rows=now.rows + 1)
-        self._now = following
-        for see in self.watchers:
-            see(clock.time, running)
+                    see(time, running)
+            if not is_compiled:
+                self._engine.count_eager_tick(run.snapshot.tick)
+        except BaseException:
+            if new:
+                self._run, self._engine = None, EngineChoice(self.engine)
+            raise
 
     @property
     def tick(self) -> int:
         """Number of observations so far."""
-        if not self._bound:
-            return 0
-        return self._snapshot.tick if self._lead is None else self._lead.tick
+        return 0 if self._run is None else self._run.place.tick
+
+    @property
+    def program(self) -> Program:
+        """The model bound to the batch of the observations."""
+        return self._bound.program
 
     @property
     def state(self) -> GraphState:
         """The state of the run: all that changes, as a tree of tensors. It is safe to keep."""
-        return self._now.state
+        return self._bound.now.state
 
     def context(self, node: str) -> NodeContext[Any, Any]:
         """What a node sees now: its state, and the messages on its links."""
         name = self.graph[node].name
-        self._load()
-        return self._space.contexts[name]
+        self._bound.show()
+        return self._bound.space.contexts[name]
 
     def read(self, node: str, quantity: str) -> Tensor:
         """A quantity of a node now, (..., *dims)."""
@@ -471,7 +245,7 @@ class Session:
             raise ScheduleError(f"{self.graph[node].title} has no {quantity!r}; it has: {', '.join(quantities)}")
         with torch.inference_mode():
             value: Tensor = quantities[quantity].read(self.context(node))
-        return value.reshape(*self.batch_shape, *value.shape[1:]).clone()
+        return self._bound.shaped(value)
 
     def mean(self, node: str) -> Tensor:
         return self.read(node, "mean")
@@ -482,7 +256,7 @@ class Session:
     @property
     def free_energy(self) -> Tensor:
         """F at the last observation, (...)."""
-        return self._shaped(self.state.complexity - self.state.accuracy)
+        return self._bound.shaped(self.state.complexity - self.state.accuracy)
 
     @property
     def free_action(self) -> Tensor:
@@ -492,49 +266,43 @@ class Session:
     @property
     def total_accuracy(self) -> Tensor:
         """The sum of the accuracy over all observations, (...)."""
-        return self._shaped(self.state.sum_accuracy)
+        return self._bound.shaped(self.state.sum_accuracy)
 
     @property
     def total_complexity(self) -> Tensor:
         """The sum of the complexity over all observations, (...)."""
-        return self._shaped(self.state.sum_complexity)
+        return self._bound.shaped(self.state.sum_complexity)
 
     @property
     def diverged(self) -> Divergence:
         """Which batch elements have stopped, when and at which node."""
-        batch = self.program.spec.batch
-        at, node = np.full(batch, -1), np.full(batch, "", dtype=object)
-        for i, (when, name) in self._now.log.stopped.items():
-            at[i], node[i] = when, name
-        return Divergence(at.reshape(self.batch_shape), node.astype(str).reshape(self.batch_shape))
+        return self._bound.now.log.summary(self.batch_shape)
 
     @property
     def divergence_events(self) -> Sequence[DivergenceEvent]:
         """The last batch elements that diverged, if the run went on: when, at which node, and why."""
-        return self._now.log.events if self._bound else ()
+        return () if self._run is None else self._run.now.log.events
 
     @property
     def fallbacks(self) -> dict[str, Tensor]:
         """How often named fallbacks were used, by node, and how many ticks were lost to "hold" or "reset"; (...)."""
-        if not self._bound:
+        if self._run is None:
             return {}
         counts = {name: node.fallbacks(self.context(name)) for name, node in self._nodes.items()}
-        found = {name: self._shaped(count) for name, count in counts.items() if count is not None}
+        found = {name: self._bound.shaped(count) for name, count in counts.items() if count is not None}
         if self.on_divergence in ("hold", "reset"):
-            found[self.on_divergence] = self._shaped(self.state.missed)
+            found[self.on_divergence] = self._bound.shaped(self.state.missed)
         return found
 
     @property
     def time(self) -> float:
         """Time of the last observation; the first is at 0 unless times are given."""
-        if not self._bound:
-            return 0.0
-        return self._snapshot.clock.time if self._lead is None else self._lead.clock.time
+        return 0.0 if self._run is None else self._run.place.clock.time
 
     @property
     def interval(self) -> float:
         """The sampling interval; 1 if batch elements have different ones."""
-        return self._interval.dt
+        return self._bound.interval.dt
 
     @property
     def intervals(self) -> Tensor:
@@ -579,157 +347,90 @@ class Session:
     @property
     def acting_engine(self) -> Engine:
         """The engine that goes on with the session: "compiled", with eager ticks where it must, or "eager"."""
-        return "eager" if self._engine.compiled is None else "compiled"
+        return "eager" if self._engine.lead is None else "compiled"
 
     @property
     def engine_report(self) -> str:
         """Which engine acts, what it has compiled, and what was left to the eager engine and why."""
-        return self._engine.report(self.tick)
+        return self._engine.report()
 
     def compiled_code(self, variant: int = 0) -> str:
         """The LLVM code of a variant of the tick, as numbered in `engine_report`."""
-        engine = self._engine.compiled
-        count = 0 if engine is None else len(engine.variants.all)
-        if engine is None or not 0 <= variant < count:
-            raise SettingError(f"there is no variant {variant}; {count} are compiled so far")
-        found = engine.variants.all[variant].text
-        return found or "compiled by another process; set PCNET_CACHE= (empty) to see the code"
+        lead = self._engine.lead
+        variants = [] if lead is None else lead.engine.variants.all
+        if not 0 <= variant < len(variants):
+            raise SettingError(f"there is no variant {variant}; {len(variants)} are compiled so far")
+        return variants[variant].text or "compiled by another process; set PCNET_CACHE= (empty) to see the code"
 
     def take_recorded(self) -> dict[str, Tensor]:
         """What was recorded since the last call, (T, B, ...) by name; it is not kept."""
-        now = self._now
-        self._recorder.truncate(now.rows)
-        found = self._recorder.take()
-        self._now, self._flushed = now._replace(rows=0), 0
+        run = self._bound
+        found = run.recorded.take()
+        run.now = run.now._replace(rows=0)
         return found
+
+    @property
+    def recorder(self) -> Recorder:
+        """What was recorded so far."""
+        return self._bound.recorded
+
+    def recorder_for(self, record: Record) -> Recorder:
+        """An empty recorder for what a record asks for."""
+        return self._bound.recorder_for(record)
 
     def result(self) -> Result:
         """Everything that was recorded so far."""
-        self.recorder.truncate(self._now.rows)
         return self.result_of(self.recorder)
 
     def result_of(self, recorder: Recorder, last: int | None = None) -> Result:
         """The rows of a recorder, or the last so many of them, as a result."""
-        shape, traces = self.batch_shape, {}
-        times = recorder.times[-last:] if last else recorder.times
-        for name, column in recorder.columns.items():
-            values = recorder.tensor(name)
-            if values is not None:
-                values = values[len(values) - len(times) :]
-                array = values.movedim(0, 1).reshape(*shape, values.shape[0], *values.shape[2:])
-                traces[name] = Trace(array.numpy(), column.dims)
-        return Result(
-            traces=traces,
-            batch_shape=shape,
-            times=np.asarray(times, dtype=np.float64),
-            free_action=self.free_action.cpu().numpy(),
-            diverged=self.diverged,
-            fallbacks={name: count.cpu().numpy() for name, count in self.fallbacks.items()},
-            observations=self.tick,
-            roles={name: node.role for name, node in self._nodes.items()},
-            summary=str(self.graph),
-            schedule=str(self.schedule),
-            structure=GraphSummary.of(self.graph, self.schedule),
-            engine=self._engine.acted,
-            eager_ticks=self._engine.eager_ticks,
-        )
+        return result_of(self, self._engine, recorder, last)
 
     def save(self, path: str | Path, *, recording: bool = True) -> Path:
         """Write a checkpoint, atomically, from which `pcnet.resume` continues; recording: with what was recorded."""
         from pcnet.engine.checkpoint import save
 
-        self.recorder.truncate(self._now.rows)
         return save(self, Path(path), recording)
 
     @property
     def snapshot(self) -> Snapshot:
         """Where the session is, for checkpoints."""
-        return self._now
+        return self._bound.now
 
     def restore(self, batch_shape: Sequence[int], make: Callable[[GraphState], Snapshot]) -> None:
         """Continue from a checkpoint; make: gives the snapshot, from a state of the right form."""
         with torch.inference_mode():
-            self._bind_to(torch.Size(batch_shape))
-            self._now = make(self._now.state)
-            self._load()
-        self._engine.choose(self.model, self.program, self._interval, self.record, None)
+            self._run = run = self._bind_to(torch.Size(batch_shape))
+            run.now = make(run.now.state)
+            run.show()
+        self._engine.choose(run, None)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Session:
         """An independent session at the same place. States are never changed, so that they can be shared."""
         options = {name: getattr(self, name) for name in RunOptions.__annotations__}
         made = Session(self.model, **options)
-        if self._bound:
+        if self._run is not None:
             with torch.inference_mode():
-                made._bind_to(self.program.spec.batch_shape)
-                made._now = self._now
-                made._load()
-            if self._engine.compiled is not None:
-                made._engine.choose(made.model, made.program, made._interval, made.record, None)
-            self.recorder.truncate(self._now.rows)
-            made.recorder.restore(self.recorder.times, *self.recorder.state())
+                made._run = run = made._bind_to(self._run.program.spec.batch_shape)
+                run.now = self._run.now
+                run.show()
+            if self._engine.lead is not None:
+                made._engine.choose(run, None)
+            recorder = self.recorder
+            run.recorder.restore(recorder.times, *recorder.state())
         return made
 
     def __copy__(self) -> Session:
         return copy.deepcopy(self)
 
-    def _bind(self, observation: Observation) -> None:
-        given = broadcast(*(value.shape[:-1] for value in observation.values()))
-        try:
-            shape = broadcast(self.graph.batch_shape, self.schedule.batch_shape, given)
-        except RuntimeError:
-            shapes = [tuple(each) for each in (self.graph.batch_shape, self.schedule.batch_shape, given)]
-            raise ObservationError(
-                f"the batch dimensions of settings, schedule and observations do not fit together: {shapes}"
-            ) from None
-        self._bind_to(shape if self._copies is None else torch.Size((self._copies, *shape)))
+    def _bind(self, observation: Observation, total: int | None) -> Run:
+        """Bind the model to the batch of an observation. total: number of observations of a whole run."""
+        shape = common_batch_shape(self.model, observation)
+        run = self._bind_to(shape if self._copies is None else torch.Size((self._copies, *shape)))
+        self._engine.choose(run, total)
+        self._run = run
+        return run
 
-    def _bind_to(self, shape: torch.Size) -> None:
-        program = Program(self.model, BatchSpec(shape.numel(), self.dtype, self.device, shape))
-        state = program.initial
-        self._space = Workspace(program, state)
-        if self._warm_start:
-            nodes = dict(state.nodes)
-            for name, given in self._warm_start.items():
-                node = program.nodes[name]
-                assert isinstance(node, FitsRecordedData)
-                nodes[name] = node.warm_start(self._space.contexts[name], given)
-            state = state._replace(nodes=nodes)
-        self._interval = Interval.of(program.interval, program.shortest_dt)
-        self.program = program
-        self._now = Snapshot(0, state, Clock(), None, DivergenceLog(), Outputs({}))
-        self._recorder = self.recorder_for(self.record)
-        self._load()
-
-    def _load(self) -> None:
-        """Let contexts show the present state."""
-        state, self._showing = self._now.state, self._now
-        self._space.load(state.nodes, Now(state.time, state.dt, self._now.relative_dt))
-
-    def _shaped(self, value: Tensor) -> Tensor:
-        return value.reshape(self.batch_shape).clone()
-
-    def recorder_for(self, record: Record) -> Recorder:
-        """An empty recorder for what a record asks for."""
-        return Recorder(
-            columns(self.program, self._space, record, lambda: (self._showing.state, self._showing.outputs))
-        )
-
-
-class ThreadLimit:
-    """A context in which torch uses so many threads within an operation; None leaves torch's own setting.
-
-    For small matrices threads cost more than they gain. On a busy machine, an operation that waits for a second thread
-    takes milliseconds instead of microseconds.
-    """
-
-    def __init__(self, threads: int | None) -> None:
-        self._usual = torch.get_num_threads()
-        self._threads = self._usual if threads is None else threads
-
-    def __enter__(self) -> None:
-        if self._threads != self._usual:
-            torch.set_num_threads(self._threads)
-
-    def __exit__(self, *_: object) -> None:
-        if self._threads != self._usual:
-            torch.set_num_threads(self._usual)
+    def _bind_to(self, shape: torch.Size) -> Run:
+        spec = BatchSpec(shape.numel(), self.dtype, self.device, shape)
+        return Run(self.model, spec, self._engine, self.record, self.on_divergence, self._warm_start)

@@ -32,7 +32,7 @@ def small(orders=2, name="x"):
 def at_tick(session, tick, y):
     """A session that has taken in nothing, but counts from this tick, so that its slow clocks tick with another's."""
     session.prepare(y)
-    session._now = session._now._replace(tick=tick)
+    session._run.now = session._run.now._replace(tick=tick)
     return session
 
 

@@ -27,6 +27,23 @@ def test_watchers_see_every_observation_of_a_compiled_session():
     np.testing.assert_allclose(beliefs, odem(orders=2).run(Y, engine="eager").mean("x")[:, 0, 0], rtol=1e-9)
 
 
+def test_a_watcher_that_fails_at_the_first_observation_leaves_a_new_session():
+    def fail(*_):
+        raise KeyboardInterrupt
+
+    session = odem(orders=2).start(engine="compiled")
+    session.watchers.append(fail)
+    with pytest.raises(KeyboardInterrupt):
+        session.step(Y[0])
+    assert (session.tick, session.time) == (0, 0.0)
+    session.watchers.clear()
+    for y in Y:
+        session.step(y.numpy())
+    found, wanted = session.result(), odem(orders=2).run(Y, engine="compiled")
+    np.testing.assert_array_equal(found.mean("x"), wanted.mean("x"))
+    np.testing.assert_array_equal(found.times, wanted.times)
+
+
 def test_weights_that_change_between_sessions_are_seen():
     network = torch.nn.Linear(1, 1).double()
     model = pc.Model(graph_with(network))

@@ -654,7 +654,7 @@ def test_a_reset_within_a_gap_equals_a_new_run(options):
     y[1, 6:15] = math.nan
     found = graph().graph.start(graph().schedule, on_divergence="reset").run(y)
     fresh = graph().start().prepare(y[1])
-    fresh._now = fresh._now._replace(tick=6)  # so that its slow clocks tick with the other's
+    fresh._run.now = fresh._run.now._replace(tick=6)  # so that its slow clocks tick with the other's
     fresh.run(y[1, 6:])
     assert found.fallbacks["reset"].tolist() == [0, 1]
     for name in ("x", "theta", "noise_x", "noise_y"):

@@ -110,12 +110,12 @@ class NodeContract:
             ):
                 context.observation = next(iter(self.observations().values()))[0].expand(3, -1)
                 before = context.state
-                session._space.take(action, [self.name], mask)
+                session._run.space.take(action, [self.name], mask)
                 after = context.state
                 for (path, old), (_, new) in zip(flatten(before, ""), flatten(after, ""), strict=True):
                     assert torch.equal(old[1].nan_to_num(), new[1].nan_to_num()), f"{action} changed {path}"
         assert all(session.state.nodes[name] is state for name, state in others.items())
-        assert all(session._space.contexts[name].state is state for name, state in others.items())
+        assert all(session._run.space.contexts[name].state is state for name, state in others.items())
 
     def test_sees_its_own_links_only(self):
         session = self.session()
@@ -187,7 +187,7 @@ def _flat(value) -> list[torch.Tensor]:
 def _free_energy(session) -> float:
     total = 0.0
     for name, node in session.graph.nodes.items():
-        accuracy, complexity = node.energy(session._space.contexts[name])
+        accuracy, complexity = node.energy(session._run.space.contexts[name])
         total += (0 if complexity is None else complexity.item()) - (0 if accuracy is None else accuracy.item())
     assert math.isfinite(total)
     return total

@@ -1,4 +1,4 @@
-"""The compiled engine of a session: observations and times in, blocks of ticks out."""
+"""The compiled engine of a run: observations and times in, blocks of ticks out."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from pcnet.engine.compiled.variants import Variants
 from pcnet.engine.program import Program
 from pcnet.engine.state import GraphState
 from pcnet.model.digest import digest
-from pcnet.model.model import Model
 from pcnet.results.recorder import Record
 
 BLOCK_BYTES = 2**25
@@ -49,15 +48,15 @@ class Series(NamedTuple):
         return len(self.values)
 
 
-def compiled_engine(model: Model, program: Program, interval: Interval, record: Record) -> CompiledEngine:
-    """The compiled engine for a session.
+def compiled_engine(program: Program, interval: Interval, record: Record) -> CompiledEngine:
+    """The compiled engine for a run.
 
     Raises:
         UntraceableError: If the model cannot be compiled, with the reason.
     """
     if program.zeros.device.type != "cpu":
         raise UntraceableError(f"compiled code runs on the cpu, not on {program.zeros.device}")
-    settings = varying_settings(program)
+    model, settings = program.model, varying_settings(program)
     width = width_for(program.spec.batch)
     details = (
         str(program.zeros.dtype),
@@ -76,14 +75,13 @@ def compiled_engine(model: Model, program: Program, interval: Interval, record: 
 
 
 class CompiledEngine:
-    """Runs blocks of observations of one session."""
+    """Takes in blocks of observations of one run."""
 
     def __init__(
         self, program: Program, interval: Interval, variants: Variants, settings: Mapping[str, Tensor]
     ) -> None:
         self.program, self.interval, self.variants, self.settings = program, interval, variants, settings
         self.run = CompiledRun(program, variants)
-        self.eager_ticks = 0
         self.compiled_ticks = 0
         self._codes: dict[int, int] = {}
 
