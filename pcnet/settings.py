@@ -120,6 +120,7 @@ Fraction = Annotated[Numbers, AfterValidator(fraction)]
 Period = Annotated[Numbers, AfterValidator(whole)]
 Vector = Annotated[Numbers, TrailingDims(1)]  # a number, or (..., channels)
 PositiveVector = Annotated[Positive, TrailingDims(1)]
+NotNegativeVector = Annotated[NotNegative, TrailingDims(1)]
 Matrix = Annotated[Numbers, TrailingDims(2)]  # (..., rows, columns)
 
 

@@ -28,16 +28,14 @@ class ScheduledAction(NamedTuple):
     repeats: int
     periods: tuple[int, ...]
     by_element: Tensor | None
-    doubling: bool
 
     def due(self, tick: int) -> bool | Tensor:
         """Whether it is due at a tick (from 0): for all batch elements, or for which of them (B,)."""
         count = tick + 1
-        early = self.doubling and count & tick == 0  # a power of two
-        due = [count % period == 0 or (early and count < period) for period in self.periods]
+        due = [count % period == 0 for period in self.periods]
         if self.by_element is None or not any(due):
             return due[0]
-        mask = (count % self.by_element == 0) | (early & (count < self.by_element))
+        mask = count % self.by_element == 0
         return True if bool(mask.all()) else mask
 
 
@@ -62,7 +60,17 @@ class Program:
         self.nodes: Mapping[str, AnyNode] = graph.nodes
         self.observers = tuple(name for name, node in self.nodes.items() if node.observes)
         after = {name for act in schedule.on_end for name in act.names(self.nodes)}
-        self.links = {name: _neighbours(graph, node, spec, name not in after) for name, node in self.nodes.items()}
+        during = {name for act in schedule.acts if act.action == "update" for name in act.names(self.nodes)}
+        joint = frozenset(
+            link
+            for name in during - after
+            if self.nodes[name].joins_belief(graph.below(self.nodes[name]))
+            for link in graph.below(self.nodes[name])
+        )
+        self.links = {
+            name: _neighbours(graph, node, spec)._replace(joint=joint, online=name not in after, fitting=bool(after))
+            for name, node in self.nodes.items()
+        }
         self.bound = {name: node.bind(self.links[name], spec) for name, node in self.nodes.items()}
         order = graph.topological_order
         self.on_start = _laid_out(schedule.on_start, order, spec)
@@ -94,11 +102,11 @@ class Program:
         return torch.ones_like(self.zeros)
 
 
-def _neighbours(graph: Graph, node: AnyNode, spec: BatchSpec, online: bool) -> Neighbours:
+def _neighbours(graph: Graph, node: AnyNode, spec: BatchSpec) -> Neighbours:
     links = graph.neighbours(node)
     below: tuple[AnyLink, ...] = links.below_of(Predicts)
     noise = {link: link.child.noise_spec(graph.above(link.child), spec) for link in below}
-    return links._replace(noise=noise, online=online)
+    return links._replace(noise=noise)
 
 
 def _laid_out(acts: Iterable[Act], nodes: Mapping[str, AnyNode], spec: BatchSpec) -> tuple[ScheduledAction, ...]:
@@ -107,8 +115,7 @@ def _laid_out(acts: Iterable[Act], nodes: Mapping[str, AnyNode], spec: BatchSpec
         every = act.clock.every
         periods = tuple(sorted({int(period) for period in every.reshape(-1)}))
         by_element = spec.expand(every, 0).to(torch.int64) if len(periods) > 1 else None
-        names, doubling = tuple(act.names(nodes)), act.clock.warmup == "doubling"
-        found.append(ScheduledAction(act.action, names, act.repeats, periods, by_element, doubling))
+        found.append(ScheduledAction(act.action, tuple(act.names(nodes)), act.repeats, periods, by_element))
     return tuple(found)
 
 

@@ -25,6 +25,7 @@ class Identity(Affine):
     """f(x) = x, the default mapping from a state to a sensory node."""
 
     parameters = 0
+    is_affine = True
 
     def __init__(self) -> None:
         self._eyes: dict[tuple[Any, ...], Tensor] = {}
@@ -81,6 +82,7 @@ class Linear(Affine):
             self.matrix = torch.cat([self.matrix, further], 1)
         self.out, self.dim = (dim or 0, dim or 0) if self.matrix is None else self.matrix.shape
         self.parameters = self.out * self.dim if self.matrix is None else 0
+        self.is_affine = self.matrix is not None
         self.offset = torch.as_tensor(0.0 if offset is None else offset, dtype=torch.float64).detach()
         self.offset = self.offset.expand(self.out).clone()
         self._cast: dict[tuple[Any, ...], tuple[Tensor | None, Tensor]] = {}

@@ -14,9 +14,20 @@ from pcnet.model.model import Model
 from pcnet.model.node import AnyNode
 from pcnet.model.schedule import LevelNodes, adaptive_filtering
 from pcnet.nodes import CategoricalNode, KalmanStateNode, ParameterNode, PrecisionNode, SensoryNode
-from pcnet.nodes.kalman_state import noise_estimator, parameter_estimator
-from pcnet.numerics.estimators import Newton
-from pcnet.settings import PositiveVector, Vector, number, settings, to_tensor
+from pcnet.numerics.transitions import IntegratorName
+from pcnet.settings import PositiveVector, Vector, at_least_1d, number, settings, to_tensor
+
+SHARED = (
+    "dim",
+    "flow",
+    "initial_mean",
+    "initial_sd",
+    "integrator",
+    "substeps",
+    "linearisation",
+    "process_noise",
+)
+"""Settings of a level that are those of its state."""
 
 
 @settings
@@ -31,13 +42,17 @@ class Level:
             from this prior; below, the level above predicts them.
         parameter_sd: Their standard deviation: of the prior at the top; below, of the deviation of a window's
             parameters from what the level above predicts.
-        expected_precision: 1/variance of the process noise; a first guess with learn_noise=True.
+        process_noise_sd: Standard deviation of the process noise, one number or (..., dim): of a diffusion in units of
+            the state per √time, or of smooth or held noise in units of ẋ. A first guess with learn_noise=True.
         learn_noise: Whether the level of the process noise is learned.
         correlation_time: Lengthscale of the autocorrelation of the process noise in time units, or a `Kernel`; white
             unless given.
         initial_mean: First state, (..., dim); found from the first observation unless given.
         initial_sd: Standard deviation of the first state.
+        integrator: How the flow is integrated, see `KalmanStateNode`; so are the next three.
         substeps: Integration steps between two updates of the level.
+        linearisation: How means and covariances pass through flow and mapping.
+        process_noise: White process noise as "diffusion", or "held" constant between two updates.
     """
 
     flow: SkipValidation[Any]
@@ -46,12 +61,15 @@ class Level:
     mapping: SkipValidation[Any] = None
     parameter_mean: Vector | None = None
     parameter_sd: PositiveVector | None = None
-    expected_precision: PositiveVector = number(1.0)
+    process_noise_sd: PositiveVector = number(1.0)
     learn_noise: bool = False
     correlation_time: SkipValidation[Any] = None
     initial_mean: Vector | None = None
     initial_sd: PositiveVector = number(1.0)
+    integrator: IntegratorName = "rk4"
     substeps: int = Field(default=1, ge=1)
+    linearisation: Literal["unscented", "taylor"] = "unscented"
+    process_noise: Literal["diffusion", "held"] = "diffusion"
 
     def __post_init__(self) -> None:
         if (self.parameter_mean is None) != (self.parameter_sd is None):
@@ -62,11 +80,11 @@ def hierarchy(
     *levels: Level | CategoricalNode,
     dt: Any,
     channels: int | None = None,
-    expected_precision_y: Any = 1.0,
+    observation_noise_sd: Any = 1.0,
     learn_noise_y: bool = True,
     correlation_time_y: Any = None,
     every: Any = 64,
-    sd_lambda: Any = 2.0,
+    noise_sd: Any = 1.6,
 ) -> Model:
     """A stack of levels with its schedule: nodes x1, x2, …, theta1, …, noise1, …, y and noise_y.
 
@@ -74,12 +92,13 @@ def hierarchy(
         levels: The levels, the lowest first. The top may be a `CategoricalNode`, which keeps its own name.
         dt: Sampling interval, in time units.
         channels: Number of observed channels; that of the lowest mapping's output unless given.
-        expected_precision_y: 1/variance of the observation noise; a first guess with learn_noise_y=True.
+        observation_noise_sd: Standard deviation of the observation noise, one number or (..., channels); a first guess
+            with learn_noise_y=True.
         learn_noise_y: Whether the level of the observation noise is learned.
         correlation_time_y: Lengthscale of the autocorrelation of the observation noise, or a `Kernel`; white unless
             given.
         every: A level acts once in `every` actions of the level below it.
-        sd_lambda: Prior standard deviation of log-precisions.
+        noise_sd: Prior standard deviation of the logs of noise variances around their first guess.
     """
     if not levels or not isinstance(levels[0], Level):
         raise SettingError("hierarchy: give at least one Level, the lowest first")
@@ -90,18 +109,16 @@ def hierarchy(
             lacking = f"level {i} has no parameters for level {i + 1} to predict"
             raise SettingError(f"hierarchy: {lacking}: give parameter_mean and parameter_sd")
 
-    def precision(name: str, expected: Any, correlation_time: Any, process: bool) -> PrecisionNode:
-        log = to_tensor(expected).log()
-        shared: Literal["each", "shared"] = "each" if log.dim() and log.shape[-1] > 1 else "shared"
-        kernel, estimator = kernel_of(correlation_time), noise_estimator(process)
-        return PrecisionNode(name, mean=log, sd=sd_lambda, kernel=kernel, channels=shared, estimator=estimator)
+    def precision(name: str, noise: Any, correlation_time: Any) -> PrecisionNode:
+        log = -2 * at_least_1d(to_tensor(noise)).log()
+        return PrecisionNode(name, mean=log, sd=noise_sd, kernel=kernel_of(correlation_time))
 
     graph, nodes = Graph(), []
     if channels is None:
         dim = levels[0].dim
         channels = output_size(as_function(levels[0].mapping, dim), dim, 0)
     below: AnyNode = SensoryNode("y", dim=channels, orders=1, dt=dt)
-    noise_y = precision("noise_y", expected_precision_y, correlation_time_y, process=False)
+    noise_y = precision("noise_y", observation_noise_sd, correlation_time_y)
     for i, level in enumerate(levels, 1):
         if not isinstance(level, Level):
             graph.predicts(level, below)
@@ -110,17 +127,15 @@ def hierarchy(
         learned = (f"noise{i}",) if level.learn_noise else ()
         if i == 1 and learn_noise_y:
             learned = (*learned, noise_y.name)
-        same = ("dim", "flow", "initial_mean", "initial_sd", "substeps")
-        shared: dict[str, Any] = {name: getattr(level, name) for name in same}
+        shared: dict[str, Any] = {name: getattr(level, name) for name in SHARED}
         x = KalmanStateNode(f"x{i}", learn_noise=bool(learned), **shared)
         graph.predicts(x, below, via=level.mapping)
-        graph.weighs(precision(f"noise{i}", level.expected_precision, level.correlation_time, process=True), x)
+        graph.weighs(precision(f"noise{i}", level.process_noise_sd, level.correlation_time), x)
         if i == 1:
             graph.weighs(noise_y, below)
         if level.parameter_mean is not None:
-            estimator = parameter_estimator() if i == len(levels) else Newton()
             sd: Any = level.parameter_sd
-            below = ParameterNode(f"theta{i}", mean=level.parameter_mean, sd=sd, estimator=estimator)
+            below = ParameterNode(f"theta{i}", mean=level.parameter_mean, sd=sd)
             graph.parametrises(below, x)
         nodes.append(LevelNodes((x.name,), learned, () if level.parameter_mean is None else (f"theta{i}",)))
     return Model(graph, adaptive_filtering(every, levels=nodes))

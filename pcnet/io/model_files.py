@@ -133,7 +133,7 @@ def _object(properties: dict[str, Any], *required: str) -> dict[str, Any]:
 
 def _schedule_schema() -> dict[str, Any]:
     names = {"type": "array", "items": {"type": "string"}}
-    options = {"every": {"$ref": "#/$defs/numbers"}, "warmup": {"enum": ["none", "doubling"]}, "exclude": names}
+    options = {"every": {"$ref": "#/$defs/numbers"}, "exclude": names}
     options |= {"repeats": {"type": "integer", "minimum": 1}}
     acts = {"type": "array", "items": {"anyOf": [_object({each: names} | options, each) for each in ACTIONS]}}
     written = _object({"name": {"type": "string"}, "acts": acts, "on_start": acts, "on_end": acts}, "acts")

@@ -56,6 +56,7 @@ class ParameterPrediction:
     value: Tensor  # (B, p)
     compute_covariance: Callable[[], Tensor]
     transition: ParameterTransition | None = None  # their last change, for parameters that are learned online
+    walk: Tensor | float = 0.0  # variance of their random walk per unit of time, (B, p)
 
     @cached_property
     def covariance(self) -> Tensor:
@@ -106,10 +107,23 @@ class PredictionError(Error[Curvature]):
 
     compute_eliminated: Callable[[], PredictionError] | None = None
     noise: Noise | None = None  # that of the sender alone, if `precision` is that of a predictive distribution
+    noise_inflation: Tensor | None = None  # factor of its variance at this observation, (B, dim), for outliers
 
     @cached_property
     def eliminated(self) -> PredictionError:
         return self if self.compute_eliminated is None else self.compute_eliminated()
+
+
+@dataclass(frozen=True, eq=False)
+class BlockPosterior:
+    """The block of parameters in a joint belief of a state and them: mean (B, p) and covariance (B, p, p)."""
+
+    mean: Tensor
+    compute_covariance: Callable[[], Tensor]
+
+    @cached_property
+    def covariance(self) -> Tensor:
+        return self.compute_covariance()
 
 
 class ScoreError(Error[Tensor]):

@@ -207,7 +207,7 @@ def fitting_schedule(graph: Graph) -> Schedule:
         below = list(levels[-1].parameters)
     if any(not (level.precisions or level.parameters) for level in levels[:-1]):
         raise ScheduleError("a level of the stack has no parameters or precisions; give a schedule")
-    return adaptive_filtering(levels=levels, warmup="doubling" if len(levels) == 1 else "none")
+    return adaptive_filtering(levels=levels)
 
 
 def _parents(graph: Graph, names: Iterable[str], kind: type[Weighs | Parametrises]) -> tuple[str, ...]:

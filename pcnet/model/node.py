@@ -126,6 +126,7 @@ class Node(ABC, Generic[S, B]):
     kind: ClassVar[str]  # the kind in summaries and drawings
     observes: ClassVar[bool] = False  # whether a run must provide observations for it
     sends_covariance: ClassVar[bool] = False  # whether its predictions are `GaussianPrediction`s
+    joins_parameters: ClassVar[bool] = False  # whether it can carry its parameters in its own belief
     multiple_noises: ClassVar[bool] = False  # whether several precision nodes may weigh it, each for its own noise
     required_actions: ClassVar[tuple[str, ...]] = ()  # actions that a schedule must contain for it
     parent_of: ClassVar[tuple[type[AnyLink], ...]] = ()  # kinds of link that it may be the parent of
@@ -201,6 +202,10 @@ class Node(ABC, Generic[S, B]):
     def default_estimator(self, link: AnyLink, above: tuple[AnyLink, ...]) -> ParameterEstimator | None:
         """The estimator for a parameter or precision node at a link above that has none; None for the paper's."""
         return None
+
+    def joins_belief(self, below: tuple[AnyLink, ...]) -> bool:
+        """Whether the node, as a parameter of nodes below, is part of the belief of a state there."""
+        return False
 
     def noise_spec(self, above: tuple[AnyLink, ...], spec: BatchSpec) -> NoiseSpec | None:
         """The noise behind the node's own error, as a state above would carry it; None if it cannot."""

@@ -24,12 +24,9 @@ class Every:
 
     Args:
         every: Period in observations, a whole number, or a tensor with one period for each batch element.
-        warmup: "doubling" also ticks at observations 1, 2, 4, 8, … before the first full period, when most is still
-            to be learned; "none" does not.
     """
 
     every: Period = number(1)
-    warmup: Literal["none", "doubling"] = "none"
 
 
 @settings
@@ -63,7 +60,6 @@ class Act:
     def __str__(self) -> str:
         every = self.clock.every
         when = "" if bool((every == 1).all()) else f", every {span(every)}"
-        when += " and at 1, 2, 4, … before" if self.clock.warmup == "doubling" else ""
         often = "" if self.repeats == 1 else f", {self.repeats} times"
         exclude = f" except {', '.join(self.exclude)}" if self.exclude else ""
         return f"{', '.join(self.nodes)}{exclude}: {self.action}{often}{when}"
@@ -138,17 +134,14 @@ def act(
     every: Any = 1,
     repeats: int = 1,
     exclude: Sequence[str] = (),
-    warmup: Literal["none", "doubling"] = "none",
 ) -> Act:
     """A line of a schedule in short form, for example `act("update", "parameter", every=64)`."""
-    return Act(action, tuple(nodes), Every(every, warmup), repeats, tuple(exclude))
+    return Act(action, tuple(nodes), Every(every), repeats, tuple(exclude))
 
 
-def slow_step(
-    *nodes: str, every: Any, exclude: Sequence[str] = (), warmup: Literal["none", "doubling"] = "none"
-) -> tuple[Act, ...]:
+def slow_step(*nodes: str, every: Any, exclude: Sequence[str] = ()) -> tuple[Act, ...]:
     """One slow step: update the mean, then the covariance, then make the posterior the new prior."""
-    return tuple(act(action, *nodes, every=every, exclude=exclude, warmup=warmup) for action in SLOW_STEP)
+    return tuple(act(action, *nodes, every=every, exclude=exclude) for action in SLOW_STEP)
 
 
 SLOW_STEP: tuple[Action, ...] = ("update", "update_covariance", "renew_prior")
@@ -233,47 +226,46 @@ class LevelNodes(NamedTuple):
 
 
 def adaptive_filtering(
-    every: Any = 64, *, levels: Sequence[LevelNodes] = (LevelNodes(),), warmup: Literal["none", "doubling"] = "none"
+    every: Any = 64, *, levels: Sequence[LevelNodes] = (LevelNodes(),), learn_every: Any = 1
 ) -> Schedule:
-    """For Kalman states: predict, observe and update at every observation; the context at every N-th.
+    """For Kalman states: predict, observe, update, and learn noise levels and parameters, at every observation.
 
-    A level acts when the context of the level below it steps: it takes in the posterior of the parameters there, and
-    predicts their next prior.
+    A level of a stack acts once in `every` actions of the level below it: it takes in the posterior of the parameters
+    there, and predicts their next prior.
 
     Args:
-        every: N, the period of the context of the lowest level; level i has the period N**i.
+        every: N: level i, from 0, has the period N**i.
         levels: The nodes of each level, the lowest first.
-        warmup: "doubling" lets the context of a single level also step at observations 1, 2, 4, 8, … before the N-th.
+        learn_every: Period of the steps of noise levels and of parameters with an estimator, in actions of their level.
+            Parameters that are part of the belief of a state are learned by each of its updates.
     """
-    if warmup != "none" and len(levels) > 1:
-        raise ScheduleError("adaptive_filtering: warmup='doubling' needs a single level; leave it out for a stack")
     periods = [to_tensor(every) ** i for i in range(len(levels) + 1)]
 
     def upward(i: int) -> list[Act]:
         """The acts of level i after the errors below it are known, with those of all levels above it."""
-        level, now, later = levels[i], periods[i], periods[i + 1]
+        level, now, is_top = levels[i], periods[i], i + 1 == len(levels)
+        learn = now * to_tensor(learn_every)
+        later = learn if is_top else periods[i + 1]
         acts = [act("update", *level.states, every=now)]
         context = level.precisions + level.parameters
         if not context:
             return acts
         acts.append(act("accumulate", *context, every=now))
         if level.precisions:
-            acts += slow_step(*level.precisions, every=later, warmup=warmup)
+            acts.append(act("update", *level.precisions, every=learn))
         if level.parameters:
-            acts.append(act("update", *level.parameters, every=later, warmup=warmup))
-            acts.append(act("update_covariance", *level.parameters, every=later, warmup=warmup))
-        if i + 1 < len(levels):
+            acts += [act(action, *level.parameters, every=later) for action in ("update", "update_covariance")]
+        if not is_top:
             acts += [*upward(i + 1), act("predict", *levels[i + 1].states, every=later)]
         if level.parameters:
-            acts.append(act("renew_prior", *level.parameters, every=later, warmup=warmup))
-        return [*acts, act("retune", *level.states, every=later, warmup=warmup)]
+            acts.append(act("renew_prior", *level.parameters, every=later))
+        return [*acts, act("retune", *level.states, every=learn)]
 
     first = levels[0]
-    precisions = [act("initialise", *level.precisions) for level in reversed(levels) if level.precisions]
     parameters = [act("initialise", *level.parameters) for level in reversed(levels) if level.parameters]
     states = [act("initialise", *level.states, repeats=5) for level in reversed(levels)]
     return Schedule(
         name="adaptive filtering",
-        on_start=(*precisions, *states[:-1], *parameters, states[-1]),
+        on_start=(*states[:-1], *parameters, states[-1]),
         acts=(act("predict", *first.states), act("observe", "sensory"), *upward(0)),
     )

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from pydantic import SkipValidation
 from pydantic.fields import FieldInfo
@@ -44,7 +44,7 @@ ACTIONS: tuple[str, ...] = get_args(get_type_hints(Act)["action"])
 MAX_DEPTH = 40  # deepest nesting that is read
 
 
-def _adaptive_filtering(every: Any = 64, levels: Any = ({},), warmup: Literal["none", "doubling"] = "none") -> Schedule:
+def _adaptive_filtering(every: Any = 64, levels: Any = ({},), learn_every: Any = 1) -> Schedule:
     """`adaptive_filtering` with levels as mappings: [{states: [x], precisions: [noise], parameters: []}, …]."""
     if not isinstance(levels, (list, tuple)) or not levels:
         raise SpecificationError("levels must be a list, such as [{states: [x], precisions: [noise_x]}]")
@@ -54,7 +54,7 @@ def _adaptive_filtering(every: Any = 64, levels: Any = ({},), warmup: Literal["n
             if not isinstance(nodes, list) or not all(isinstance(each, str) for each in nodes):
                 raise SpecificationError(f"level {number}: {name} must be a list of nodes or roles")
     made = [LevelNodes(**{name: tuple(nodes) for name, nodes in level.items()}) for level in levels]
-    return schedules.adaptive_filtering(every, levels=made, warmup=warmup)
+    return schedules.adaptive_filtering(every, levels=made, learn_every=learn_every)
 
 
 SCHEDULES: dict[str, Callable[..., Schedule]] = {
@@ -86,8 +86,8 @@ def to_spec(model: Model) -> dict[str, Any]:
 def _act(act: Act) -> dict[str, Any]:
     found: dict[str, Any] = {act.action: list(act.nodes)}
     found |= {"every": act.clock.every.tolist()} if bool((act.clock.every != 1).any()) else {}
-    plain = {"warmup": act.clock.warmup, "repeats": act.repeats, "exclude": list(act.exclude)}
-    return found | {name: value for name, value in plain.items() if value not in ("none", 1, [])}
+    plain = {"repeats": act.repeats, "exclude": list(act.exclude)}
+    return found | {name: value for name, value in plain.items() if value not in (1, [])}
 
 
 def _part(part: Any, where: str) -> dict[str, Any]:
@@ -246,11 +246,11 @@ def _schedule(given: Any) -> Schedule:
 
 
 def _read_act(given: Any, where: str) -> Act:
-    _check_keys(given, where, (*ACTIONS, "every", "warmup", "repeats", "exclude"))
+    _check_keys(given, where, (*ACTIONS, "every", "repeats", "exclude"))
     chosen: Any = [action for action in ACTIONS if action in given]
     if len(chosen) != 1 or not all(isinstance(given.get(key, []), list) for key in (*chosen, "exclude")):
         raise SpecificationError(f"{where}: give one action with a list of nodes or roles, such as {{update: [state]}}")
-    clock = Every(given.get("every", 1), given.get("warmup", "none"))
+    clock = Every(given.get("every", 1))
     return Act(chosen[0], tuple(given[chosen[0]]), clock, given.get("repeats", 1), tuple(given.get("exclude", ())))
 
 

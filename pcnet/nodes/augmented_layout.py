@@ -1,7 +1,7 @@
 """The layout of the augmented state of a Kalman state: which elements belong to which part of the model.
 
-The belief is one joint Gaussian over blocks: the state itself, and the latents of each coloured noise. Parameters,
-causes and further states can join it as further blocks.
+The belief is one joint Gaussian over blocks: the state itself, parameters that are learned with it at every
+observation, and the coordinates of each coloured noise.
 """
 
 from collections.abc import Mapping
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from pcnet.model.links import AnyLink, Parametrises, Predicts, Weighs
+from pcnet.model.node import AnyNode
 from pcnet.numerics.coloured_noise import NoiseModel, NoiseSpec, noise_model
 from pcnet.numerics.trees import spans
 
@@ -20,10 +21,23 @@ class NoiseBlock(NamedTuple):
 
     place: int  # among all noises
     channels: slice  # among all channels
-    latents: slice  # in the augmented state
+    latents: slice  # its coordinates in the augmented state
     levels: slice  # its log-variances among all
     model: NoiseModel
     learned_lengthscale: bool  # whether its lengthscale changes during a run; else it is that of the model
+
+
+class ParameterBlock(NamedTuple):
+    """The parameters of one link: either elements of the augmented state, or with sensitivities beside it."""
+
+    link: Parametrises
+    columns: slice  # among the parameters of their function
+    elements: slice  # in the augmented state; empty if they are not part of it
+    sensitivities: slice  # among all sensitivities; empty if they are part of the state
+
+    @property
+    def is_joint(self) -> bool:
+        return self.elements.stop > self.elements.start
 
 
 class AugmentedStateLayout(NamedTuple):
@@ -31,14 +45,20 @@ class AugmentedStateLayout(NamedTuple):
 
     own: Mapping[Weighs, NoiseBlock]  # noises of the state
     below: Mapping[Predicts, NoiseBlock]  # observation noises of the nodes below
-    parameters: Mapping[Parametrises, slice]  # places of the parameters of each link
+    parameters: Mapping[AnyNode | None, tuple[ParameterBlock, ...]]  # of the flow (None), and of mappings by child
     size: int  # n, elements of the augmented state
-    n_parameters: int  # p
+    joint: slice  # elements of the state and of the parameters that are part of the belief
+    n_scored: int  # p, number of parameters with sensitivities
     level_channels: Tensor  # which channels share a log-variance, (s, all channels), one or zero
+    level_sensitivities: bool  # whether derivatives with respect to log-variances are carried along
 
     @property
     def noises(self) -> tuple[NoiseBlock, ...]:
         return (*self.own.values(), *self.below.values())
+
+    @property
+    def all_parameters(self) -> tuple[ParameterBlock, ...]:
+        return tuple(block for blocks in self.parameters.values() for block in blocks)
 
     @property
     def own_levels(self) -> slice:
@@ -56,24 +76,45 @@ class AugmentedStateLayout(NamedTuple):
         rest = (known.sum(0) == 0).to(variance)
         return variance[:, None] * torch.cat([rest[None], known])
 
+    def coordinates_by_source(self, block: NoiseBlock, variance: Tensor, matrix: Tensor) -> Tensor:
+        """Covariance of the coordinates of a noise, by source: `matrix` (B, n, n) for each channel of unit variance."""
+        by_source = self.by_source(block, variance)
+        (batch, sources, channels), n = by_source.shape, matrix.shape[-1]
+        each = by_source.diag_embed()[:, :, None, :, None]  # (B, 1 + s, 1, c, 1, c)
+        return (matrix[:, None, :, None, :, None] * each).reshape(batch, sources, n * channels, n * channels)
+
 
 def make_layout(
     dim: int,
     own: Mapping[Weighs, NoiseSpec],
     below: Mapping[Predicts, NoiseSpec],
-    parameters: Mapping[Parametrises, int],
+    parameters: Mapping[AnyNode | None, tuple[Parametrises, ...]],
+    joint: frozenset[AnyLink],
     like: Tensor,
-    n_pulses: int,
+    orders: int,
     learn_noise: bool,
+    level_sensitivities: bool,
 ) -> AugmentedStateLayout:
     """The layout for a state of dimension `dim` with these noises and numbers of parameters; like: any tensor (B,)."""
     specs: list[tuple[AnyLink, NoiseSpec]] = [*own.items(), *below.items()]
     level_channels: list[Tensor] = []
     blocks: dict[AnyLink, NoiseBlock] = {}
-    channels, level, size = 0, 0, dim
+    size, n_scored = dim, 0
+    of: dict[AnyNode | None, tuple[ParameterBlock, ...]] = {}
+    for node, links in parameters.items():
+        found: list[ParameterBlock] = []
+        for link, columns in zip(links, spans(link.parent.n_parameters for link in links), strict=True):
+            p = columns.stop - columns.start
+            p_joint, p_scored = (p, 0) if link in joint else (0, p)
+            found.append(
+                ParameterBlock(link, columns, slice(size, size + p_joint), slice(n_scored, n_scored + p_scored))
+            )
+            size, n_scored = size + p_joint, n_scored + p_scored
+        of[node] = tuple(found)
+    channels, level, belief = 0, 0, slice(size)
     for link, spec in specs:
         levels = spec.levels if learn_noise else 0
-        model = noise_model(spec, like, n_pulses)
+        model = noise_model(spec, like, orders)
         latents = spec.channels * model.n_latents
         starts = ((channels, spec.channels), (size, latents), (level, levels))
         here = [slice(first, first + count) for first, count in starts]
@@ -82,12 +123,20 @@ def make_layout(
         level_channels.append(one[:levels] if levels <= 1 else each[:levels])
         channels, level, size = channels + spec.channels, level + levels, size + latents
     stacked: Tensor = torch.block_diag(*level_channels)  # type: ignore[no-untyped-call]
-    of = dict(zip(parameters, spans(parameters.values()), strict=True))
-    mine, theirs = {link: blocks[link] for link in own}, {link: blocks[link] for link in below}
-    return AugmentedStateLayout(mine, theirs, of, size, sum(parameters.values()), stacked)
+    return AugmentedStateLayout(
+        {link: blocks[link] for link in own},
+        {link: blocks[link] for link in below},
+        of,
+        size,
+        belief,
+        n_scored,
+        stacked,
+        level_sensitivities,
+    )
 
 
-def repeat_per_channel(loadings: Tensor, channels: int) -> Tensor:
-    """Loadings (B, latents) of one channel as a matrix for all, (B, channels, latents · channels)."""
-    eye = torch.eye(channels, dtype=loadings.dtype, device=loadings.device)
-    return (loadings[:, None, :, None] * eye[:, None, :]).flatten(2)
+def repeat_per_channel(matrix: Tensor, channels: int) -> Tensor:
+    """A matrix (B, m, n) of the coordinates of one channel as one for all, (B, m · channels, n · channels)."""
+    eye = torch.eye(channels, dtype=matrix.dtype, device=matrix.device)
+    batch, m, n = matrix.shape
+    return (matrix[:, :, None, :, None] * eye[:, None, :]).reshape(batch, m * channels, n * channels)

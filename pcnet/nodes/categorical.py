@@ -163,7 +163,7 @@ class CategoricalNode(Node[CategoricalState, CategoricalBound], Forecasts):
     def prediction(self, ctx: Context, link: AnyLink) -> GaussianPrediction:
         _, mean, covariance, lagged = ctx.state
         (b, p), none = mean.shape, mean.new_zeros
-        distribution = PredictiveDistribution(mean, covariance, none(b, p, 0), none(b, 0, p, p), none(b, 0, 0))
+        distribution = PredictiveDistribution(mean, covariance, none(b, p, 0), none(b, 0, p, p))
         return ctx.cached("prediction", lambda: GaussianPrediction(distribution, lagged), mean, covariance, lagged)
 
     def update(self, ctx: Context) -> CategoricalState:

@@ -2,30 +2,36 @@
 
 from collections.abc import Mapping
 from dataclasses import KW_ONLY
-from functools import partial
-from typing import Any, ClassVar, NamedTuple, final
+from typing import Any, ClassVar, Literal, NamedTuple, final
 
 import torch
 from pydantic import Field, SkipValidation
 from torch import Tensor
 
 from pcnet.errors import GraphError, SettingError
-from pcnet.functions.linearisation import Linearisation
 from pcnet.model.context import Neighbours, NodeContext, Now
 from pcnet.model.links import AnyLink, Drives, Parametrises, Predicts, Weighs
-from pcnet.model.messages import GaussianPrediction, ParameterTransition, PredictionError, ScoreError
-from pcnet.model.node import BatchSpec, Energy, ErrorShape, Node, Recordable
+from pcnet.model.messages import BlockPosterior, GaussianPrediction, ParameterTransition, PredictionError, ScoreError
+from pcnet.model.node import AnyNode, BatchSpec, Energy, ErrorShape, Node, Recordable
 from pcnet.model.protocols import ForecastsAlone, ForecastStart, ForecastStep
-from pcnet.nodes.augmented_layout import AugmentedStateLayout, NoiseBlock, make_layout, repeat_per_channel
-from pcnet.nodes.flow import FlowForecasts, check_state, checked_flow, first_value, parameters_of
+from pcnet.nodes.augmented_layout import (
+    AugmentedStateLayout,
+    NoiseBlock,
+    ParameterBlock,
+    make_layout,
+    repeat_per_channel,
+)
+from pcnet.nodes.flow import FlowForecasts, check_state, checked_flow, first_value
 from pcnet.nodes.precision import PrecisionNode, noise_score_error
 from pcnet.numerics import kalman
 from pcnet.numerics.branching import holds
-from pcnet.numerics.coloured_noise import Noise, NoiseModel, NoiseSpec
+from pcnet.numerics.coloured_noise import Noise, NoiseModel, NoiseSpec, NoiseTransition
 from pcnet.numerics.estimators import Newton, NoiseScoring, ParameterEstimator
 from pcnet.numerics.kalman import GaussianWithSensitivities, PredictiveDistribution, ScoreAndInformation
-from pcnet.numerics.kernels import SquaredExponential
+from pcnet.numerics.kernels import SquaredExponential, lengthscale_of
 from pcnet.numerics.laplace import standard_deviations
+from pcnet.numerics.sigma_points import Regression, regress
+from pcnet.numerics.transitions import FlowAt, FlowStep, IntegratorName, advance, flow_step
 from pcnet.numerics.trees import select, spans, tree_map
 from pcnet.settings import PositiveVector, Vector, at_least_1d, check_size, number, settings
 
@@ -35,16 +41,17 @@ OVERFLOW = "covariance overflowed; pass NaN for outliers, or use on_divergence='
 class Reference(NamedTuple):
     """The parameters and noises that the belief was computed with."""
 
-    parameters: Tensor  # (B, p)
+    parameters: Tensor  # those that are not part of the belief, (B, p)
     variance: Tensor  # (B, all channels)
+    first_variance: Tensor  # that of the start, (B, all channels)
     lengthscale: Tensor  # (B, noises)
-    transitions: Tensor  # number of the last transition of each parameter, (B, p)
+    transitions: Tensor  # number of the last transition of the parameters of each link, (B, links)
 
 
 class Evidence(NamedTuple):
     """What the last observation contributed."""
 
-    parameters: ScoreAndInformation  # of the parameters, p
+    parameters: ScoreAndInformation  # of the parameters that are not part of the belief, p
     noise: ScoreAndInformation  # of the own log-variances, o
     correction: Tensor  # change of the mean, (B, dim)
     weighted_error: Tensor  # Σ Cᵀξ, (B, dim)
@@ -61,7 +68,6 @@ class KalmanState(NamedTuple):
     sent: tuple[GaussianPrediction, ...]  # the last prediction of each node below, in the order of the links
     evidence: Evidence
     time: Tensor  # of the last time update, (B,), in double precision
-    phase: Tensor  # of each noise model, (B, noises)
 
 
 class KalmanBound(NamedTuple):
@@ -75,44 +81,33 @@ class KalmanBound(NamedTuple):
 Context = NodeContext[KalmanState, KalmanBound]
 
 
-def parameter_estimator() -> Newton:
-    """The default for parameters of a Kalman state: recursive least squares with forgetting and covariance resets."""
-    return Newton(decaying_forgetting=number(0.5), covariance_reset=True)
-
-
-def noise_estimator(process: bool = False) -> NoiseScoring:
-    """The default for noise levels around a Kalman state; process: those of process noise, with smaller steps."""
-    if process:
-        return NoiseScoring(
-            step_limit_sd=number(1.5), decaying_forgetting=number(1.0), initial_noise_inflation=number(0.5)
-        )
-    return NoiseScoring(initial_noise_inflation=number(2.0))
-
-
 @final
 @settings
 class KalmanStateNode(Node[KalmanState, KalmanBound], FlowForecasts, ForecastsAlone):
-    """A hidden state (..., dim) that carries mean, covariance and sensitivities from one observation to the next.
+    """A hidden state (..., dim) that carries mean and covariance from one observation to the next.
 
-    `predict` is the time update x ← x + dt f(x, θ), P ← FPFᵀ + Q. `update` is the measurement update with the errors of
-    the nodes below, one node after the other. `retune` corrects the belief for parameters and noise levels that have
-    changed. For linear flows and mappings and white noise this is the Kalman filter, otherwise the extended one. The
-    scores that parameters and precisions receive include all sensitivities of the belief.
+    `predict` is the time update along the flow ẋ = f(x, θ) + ω, `update` the measurement update with the errors of the
+    nodes below, one node after the other; `retune` rescales the covariance to noise levels that have changed. Parameters
+    without an estimator of their own are part of the belief, and are learned at every observation. For linear flows and
+    mappings this is the Kalman filter, otherwise an extended or unscented one.
 
-    White noise is held constant between observations (zero-order hold). Squared-exponential noise is a sum of Gaussian
-    pulses, Matérn noise of smoothness ½ an Ornstein–Uhlenbeck process; both add latents to the state. Other kernels,
-    and squared exponentials with n_pulses=0, are replaced by white noise of the same spectral density at zero
-    frequency. Several precision nodes may weigh the state: its noise is the sum of theirs.
+    White process noise is a diffusion: its standard deviation is in units of the state per √time, so that the belief
+    does not depend on the number of steps. Smooth noise is carried in generalised coordinates, a noise and its motion.
+    Several precision nodes may weigh the state: its noise is the sum of theirs.
 
     Args:
         dim: Dimension.
         flow: Function of (state, parameters), or a `Function` with its own derivatives.
-        initial_mean: First state, (..., dim); found from the first observation unless given.
-        initial_sd: Standard deviation of the first state, one number or (..., dim).
-        learn_noise: Whether precision nodes receive scores; False costs less.
-        n_pulses: Pulses of a squared-exponential noise.
-        second_order: Whether the mean includes the term ½ tr(∂²f/∂x² P); False is the usual extended Kalman filter.
+        initial_mean: State at the first observation, (..., dim); found from that observation unless given.
+        initial_sd: Its standard deviation, one number or (..., dim).
+        integrator: "rk4"; "local_linearisation" for stiff flows; or "euler", to match a process simulated that way.
         substeps: Integration steps between two observations.
+        linearisation: How means and covariances pass through flow and mappings: "unscented", by regression on points
+            that represent the belief; or "taylor", by derivatives at its mean.
+        process_noise: White noise as "diffusion", or "held" constant between two observations, as a part of ẋ.
+        orders: Orders of motion of smooth noise: a squared-exponential one is carried by orders − 1 coordinates. A
+            Matérn noise of smoothness n − 1/2 has n in any case.
+        learn_noise: Whether precision nodes receive scores; False costs less.
     """
 
     _: KW_ONLY
@@ -120,15 +115,18 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], FlowForecasts, ForecastsAl
     flow: SkipValidation[Any]
     initial_mean: Vector | None = None
     initial_sd: PositiveVector = number(1.0)
-    learn_noise: bool = True
-    n_pulses: int = Field(default=5, ge=0)
-    second_order: bool = True
+    integrator: IntegratorName = "rk4"
     substeps: int = Field(default=1, ge=1)
+    linearisation: Literal["unscented", "taylor"] = "unscented"
+    process_noise: Literal["diffusion", "held"] = "diffusion"
+    orders: int = Field(default=6, ge=2)
+    learn_noise: bool = True
     role: ClassVar[str] = "state"
     kind: ClassVar[str] = "state"
     parent_of: ClassVar[tuple[type[AnyLink], ...]] = (Predicts,)
     child_of: ClassVar[tuple[type[AnyLink], ...]] = (Parametrises, Weighs)
     sends_covariance: ClassVar[bool] = True
+    joins_parameters: ClassVar[bool] = True
     multiple_noises: ClassVar[bool] = True
     required_actions: ClassVar[tuple[str, ...]] = ("predict", "update")
 
@@ -139,8 +137,6 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], FlowForecasts, ForecastsAl
             given = tuple(self.initial_mean.shape)
             raise SettingError(f"{self.title}: initial_mean has shape {given}; it must end in {self.dim}")
         check_size(self.title, "initial_sd", self.initial_sd, self.dim)
-        if 0 < self.n_pulses < 3:
-            raise SettingError(f"{self.title}: smooth noise needs n_pulses=3 or more; 0 replaces it by white noise")
 
     @property
     def error_shape(self) -> ErrorShape:
@@ -168,8 +164,8 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], FlowForecasts, ForecastsAl
 
     def default_estimator(self, link: AnyLink, above: tuple[AnyLink, ...]) -> ParameterEstimator | None:
         if isinstance(link, Parametrises):
-            return parameter_estimator()
-        return noise_estimator(process=isinstance(link, Weighs)) if self.learn_noise else None
+            return Newton()
+        return NoiseScoring() if self.learn_noise else None
 
     def bind(self, links: Neighbours, spec: BatchSpec) -> KalmanBound:
         own: dict[Weighs, NoiseSpec] = {}
@@ -189,10 +185,22 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], FlowForecasts, ForecastsAl
                     f"the correlation time of the noise of {predicts.child.name!r} can be learned only for a "
                     "squared-exponential kernel; leave out correlation_time_sd"
                 )
-        parameters: dict[Parametrises, int] = {}
-        for of in (None, *(link.child for link in links.below)):
-            parameters |= {link: link.parent.n_parameters for link in links.above_of(Parametrises, of)}
-        layout = make_layout(self.dim, own, below, parameters, spec.zeros(), self.n_pulses, self.learn_noise)
+        of = (None, *(link.child for link in links.below))
+        parameters = {each: links.above_of(Parametrises, each) for each in of}
+        try:
+            layout = make_layout(
+                self.dim,
+                own,
+                below,
+                parameters,
+                links.joint,
+                spec.zeros(),
+                self.orders,
+                self.learn_noise,
+                links.fitting,
+            )
+        except SettingError as error:
+            raise GraphError(f"{self.title}: {error}") from None
         mean = spec.zeros(self.dim) if self.initial_mean is None else spec.expand(self.initial_mean, 1)
         return KalmanBound(layout, mean, spec.expand_vector(self.initial_sd, self.dim) ** 2)
 
@@ -204,22 +212,22 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], FlowForecasts, ForecastsAl
     def init(self, bound: KalmanBound, spec: BatchSpec) -> KalmanState:
         """A state of the right shapes that is not started: its reference variance is 0."""
         layout, zeros = bound.layout, spec.zeros
-        n, p, s, o = layout.size, layout.n_parameters, layout.n_levels, layout.own_levels.stop
+        n, p, s, o = layout.size, layout.n_scored, layout.n_levels, layout.own_levels.stop
+        carried = s if layout.level_sensitivities else 0
         mean = torch.constant_pad_nd(bound.initial_mean, (0, n - self.dim))
         parts = zeros(1 + s, n, n)
         parts[:, 0, : self.dim, : self.dim] = bound.initial_variance.diag_embed()
-        belief = GaussianWithSensitivities(mean, parts, zeros(n, p), zeros(n, s))
+        belief = GaussianWithSensitivities(mean, parts, zeros(n, p), zeros(n, carried))
         sent = []
         for block in layout.below.values():
             d = block.channels.stop - block.channels.start
-            doubt = zeros(d, d) if p else zeros(0, 0)
-            distribution = PredictiveDistribution(zeros(d), zeros(d, d), zeros(d, s), zeros(s, d, d), doubt)
+            distribution = PredictiveDistribution(zeros(d), zeros(d, d), zeros(d, carried), zeros(s, d, d))
             sent.append(GaussianPrediction(distribution, zeros(d, d)))
-        noises = zeros(len(layout.noises))
-        reference = Reference(zeros(p), zeros(layout.level_channels.shape[1]), noises, zeros(p))
+        channels, numbers = zeros(layout.level_channels.shape[1]), zeros(len(layout.all_parameters))
+        reference = Reference(zeros(p), channels, channels, zeros(len(layout.noises)), numbers)
         of_parameters, of_noise = (ScoreAndInformation(zeros(n), zeros(n, n)) for n in (p, o))
         evidence = Evidence(of_parameters, of_noise, zeros(self.dim), zeros(self.dim))
-        return KalmanState(belief, reference, tuple(sent), evidence, zeros().double(), noises)
+        return KalmanState(belief, reference, tuple(sent), evidence, zeros().double())
 
     def initialise(self, ctx: Context) -> KalmanState:
         """Find the first value from the first observation, unless it is given; its uncertainty is `initial_sd`."""
@@ -233,7 +241,10 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], FlowForecasts, ForecastsAl
 
         value = ctx.state.belief.mean[:, : self.dim]
         ctx.propose(self._start(ctx, value, certain=True))
-        mappings = {link: self._linearise(ctx, ctx.state.belief, link) for link in ctx.below_of(Predicts)}
+        mappings = {}
+        for link in ctx.below_of(Predicts):
+            theta = self._parameters_of(ctx, link.child, ctx.state.belief.mean)
+            mappings[link] = link.function.linearise(value[:, None], theta, 1)
         return self._start(ctx, first_value(value, mappings, errors))
 
     def _started(self, ctx: Context) -> KalmanState:
@@ -248,19 +259,23 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], FlowForecasts, ForecastsAl
         """The state with this value (B, dim) and nothing learned; certain: without uncertainty of the value."""
         layout, state = ctx.bound.layout, ctx.state
         variances = self._variances(ctx)
+        mean = torch.constant_pad_nd(value, (0, layout.size - self.dim))
         parts = torch.zeros_like(state.belief.covariance_by_source)
         if not certain:
             parts[:, 0, : self.dim, : self.dim] = ctx.bound.initial_variance.diag_embed()
+        for each in layout.all_parameters:
+            if each.is_joint:
+                mean[:, each.elements] = ctx.message(each.link).value
+                if not certain:
+                    parts[:, 0, each.elements, each.elements] = ctx.message(each.link).covariance
         for block in layout.noises:
             variance = layout.by_source(block, variances[:, block.channels]).repeat(1, 1, block.model.n_latents)
             parts[..., block.latents, block.latents].diagonal(dim1=-2, dim2=-1).copy_(variance)
-        reference = Reference(self._parameters(ctx), variances, self._lengthscales(ctx), self._transitions(ctx).number)
-        mean = torch.constant_pad_nd(value, (0, layout.size - self.dim))
+        numbers = self._transition_numbers(ctx)
+        reference = Reference(self._scored_parameters(ctx), variances, variances, self._lengthscales(ctx), numbers)
         nothing = tree_map(torch.zeros_like, state)
         started = nothing._replace(
-            belief=nothing.belief._replace(mean=mean, covariance_by_source=parts),
-            reference=reference,
-            time=ctx.time - ctx.dt,
+            belief=nothing.belief._replace(mean=mean, covariance_by_source=parts), reference=reference, time=ctx.time
         )
         none = [each.lagged_covariance for each in nothing.sent]
         return started._replace(sent=self._predictions(ctx, started, none))
@@ -271,34 +286,35 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], FlowForecasts, ForecastsAl
         levels = ctx.bound.layout.below[link].levels
 
         def restricted() -> GaussianPrediction:
-            return sent._replace(distribution=_with_levels(sent.distribution, levels))
+            return sent._replace(distribution=sent.distribution.of_levels(levels))
 
         return ctx.cached(f"prediction of {link.child.name}", restricted, *sent.distribution, sent.lagged_covariance)
 
-    def error(self, ctx: Context, link: AnyLink) -> ScoreError:
+    def error(self, ctx: Context, link: AnyLink) -> ScoreError | BlockPosterior:
         evidence, layout = ctx.state.evidence, ctx.bound.layout
         if isinstance(link, Weighs):
             noise = ctx.message(link).noise
             assert noise is not None
             return noise_score_error(evidence.noise.part(layout.own[link].levels), noise.levels)
         assert isinstance(link, Parametrises)
-        score, information = evidence.parameters.part(layout.parameters[link])
+        (block,) = (each for each in layout.all_parameters if each.link is link)
+        if block.is_joint:
+            belief, place = ctx.state.belief, block.elements
+            return BlockPosterior(belief.mean[:, place], lambda: belief.covariance_by_source[..., place, place].sum(1))
+        score, information = evidence.parameters.part(block.sensitivities)
         return ScoreError(score, lambda: information)
 
     def predict(self, ctx: Context) -> KalmanState:
         """Time update of the belief, and the predictions of the nodes below."""
         ctx.propose(self._started(ctx))
         state, layout = ctx.state, ctx.bound.layout
-        belief, p = state.belief, layout.n_parameters
+        belief, p = state.belief, layout.n_scored
         # the covariance with the previous predictions is carried like a sensitivity, for children with beliefs
         lagged = any(not link.child.observes for link in ctx.below)
         if lagged:
             towards = torch.bmm(belief.covariance, self._jacobians(ctx, belief).mT)
             belief = belief._replace(dmean_dtheta=torch.cat([belief.dmean_dtheta, towards], -1))
-        dt = (ctx.time - state.time).to(belief.mean) / self.substeps
-        phase = state.phase
-        for _ in range(self.substeps):
-            belief, phase = self._step(ctx, belief, phase, dt)
+        belief = self._move(ctx, belief, (ctx.time - state.time).to(belief.mean) / self.substeps)
         carried = belief.dmean_dtheta[..., p:]
         belief = belief._replace(dmean_dtheta=belief.dmean_dtheta[..., :p])
         between = [torch.zeros_like(each.lagged_covariance) for each in state.sent]
@@ -306,52 +322,140 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], FlowForecasts, ForecastsAl
             joint = torch.bmm(self._jacobians(ctx, belief), carried).mT
             between = [joint[:, here, here] for here in spans(each.shape[-1] for each in between)]
         nothing = tree_map(torch.zeros_like, state.evidence)
-        moved = state._replace(belief=belief, evidence=nothing, time=ctx.time, phase=phase)
+        moved = state._replace(belief=belief, evidence=nothing, time=ctx.time)
         return moved._replace(sent=self._predictions(ctx, moved, between))
 
-    def _step(
-        self, ctx: Context, belief: GaussianWithSensitivities, phase: Tensor, dt: Tensor
-    ) -> tuple[GaussianWithSensitivities, Tensor]:
-        """One Euler step of state and noises."""
-        layout, reference = ctx.bound.layout, ctx.state.reference
-        d, h = self.dim, dt[:, None, None]
-        theta = parameters_of(ctx, None, belief.mean)
-        velocity, state_jacobian = self._velocity(belief, theta)
-        jacobian = state_jacobian.new_zeros(len(dt), d, layout.size)
-        jacobian[..., :d] = state_jacobian
-        noise = jacobian.new_zeros(len(dt), 1 + layout.n_levels, d)
-        for block in layout.own.values():
-            model, at = self._noise_model(ctx, block), phase[:, block.place]
-            jacobian[..., block.latents] = repeat_per_channel(model.loadings(at), d)
-            loaded = torch.bmm(jacobian[..., block.latents], belief.mean[:, block.latents, None])
-            velocity = velocity + loaded[..., 0]
-            white = (model.white_variance(dt) * dt**2)[:, None] * reference.variance[:, block.channels]
-            noise = noise + layout.by_source(block, white)
-        dtheta = belief.dmean_dtheta.new_zeros(len(dt), d, belief.dmean_dtheta.shape[-1])
-        if ctx.above_of(Parametrises):
-            slope = self.flow.parameter_slope(belief.mean[:, None, :d], theta, 1)[:, 0]
-            dtheta[..., : theta.shape[-1]] = h * slope
-        belief = kalman.predict(belief, dt[:, None] * velocity, h * jacobian, dtheta, noise)
-        phases = []
-        for block in layout.noises:
-            variance = layout.by_source(block, reference.variance[:, block.channels])
-            model = self._noise_model(ctx, block)
-            belief, at = model.predict(belief, block.latents, variance, phase[:, block.place], dt)
-            phases.append(at)
-        return belief, torch.stack(phases, 1)
+    def _move(self, ctx: Context, belief: GaussianWithSensitivities, dt: Tensor) -> GaussianWithSensitivities:
+        """The belief after all integration steps, each of length dt (B,)."""
+        layout, d = ctx.bound.layout, self.dim
+        eye = torch.eye(d, dtype=dt.dtype, device=dt.device).expand(len(dt), d, d)
+        gain = torch.zeros_like(eye)  # of white noise that is held constant over all steps
+        coloured = [block for block in layout.noises if not block.model.is_white]
+        transitions = {block.place: self._noise_model(ctx, block).transition(dt) for block in coloured}
+        for _ in range(self.substeps):
+            belief, step = self._step(ctx, belief, dt, transitions)
+            gain = step.jacobian @ gain + step.integrate(eye, eye, eye)
+        if self.process_noise == "held":
+            by_source = self._white_noise(ctx)
+            parts = belief.covariance_by_source.clone()
+            parts[..., :d, :d] += (gain[:, None] * by_source[:, :, None]) @ gain.mT[:, None]
+            belief = belief._replace(covariance_by_source=parts)
+        return belief
 
-    def _velocity(self, belief: GaussianWithSensitivities, theta: Tensor) -> tuple[Tensor, Tensor]:
-        """Expected velocity f(x, θ) + ½ tr(∂²f/∂x² P), (B, dim), and the Jacobian of f (B, dim, dim)."""
-        d = self.dim
-        x = belief.mean[:, None, :d]
-        if self.second_order:
-            # derivatives of J along all unit vectors, passed as orders of motion, are all second derivatives
-            x = torch.cat([x, torch.eye(d, dtype=x.dtype, device=x.device).expand(len(x), d, d)], 1)
-        flow = self.flow.linearise(x, theta, x.shape[1])
-        if not self.second_order or flow.jacobian_derivative is None:
-            return flow.value[:, 0], flow.jacobian
-        covariance = belief.covariance[:, :d, :d]
-        return flow.value[:, 0] + 0.5 * (flow.jacobian_derivative * covariance[:, :, None]).sum((1, 3)), flow.jacobian
+    def _step(
+        self, ctx: Context, belief: GaussianWithSensitivities, dt: Tensor, transitions: Mapping[int, NoiseTransition]
+    ) -> tuple[GaussianWithSensitivities, FlowStep]:
+        """One integration step of state, parameters and noises."""
+        layout, d, variance = ctx.bound.layout, self.dim, ctx.state.reference.variance
+        step, regression = self._flow_step(ctx, belief, dt)
+        change = regression.value - belief.mean[:, :d]
+        jacobian = torch.constant_pad_nd(regression.jacobian, (0, layout.size - regression.jacobian.shape[-1]))
+        jacobian[..., :d].diagonal(dim1=-2, dim2=-1).sub_(1.0)
+        for block in layout.own.values():
+            if block.place in transitions:
+                moved = transitions[block.place]
+                first = torch.zeros_like(moved.matrix[:, :1])
+                first[..., 0] = 1.0
+                rows = (repeat_per_channel(row, d) for row in (first, moved.half[:, :1], moved.matrix[:, :1]))
+                jacobian[..., block.latents] = step.integrate(*rows)
+                change = change + torch.bmm(jacobian[..., block.latents], belief.mean[:, block.latents, None])[..., 0]
+        noise = step.diffuse(self._white_noise(ctx) * (self.process_noise == "diffusion"))
+        if regression.residual is not None:
+            noise[:, 0] += regression.residual
+        dtheta = belief.dmean_dtheta.new_zeros(len(dt), d, belief.dmean_dtheta.shape[-1])
+        for each in layout.parameters[None]:
+            if not each.is_joint:
+                dtheta[..., each.sensitivities] = step.parameter_jacobian[..., each.columns]
+        belief = kalman.predict(belief, change, jacobian, dtheta, noise)
+        for each in layout.all_parameters:
+            if each.is_joint:
+                walk = dt[:, None] * ctx.message(each.link).walk
+                belief = kalman.add_variance(belief, each.elements, walk)
+        for block in layout.noises:
+            if block.place in transitions:
+                moved = transitions[block.place]
+                added = layout.coordinates_by_source(block, variance[:, block.channels], moved.covariance)
+                belief = kalman.transform(belief, block.latents, moved.matrix, added)
+        return belief, step
+
+    def _white_noise(self, ctx: Context) -> Tensor:
+        """Variance of the white process noise by source, (B, 1 + s, dim)."""
+        layout, variance = ctx.bound.layout, ctx.state.reference.variance
+        found = variance.new_zeros(len(variance), 1 + layout.n_levels, self.dim)
+        for block in layout.own.values():
+            if block.model.is_white:
+                found = found + layout.by_source(block, variance[:, block.channels])
+        return found
+
+    def _flow_step(self, ctx: Context, belief: GaussianWithSensitivities, dt: Tensor) -> tuple[FlowStep, Regression]:
+        """A step of the flow, and the same as a function of state and joint parameters."""
+        layout, d, mean = ctx.bound.layout, self.dim, belief.mean
+        theta = self._parameters_of(ctx, None, mean)
+
+        def at(x: Tensor) -> FlowAt:
+            found = self.flow.linearise(x[:, None], theta, 1)
+            slope = x.new_zeros(len(x), d, 0)
+            if theta.shape[-1]:
+                slope = self.flow.parameter_slope(x[:, None], theta, 1)[:, 0]
+            return FlowAt(found.value[:, 0], found.jacobian.expand(len(x), d, d), slope)
+
+        by_points = self.linearisation == "unscented" and not self.flow.is_affine
+        if not by_points or layout.n_scored:
+            step = flow_step(at, mean[:, :d], dt, self.integrator)
+        if not by_points:
+            return step, self._joint_taylor(ctx, None, step.value, step.jacobian, step.parameter_jacobian)
+        jacobian = at(mean[:, :d]).jacobian if self.integrator == "local_linearisation" else None
+
+        def after(points: Tensor) -> Tensor:
+            parameters = self._parameters_of(ctx, None, points)
+            return advance(lambda x: self.flow(x, parameters), points[..., :d], dt, self.integrator, jacobian)
+
+        found = regress(after, mean[:, layout.joint], belief.covariance[:, layout.joint, layout.joint])
+        slope = step.parameter_jacobian if layout.n_scored else mean.new_zeros(len(mean), d, 0)
+        return FlowStep.of(found.value, found.jacobian[..., :d], slope, dt, self.integrator), found
+
+    def _mapping(self, ctx: Context, belief: GaussianWithSensitivities, link: Predicts) -> Regression:
+        """The mapping to a node below, as a function of state and joint parameters."""
+        mean, d, joint = belief.mean, self.dim, ctx.bound.layout.joint
+        theta = self._parameters_of(ctx, link.child, mean)
+
+        def compute() -> Regression:
+            if self.linearisation == "unscented" and not link.function.is_affine:
+
+                def at(points: Tensor) -> Tensor:
+                    return link.function(points[..., :d], self._parameters_of(ctx, link.child, points))
+
+                return regress(at, mean[:, joint], belief.covariance[:, joint, joint])
+            found = link.function.linearise(mean[:, None, :d], theta, 1)
+            jacobian = found.jacobian.expand(len(mean), -1, d)
+            slope = jacobian.new_zeros(*jacobian.shape[:2], 0)
+            if theta.shape[-1]:
+                slope = link.function.parameter_slope(mean[:, None, :d], theta, 1)[:, 0]
+            return self._joint_taylor(ctx, link.child, found.value[:, 0], jacobian, slope)
+
+        return ctx.cached(f"mapping to {link.child.name}", compute, mean, belief.covariance_by_source, theta)
+
+    def _joint_taylor(
+        self, ctx: Context, of: AnyNode | None, value: Tensor, jacobian: Tensor, parameter_jacobian: Tensor
+    ) -> Regression:
+        """Derivatives of a function in the state and its parameters, as those in state and joint parameters."""
+        layout = ctx.bound.layout
+        whole = torch.constant_pad_nd(jacobian, (0, layout.joint.stop - self.dim))
+        for each in layout.parameters[of]:
+            if each.is_joint:
+                whole[..., each.elements] = parameter_jacobian[..., each.columns]
+        return Regression(value, whole, None)
+
+    def _parameters_of(self, ctx: Context, of: AnyNode | None, points: Tensor) -> Tensor:
+        """θ of the flow, or of the mapping to `of`: from the belief at some points (B, ..., n), or from messages."""
+        found = []
+        for each in ctx.bound.layout.parameters[of]:
+            if each.is_joint:
+                found.append(points[..., each.elements])
+            else:
+                value = ctx.message(each.link).value
+                found.append(value.view(len(value), *(1,) * (points.dim() - 2), -1).expand(*points.shape[:-1], -1))
+        return torch.cat(found, -1) if found else points.new_zeros(*points.shape[:-1], 0)
 
     def update(self, ctx: Context) -> KalmanState:
         """Measurement update with the errors of the nodes below, one node after the other."""
@@ -361,23 +465,23 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], FlowForecasts, ForecastsAl
                 sent = list(ctx.state.sent)
                 sent[i] = self._predict_child(ctx, ctx.state, link, sent[i].lagged_covariance)
                 ctx.propose(ctx.state._replace(sent=tuple(sent)))
-            state, block = ctx.state, layout.below[link]
+            state = ctx.state
             belief, evidence = state.belief, state.evidence
             error = ctx.error(link).eliminated
             weighted, precision = error.weighted[:, 0], error.precision.dense()
-            mapping = self._linearise(ctx, belief, link)
+            mapping = self._mapping(ctx, belief, link)
             jacobian, direct = self._jacobian(ctx, link, mapping), self._direct(ctx, belief, link)
-            known = error.noise is not None and error.noise.levels
-            noise = self._observation_noise(ctx, block) if known else None
-            if layout.n_parameters:
+            noise = None
+            if error.noise is not None and error.noise.levels:
+                noise = self._observation_noise(ctx, layout.below[link])
+                noise = noise if error.noise_inflation is None else noise * error.noise_inflation[:, None]
+            if layout.n_scored:
                 score = kalman.parameter_score(jacobian, belief.dmean_dtheta, direct, weighted, precision)
                 evidence = evidence._replace(parameters=evidence.parameters.plus(score))
             if layout.own_levels.stop:
-                distribution = _with_levels(state.sent[i].distribution, layout.own_levels)
-                raw = torch.bmm(distribution.covariance, weighted[..., None])[..., 0]
-                score = kalman.noise_score(distribution, raw, precision)
+                score = kalman.noise_score(state.sent[i].distribution.of_levels(layout.own_levels), weighted, precision)
                 evidence = evidence._replace(noise=evidence.noise.plus(score))
-            updated = kalman.update(belief, jacobian, direct, weighted, precision, noise)
+            updated = kalman.update(belief, jacobian, direct, weighted, precision, noise, mapping.residual)
             evidence = evidence._replace(
                 correction=evidence.correction + (updated.mean - belief.mean)[:, : self.dim],
                 weighted_error=evidence.weighted_error + torch.bmm(weighted[:, None], jacobian[..., : self.dim])[:, 0],
@@ -391,31 +495,65 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], FlowForecasts, ForecastsAl
         return ctx.state
 
     def retune(self, ctx: Context) -> KalmanState:
-        """Correct the belief for parameters and noise levels that have changed, by its sensitivities."""
+        """Correct the belief for parameters and noise levels that have changed."""
         ctx.propose(self._started(ctx))
         layout, state, reference = ctx.bound.layout, ctx.state, ctx.state.reference
-        mean, parts, dtheta, dlogvar = state.belief
-        theta, variance = self._parameters(ctx), self._variances(ctx)
-        transitions = reference.transitions
-        if layout.n_parameters:
-            number, reached, gain, residual = self._transitions(ctx)
-            changed = number != transitions
-            # parameters with a new transition: their value before it; the others: their present value
-            target = torch.where(changed, reached, theta)
-            mean = mean + torch.bmm(dtheta, (target - reference.parameters)[..., None])[..., 0]
-            new = changed[:, None]
-            residual = torch.where(new & new.mT, residual, 0.0)
-            parts = torch.cat([parts[:, :1] + (dtheta @ residual @ dtheta.mT)[:, None], parts[:, 1:]], 1)
-            dtheta = torch.where(new, dtheta @ gain, dtheta)
-            transitions = number
+        belief = state.belief
+        theta, variance, numbers = self._scored_parameters(ctx), self._variances(ctx), self._transition_numbers(ctx)
+        if layout.n_scored:
+            belief = self._follow_scored(ctx, belief, theta, numbers)
+        for i, each in enumerate(layout.all_parameters):
+            transition = ctx.message(each.link).transition
+            if each.is_joint and transition is not None:
+                changed = numbers[:, i] != reference.transitions[:, i]
+                belief = select(changed, self._follow_joint(ctx, belief, each, transition), belief)
         if layout.n_levels:
             ratio = (variance / reference.variance).log()  # the same for all channels of a level
             ratio = torch.where(variance > 0, ratio, 0.0)  # a likelihood of its own has no variance
             change = ratio @ layout.level_channels.mT / layout.level_channels.sum(1)
-            mean = mean + torch.bmm(dlogvar, change[..., None])[..., 0]
+            parts = belief.covariance_by_source
             parts = torch.cat([parts[:, :1], parts[:, 1:] * change.exp()[..., None, None]], 1)
-        reference = Reference(theta, variance, self._lengthscales(ctx), transitions)
-        return state._replace(belief=GaussianWithSensitivities(mean, parts, dtheta, dlogvar), reference=reference)
+            belief = belief._replace(covariance_by_source=parts)
+        now = Reference(theta, variance, reference.first_variance, self._lengthscales(ctx), numbers)
+        return state._replace(belief=belief, reference=now)
+
+    def _follow_joint(
+        self, ctx: Context, belief: GaussianWithSensitivities, block: ParameterBlock, transition: ParameterTransition
+    ) -> GaussianWithSensitivities:
+        """The belief with parameters θ of it replaced by their successors θ⁺ = η⁺ + B(θ − m) + ε.
+
+        With v₀ and v₁ the covariances of θ and θ⁺, and c = gain v₁ between them: B = cᵀv₀⁻¹, Var ε = v₁ − Bv₀Bᵀ.
+        """
+        message, place = ctx.message(block.link), block.elements
+        v0, v1 = belief.covariance[:, place, place], message.covariance
+        matrix = torch.linalg.solve(v0, transition.gain @ v1).mT
+        noise = torch.zeros_like(belief.covariance_by_source[..., place, place])
+        noise[:, 0] = v1 - matrix @ v0 @ matrix.mT
+        moved = kalman.transform(belief, place, matrix, noise)
+        mean = moved.mean.clone()
+        mean[:, place] = message.value
+        return moved._replace(mean=mean)
+
+    def _follow_scored(
+        self, ctx: Context, belief: GaussianWithSensitivities, theta: Tensor, numbers: Tensor
+    ) -> GaussianWithSensitivities:
+        """The belief corrected for parameters with sensitivities that were updated, and that have moved on since."""
+        layout, reference, dtheta = ctx.bound.layout, ctx.state.reference, belief.dmean_dtheta
+        target = theta.clone()
+        gain = torch.eye(layout.n_scored, dtype=theta.dtype, device=theta.device).repeat(len(theta), 1, 1)
+        residual = torch.zeros_like(gain)
+        for i, each in enumerate(layout.all_parameters):
+            transition, part = ctx.message(each.link).transition, each.sensitivities
+            if not each.is_joint and transition is not None:
+                changed = numbers[:, i] != reference.transitions[:, i]
+                column, matrix = changed[:, None], changed[:, None, None]
+                target[:, part] = torch.where(column, transition.mean, target[:, part])
+                gain[:, part, part] = torch.where(matrix, transition.gain, gain[:, part, part])
+                residual[:, part, part] = torch.where(matrix, transition.residual_covariance, 0.0)
+        mean = belief.mean + torch.bmm(dtheta, (target - reference.parameters)[..., None])[..., 0]
+        parts = belief.covariance_by_source
+        parts = torch.cat([parts[:, :1] + (dtheta @ residual @ dtheta.mT)[:, None], parts[:, 1:]], 1)
+        return belief._replace(mean=mean, covariance_by_source=parts, dmean_dtheta=dtheta @ gain)
 
     def _predictions(self, ctx: Context, state: KalmanState, lagged: list[Tensor]) -> tuple[GaussianPrediction, ...]:
         pairs = zip(ctx.below_of(Predicts), lagged, strict=True)
@@ -423,19 +561,13 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], FlowForecasts, ForecastsAl
 
     def _predict_child(self, ctx: Context, state: KalmanState, link: Predicts, lagged: Tensor) -> GaussianPrediction:
         """The predictive distribution of a node below, from this state."""
-        layout, belief, at = ctx.bound.layout, state.belief, ctx.at(state, ctx.now)
-        block = layout.below[link]
-        mapping = self._linearise(at, belief, link)
+        belief, at = state.belief, ctx.at(state, ctx.now)
+        block = ctx.bound.layout.below[link]
+        mapping = self._mapping(at, belief, link)
         jacobian = self._jacobian(at, link, mapping)
-        latents = belief.mean[:, block.latents, None]
-        mean = mapping.value[:, 0] + torch.bmm(jacobian[..., block.latents], latents)[..., 0]
-        d = mean.shape[1]
-        doubt = mean.new_zeros(len(mean), d, d) if layout.n_parameters else mean.new_zeros(len(mean), 0, 0)
-        if layout.n_parameters and layout.n_levels:
-            through = kalman.total_derivative(jacobian, belief.dmean_dtheta, self._direct(at, belief, link))
-            doubt = through @ self._parameter_covariance(at, online=True) @ through.mT
+        mean = mapping.value + torch.bmm(jacobian[..., block.latents], belief.mean[:, block.latents, None])[..., 0]
         noise = self._observation_noise(at, block)
-        return GaussianPrediction(kalman.predict_observation(belief, mean, jacobian, noise, doubt), lagged)
+        return GaussianPrediction(kalman.predict_observation(belief, mean, jacobian, noise, mapping.residual), lagged)
 
     def _noise_model(self, ctx: Context, block: NoiseBlock) -> NoiseModel:
         lengthscale = ctx.state.reference.lengthscale[:, block.place]
@@ -444,45 +576,41 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], FlowForecasts, ForecastsAl
     def _observation_noise(self, ctx: Context, block: NoiseBlock) -> Tensor:
         """Variance of the white part of an observation noise, by source; (B, 1 + s, d).
 
-        The variance that the latents miss has no source, so that the approximation is not mistaken for less noise.
+        What a coloured noise needs of it has no source, so that it is not mistaken for less noise.
         """
-        model, variance = self._noise_model(ctx, block), ctx.state.reference.variance[:, block.channels]
-        noise = ctx.bound.layout.by_source(block, model.white_variance(ctx.dt)[:, None] * variance)
-        noise[:, 0] += model.unexplained_variance(ctx.dt)[:, None] * variance
-        return noise
+        layout, reference = ctx.bound.layout, ctx.state.reference
+        variance = reference.variance[:, block.channels]
+        if block.model.is_white:
+            return layout.by_source(block, variance)
+        rest = self._noise_model(ctx, block).rest(ctx.dt)[:, None] * reference.first_variance[:, block.channels]
+        return torch.constant_pad_nd(rest[:, None], (0, 0, 0, layout.n_levels))
 
-    def _linearise(self, ctx: Context, belief: GaussianWithSensitivities, link: Predicts) -> Linearisation:
-        mean, theta = belief.mean, parameters_of(ctx, link.child, belief.mean)
-        compute = partial(link.function.linearise, mean[:, None, : self.dim], theta, 1)
-        return ctx.cached(f"mapping to {link.child.name}", compute, mean, theta)
-
-    def _jacobian(self, ctx: Context, link: Predicts, mapping: Linearisation) -> Tensor:
-        """∂g/∂s of a node below, with the latents of its noise; (B, d, n)."""
+    def _jacobian(self, ctx: Context, link: Predicts, mapping: Regression) -> Tensor:
+        """∂g/∂s of a node below, with the coordinates of its noise; (B, d, n)."""
         layout, d = ctx.bound.layout, mapping.jacobian.shape[1]
-        block = layout.below[link]
-        jacobian = mapping.jacobian.new_zeros(len(ctx.state.belief.mean), d, layout.size)
-        jacobian[..., : self.dim] = mapping.jacobian
-        model = self._noise_model(ctx, block)
-        scale = (1 - model.unexplained_variance(ctx.dt)).sqrt()[:, None]
-        loadings = scale * model.loadings(ctx.state.phase[:, block.place])
-        jacobian[..., block.latents] = repeat_per_channel(loadings, d)
+        jacobian = torch.constant_pad_nd(mapping.jacobian, (0, layout.size - mapping.jacobian.shape[-1]))
+        first = layout.below[link].latents
+        if first.stop > first.start:
+            jacobian[..., first.start : first.start + d].diagonal(dim1=-2, dim2=-1).add_(1.0)
         return jacobian
 
     def _jacobians(self, ctx: Context, belief: GaussianWithSensitivities) -> Tensor:
         """∂g/∂s of all nodes below, without observation noise; (B, all d, n)."""
-        size, batch = ctx.bound.layout.size, len(belief.mean)
-        found = [self._linearise(ctx, belief, link).jacobian for link in ctx.below_of(Predicts)]
-        padded = [torch.constant_pad_nd(each, (0, size - self.dim)) for each in found]
-        return torch.cat([each.expand(batch, -1, -1) for each in padded], 1)
+        found = torch.cat([self._mapping(ctx, belief, link).jacobian for link in ctx.below_of(Predicts)], 1)
+        return torch.constant_pad_nd(found, (0, ctx.bound.layout.size - found.shape[-1]))
 
     def _direct(self, ctx: Context, belief: GaussianWithSensitivities, link: Predicts) -> Tensor | None:
-        """∂g/∂θ of a mapping at a fixed state, (B, d, p), if it has parameters."""
-        links, layout = ctx.above_of(Parametrises, link.child), ctx.bound.layout
-        if not links:
+        """∂g/∂θ of a mapping at a fixed state, (B, d, p), for parameters with sensitivities."""
+        layout = ctx.bound.layout
+        blocks = [each for each in layout.parameters[link.child] if not each.is_joint]
+        if not blocks:
             return None
-        theta, first = parameters_of(ctx, link.child, belief.mean), layout.parameters[links[0]].start
+        theta = self._parameters_of(ctx, link.child, belief.mean)
         found = link.function.parameter_slope(belief.mean[:, None, : self.dim], theta, 1)[:, 0]
-        return torch.constant_pad_nd(found, (first, layout.n_parameters - first - found.shape[-1]))
+        slope = found.new_zeros(*found.shape[:2], layout.n_scored)
+        for each in blocks:
+            slope[..., each.sensitivities] = found[..., each.columns]
+        return slope
 
     def _noises(self, ctx: Context) -> list[Noise]:
         """Own noises, then those of the nodes below."""
@@ -494,42 +622,32 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], FlowForecasts, ForecastsAl
         return torch.cat([noise.variance for noise in self._noises(ctx)], 1)
 
     def _lengthscales(self, ctx: Context) -> Tensor:
-        """Present time scales of all noises, (B, noises)."""
-        pairs = zip(ctx.bound.layout.noises, self._noises(ctx), strict=True)
-        found = [block.model.lengthscale_of(noise.kernel) for block, noise in pairs]
-        return torch.stack([each.expand(len(ctx.state.phase)) for each in found], 1)
+        """Present lengthscales of all noises, (B, noises); 1 for white ones."""
+        like, found = ctx.state.reference.lengthscale, []
+        for block, noise in zip(ctx.bound.layout.noises, self._noises(ctx), strict=True):
+            white = block.model.is_white
+            found.append(torch.ones_like(like[:, 0]) if white else lengthscale_of(noise.kernel).expand(len(like)))
+        return torch.stack(found, 1)
 
-    def _parameters(self, ctx: Context) -> Tensor:
-        """θ of the flow and of all mappings, (B, p)."""
-        links = ctx.bound.layout.parameters
-        mean = ctx.state.belief.mean
-        return torch.cat([ctx.message(link).value for link in links], -1) if links else mean.new_zeros(len(mean), 0)
+    def _scored_parameters(self, ctx: Context) -> Tensor:
+        """All parameters with sensitivities, (B, p)."""
+        found = [ctx.message(each.link).value for each in ctx.bound.layout.all_parameters if not each.is_joint]
+        return torch.cat(found, -1) if found else torch.zeros_like(ctx.state.reference.parameters)
 
-    def _transitions(self, ctx: Context) -> ParameterTransition:
-        """The last transitions of all parameters together."""
-        reached = self._parameters(ctx).clone()
-        p = reached.shape[1]
-        number = torch.zeros_like(reached)
-        gain = torch.eye(p, dtype=reached.dtype, device=reached.device).repeat(len(reached), 1, 1)
-        residual = torch.zeros_like(gain)
-        for link, part in ctx.bound.layout.parameters.items():
-            transition = ctx.message(link).transition
-            if transition is not None:
-                number[:, part], reached[:, part] = transition.number[:, None], transition.mean
-                gain[:, part, part], residual[:, part, part] = transition.gain, transition.residual_covariance
-        return ParameterTransition(number, reached, gain, residual)
-
-    def _parameter_covariance(self, ctx: Context, online: bool = False) -> Tensor:
-        """The covariance of all parameters, (B, p, p); online: only of those that are learned online."""
-        found = torch.zeros_like(ctx.state.evidence.parameters.information)
-        for link, part in ctx.bound.layout.parameters.items():
-            message = ctx.message(link)
-            if not (online and message.transition is None):
-                found[:, part, part] = message.covariance
-        return found
+    def _transition_numbers(self, ctx: Context) -> Tensor:
+        """The number of the last transition of the parameters of each link, (B, links)."""
+        known = [ctx.message(each.link).transition for each in ctx.bound.layout.all_parameters]
+        like = ctx.state.reference.transitions
+        zero = like.new_zeros(len(like))
+        found = [zero if transition is None else transition.number for transition in known]
+        return torch.stack(found, 1) if found else like
 
     def forecast(self, ctx: Context, step: Tensor, every: int, count: int, parameters: bool) -> list[ForecastStep]:
         found, state, here = [], ctx.state, slice(self.dim)
+        if not parameters:
+            certain, theta = state.belief.covariance_by_source.clone(), slice(self.dim, ctx.bound.layout.joint.stop)
+            certain[:, :, theta], certain[..., theta] = 0.0, 0.0
+            state = state._replace(belief=state.belief._replace(covariance_by_source=certain))
         relative = step / (ctx.dt if ctx.relative_dt is None else ctx.dt / ctx.relative_dt)
         for i in range(count * every):
             at = ctx.at(state._replace(time=ctx.time - step), Now(ctx.time, step, relative))
@@ -538,12 +656,16 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], FlowForecasts, ForecastsAl
                 continue
             at, belief = ctx.at(state, at.now), state.belief
             covariance = self.covariance(at) if parameters else belief.covariance[:, here, here]
-            doubt = self._parameter_covariance(at) * parameters
             below = {}
             for link, sent in zip(ctx.below_of(Predicts), state.sent, strict=True):
-                jacobian = self._jacobian(at, link, self._linearise(at, belief, link))
-                through = kalman.total_derivative(jacobian, belief.dmean_dtheta, self._direct(at, belief, link))
-                total = sent.distribution.covariance + through @ doubt @ through.mT
+                total = sent.distribution.covariance
+                if parameters:
+                    jacobian, direct = (
+                        self._jacobian(at, link, self._mapping(at, belief, link)),
+                        self._direct(at, belief, link),
+                    )
+                    through = kalman.total_derivative(jacobian, belief.dmean_dtheta, direct)
+                    total = total + through @ self._scored_covariance(at) @ through.mT
                 below[link.child.name] = sent.distribution.mean, total
             found.append(ForecastStep(belief.mean[:, here], covariance, below))
         return found
@@ -567,22 +689,18 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], FlowForecasts, ForecastsAl
         }
 
     def covariance(self, ctx: Context) -> Tensor:
-        """P of the state, plus what uncertain parameters and noise levels add to it; (B, dim, dim)."""
-        layout, belief = ctx.bound.layout, ctx.state.belief
-        here = slice(self.dim)
-        total = belief.covariance[:, here, here]
-        for link, part in layout.parameters.items():
-            slope = belief.dmean_dtheta[:, here, part]
-            total = total + slope @ ctx.message(link).covariance @ slope.mT
-        for weighs, block in layout.own.items():
-            uncertain = ctx.message(weighs).covariance
-            if block.levels.stop > block.levels.start and uncertain is not None:
-                slope = belief.dmean_dlogvar[:, here, block.levels]
-                total = total + slope @ uncertain @ slope.mT
+        """P of the state, plus what uncertain parameters beside the belief add to it; (B, dim, dim)."""
+        belief, here = ctx.state.belief, slice(self.dim)
+        total = belief.covariance_by_source[..., here, here].sum(1)
+        if ctx.bound.layout.n_scored:
+            slope = belief.dmean_dtheta[:, here]
+            total = total + slope @ self._scored_covariance(ctx) @ slope.mT
         return total
 
-
-def _with_levels(distribution: PredictiveDistribution, levels: slice) -> PredictiveDistribution:
-    """A predictive distribution with its derivatives with respect to some log-variances only."""
-    slope, parts = distribution.dmean_dlogvar[..., levels], distribution.covariance_by_source[:, levels]
-    return distribution._replace(dmean_dlogvar=slope, covariance_by_source=parts)
+    def _scored_covariance(self, ctx: Context) -> Tensor:
+        """The covariance of all parameters with sensitivities, (B, p, p)."""
+        found = torch.zeros_like(ctx.state.evidence.parameters.information)
+        for each in ctx.bound.layout.all_parameters:
+            if not each.is_joint:
+                found[:, each.sensitivities, each.sensitivities] = ctx.message(each.link).covariance
+        return found

@@ -12,7 +12,7 @@ from pcnet.errors import GraphError
 from pcnet.model.context import Neighbours, NodeContext
 from pcnet.model.links import AnyLink, Parametrises, Predicts, Weighs
 from pcnet.model.messages import GaussianPrediction, ParameterPrediction, ParameterTransition, PredictionError
-from pcnet.model.node import BatchSpec, ErrorShape, Indefinite, Node, Recordable
+from pcnet.model.node import BatchSpec, Energy, ErrorShape, Indefinite, Node, Recordable
 from pcnet.model.protocols import ForecastContext, Forecasts, ForecastStart
 from pcnet.nodes.flow import check_predictors
 from pcnet.nodes.slow_belief import SlowBelief
@@ -21,7 +21,7 @@ from pcnet.numerics.estimators import GradientAccumulator, ParameterEstimator
 from pcnet.numerics.kernels import White
 from pcnet.numerics.laplace import covariance_of, laplace_posterior, largest_eigenvalue, standard_deviations
 from pcnet.numerics.precision import DenseCurvature
-from pcnet.settings import PositiveVector, Vector, check_shapes, check_size, settings
+from pcnet.settings import NotNegativeVector, PositiveVector, Vector, check_shapes, check_size, number, settings
 
 
 class ParameterState(NamedTuple):
@@ -34,6 +34,7 @@ class ParameterState(NamedTuple):
     prior_precision: Tensor
     prior_log_det_covariance: Tensor
     transition: ParameterTransition
+    walk: Tensor  # variance of their random walk per unit of time, (B, p)
     accumulated: GradientAccumulator
 
 
@@ -43,7 +44,9 @@ class ParameterBound(NamedTuple):
     estimator: ParameterEstimator
     mean: Tensor
     sd: Tensor
+    walk: Tensor  # variance of the random walk per unit of time, (B, p)
     online: bool  # whether the parameters are learned during a run, and not after passes over recorded data
+    joint: bool  # whether they are part of the belief of the state below
 
 
 Context = NodeContext[ParameterState, ParameterBound]
@@ -54,13 +57,16 @@ class ParameterNode(SlowBelief, Forecasts):
     """A Gaussian belief about parameters θ with prior N(η, sd²). Local energy ½(θ − η)ᵀΠ_θ(θ − η).
 
     η is the sum of the predictions of states above. Without any it is `mean`, and `renew_prior` makes the posterior the
-    prior.
+    prior. Parameters of a single Kalman state, without an estimator, are part of the joint belief of that state: they
+    are learned at every observation, and this node holds their prior and shows their marginal.
 
     Args:
         mean: Prior mean, (..., p) with leading batch dimensions. The belief starts there in any case.
         sd: Prior standard deviation, one number or (..., p).
-        estimator: How θ is learned. Unless given: `Newton` for parameters of a Kalman state, the paper's `RobbinsMonro`
-            for others.
+        walk_sd: Standard deviation of a random walk of θ per √time, one number or (..., p), for parameters of a Kalman
+            state that drift.
+        estimator: How θ is learned, apart from states. Unless given: together with the state for parameters of one
+            Kalman state, by `Newton` for those of several, and by the paper's `RobbinsMonro` for others.
         curvature: "gauss-newton" or "exact".
         indefinite: What to do where the exact curvature is not positive definite.
     """
@@ -68,6 +74,7 @@ class ParameterNode(SlowBelief, Forecasts):
     _: KW_ONLY
     mean: Vector
     sd: PositiveVector
+    walk_sd: NotNegativeVector = number(0.0)
     estimator: ParameterEstimator | None = None
     curvature: Literal["gauss-newton", "exact"] = "gauss-newton"
     indefinite: Indefinite = "clamp"
@@ -82,7 +89,8 @@ class ParameterNode(SlowBelief, Forecasts):
         if self.mean.dim() == 0:
             object.__setattr__(self, "mean", self.mean[None])
         check_size(self.title, "sd", self.sd, self.n_parameters)
-        check_shapes(self.title, mean=self.mean, sd=self.sd)
+        check_size(self.title, "walk_sd", self.walk_sd, self.n_parameters)
+        check_shapes(self.title, mean=self.mean, sd=self.sd, walk_sd=self.walk_sd)
 
     @property
     def n_parameters(self) -> int:
@@ -100,6 +108,11 @@ class ParameterNode(SlowBelief, Forecasts):
         if not links.below:
             raise GraphError(f"{self.title} parametrises nothing: add graph.parametrises({self.name}, state)")
         estimator = self.resolve_estimator(links)
+        if bool((self.walk_sd > 0).any()) and not self.joins_belief(links.below):
+            raise GraphError(
+                f"{self.title} has a walk_sd, which is for parameters of a single KalmanStateNode, without an estimator; "
+                "for others use estimator=pcnet.estimators.Newton(forgetting_factor=...)"
+            )
         states = [link.parent for link in links.above_of(Predicts)]
         kalman = [state for state in states if state.sends_covariance]
         check_predictors(self, states)
@@ -118,13 +131,18 @@ class ParameterNode(SlowBelief, Forecasts):
                 "that are updated after a pass: pcnet.batch(['noise_y', …])"
             )
 
+    def joins_belief(self, below: tuple[AnyLink, ...]) -> bool:
+        return self.estimator is None and len(below) == 1 and below[0].child.joins_parameters
+
     def noise_spec(self, above: tuple[AnyLink, ...], spec: BatchSpec) -> NoiseSpec:
         return NoiseSpec(White(), self.n_parameters, 0)
 
     def bind(self, links: Neighbours, spec: BatchSpec) -> ParameterBound:
         estimator = spec.expand_to_batch(self.resolve_estimator(links))
         sd = spec.expand_vector(self.sd, self.n_parameters)
-        return ParameterBound(estimator, spec.expand(self.mean, 1), sd, links.online)
+        walk = spec.expand_vector(self.walk_sd, self.n_parameters) ** 2
+        joint = not links.joint.isdisjoint(links.below)
+        return ParameterBound(estimator, spec.expand(self.mean, 1), sd, walk, links.online, joint)
 
     def init(self, bound: ParameterBound, spec: BatchSpec) -> ParameterState:
         mean, sd = bound.mean, bound.sd
@@ -132,7 +150,7 @@ class ParameterNode(SlowBelief, Forecasts):
         eye = spec.eye(self.n_parameters)
         transition = ParameterTransition(spec.zeros(), mean, eye, torch.zeros_like(eye))
         accumulated = bound.estimator.init(mean, precision)
-        return ParameterState(mean, precision, log_det, mean, precision, log_det, transition, accumulated)
+        return ParameterState(mean, precision, log_det, mean, precision, log_det, transition, bound.walk, accumulated)
 
     def initialise(self, ctx: Context) -> ParameterState:
         """Start at the prediction of a Kalman state above."""
@@ -141,17 +159,30 @@ class ParameterNode(SlowBelief, Forecasts):
     def prediction(self, ctx: Context, link: AnyLink) -> ParameterPrediction:
         online = ctx.bound.estimator.needs_curvature and ctx.bound.online
         transition = ctx.state.transition if online else None
-        return ParameterPrediction(ctx.state.mean, partial(self.covariance, ctx), transition)
+        prior = partial(SlowBelief.covariance, self, ctx)
+        return ParameterPrediction(ctx.state.mean, prior, transition, ctx.state.walk)
+
+    def mean_now(self, ctx: Context) -> Tensor:
+        """The mean of the belief, (B, p): if it is part of that of a state, its marginal there."""
+        if not ctx.bound.joint:
+            return ctx.state.mean
+        mean: Tensor = ctx.error(ctx.below[0]).mean
+        return mean
+
+    def covariance(self, ctx: Context) -> Tensor:
+        if not ctx.bound.joint:
+            return super().covariance(ctx)
+        covariance: Tensor = ctx.error(ctx.below[0]).covariance
+        return covariance
 
     def error(self, ctx: Context, link: AnyLink) -> PredictionError:
-        state = ctx.state
-        prior = state.prior_precision
-        weighted = torch.bmm(prior, (state.mean - self.predicted(ctx))[..., None]).mT
+        prior = ctx.state.prior_precision
+        weighted = torch.bmm(prior, (self.mean_now(ctx) - self.predicted(ctx))[..., None]).mT
         noise = Noise(ctx.bound.sd**2, White(), 0)
 
         def eliminated() -> PredictionError:
             """Π − ΠΛ⁻¹Π: what is left of the precision of the prior once the posterior is known."""
-            left = prior - prior @ covariance_of(state.precision) @ prior
+            left = prior - prior @ self.covariance(ctx) @ prior
             return PredictionError(weighted, lambda: DenseCurvature(left), noise=noise)
 
         answer = eliminated if link.parent.sends_covariance else None
@@ -164,9 +195,25 @@ class ParameterNode(SlowBelief, Forecasts):
         predicted = [ctx.message(link).value[:, 0] for link in ctx.above_of(Predicts)]
         return sum(predicted[1:], predicted[0]) if predicted else ctx.state.prior_mean
 
+    def accumulate(self, ctx: Context) -> ParameterState:
+        return ctx.state if ctx.bound.joint else super().accumulate(ctx)  # type: ignore[no-any-return]
+
+    def update(self, ctx: Context) -> ParameterState:
+        """Nothing for parameters that are part of the belief of a state: they are updated there."""
+        return ctx.state if ctx.bound.joint else super().update(ctx)  # type: ignore[no-any-return]
+
+    def update_covariance(self, ctx: Context) -> ParameterState:
+        return ctx.state if ctx.bound.joint else super().update_covariance(ctx)  # type: ignore[no-any-return]
+
+    def energy(self, ctx: Context) -> Energy:
+        """None for parameters that are part of the belief of a state: predictive likelihoods there contain it."""
+        return Energy() if ctx.bound.joint else super().energy(ctx)
+
     def renew_prior(self, ctx: Context) -> ParameterState:
         if self._kalman_above(ctx):
             return self._transition_from_above(ctx)
+        if ctx.bound.joint:
+            return ctx.state
         state, estimator = ctx.state, ctx.bound.estimator
         if ctx.above_of(Predicts):
             return state  # the prior comes from above
@@ -177,7 +224,7 @@ class ParameterNode(SlowBelief, Forecasts):
         gain = before @ left.precision
         belief = (state.mean, left.precision, left.log_det_covariance)
         transition = ParameterTransition(state.transition.number + 1, state.mean, gain, before - gain @ before)
-        return ParameterState(*belief, *belief, transition, accumulated)
+        return ParameterState(*belief, *belief, transition, state.walk, accumulated)
 
     def _transition_from_above(self, ctx: Context) -> ParameterState:
         """Take the prediction of the Kalman state above as belief and prior, with its relation to the belief before.
@@ -188,20 +235,21 @@ class ParameterNode(SlowBelief, Forecasts):
         (link,) = ctx.above_of(Predicts)
         message, state = ctx.message(link), ctx.state
         assert isinstance(message, GaussianPrediction)
-        v0, v1 = covariance_of(state.precision), message.distribution.covariance
+        v0, v1 = self.covariance(ctx), message.distribution.covariance
         found = laplace_posterior(covariance_of(v1))
         gain = message.lagged_covariance @ found.precision
         explained = gain @ v1 @ gain.mT
         # where the distribution above is not normal, its moments may explain more than there was
-        most = largest_eigenvalue(state.precision, explained).clamp_min(1.0)[:, None, None]
+        precision = covariance_of(v0) if ctx.bound.joint else state.precision
+        most = largest_eigenvalue(precision, explained).clamp_min(1.0)[:, None, None]
         number = state.transition.number + 1
-        transition = ParameterTransition(number, state.mean, gain / most.sqrt(), v0 - explained / most)
+        transition = ParameterTransition(number, self.mean_now(ctx), gain / most.sqrt(), v0 - explained / most)
         belief = (message.distribution.mean, found.precision, found.log_det_covariance)
         accumulated = state.accumulated._replace(precision=found.precision, prior_precision=found.precision)
-        return ParameterState(*belief, *belief, transition, accumulated)
+        return ParameterState(*belief, *belief, transition, state.walk, accumulated)
 
     def forecast_start(self, ctx: Context) -> ForecastStart:
-        return ForecastStart(ctx.state.mean, self.covariance(ctx))
+        return ForecastStart(self.mean_now(ctx), self.covariance(ctx))
 
     def offset(self, ctx: Context, now: ForecastContext) -> Tensor:
         """The deviation from the predictions of states above, which stays while these move."""
@@ -213,7 +261,7 @@ class ParameterNode(SlowBelief, Forecasts):
     @property
     def quantities(self) -> Mapping[str, Recordable]:
         return {
-            "mean": Recordable(("dimension",), lambda ctx: ctx.state.mean),
+            "mean": Recordable(("dimension",), self.mean_now),
             "sd": Recordable(("dimension",), self.covariance, standard_deviations),
             "covariance": Recordable(("dimension", "dimension_"), self.covariance),
         }

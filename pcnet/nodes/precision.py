@@ -13,11 +13,11 @@ from pcnet.errors import GraphError, SettingError
 from pcnet.model.context import Neighbours, NodeContext
 from pcnet.model.links import AnyLink, Parametrises, Weighs
 from pcnet.model.messages import NoisePrediction, ScoreError
-from pcnet.model.node import BatchSpec, Indefinite, Node, Recordable
+from pcnet.model.node import BatchSpec, Energy, Indefinite, Node, Recordable
 from pcnet.nodes.slow_belief import SlowBelief, as_matrix
 from pcnet.numerics.branching import holds
 from pcnet.numerics.coloured_noise import Noise, NoiseSpec
-from pcnet.numerics.estimators import GradientAccumulator, ParameterEstimator
+from pcnet.numerics.estimators import GradientAccumulator, NoiseScoring, ParameterEstimator
 from pcnet.numerics.generalised import check_smoothness, temporal_precision
 from pcnet.numerics.kalman import ScoreAndInformation
 from pcnet.numerics.kernels import Autocorrelation, Kernel, Matern, SquaredExponential, lengthscale_of
@@ -52,6 +52,7 @@ class PrecisionBound(NamedTuple):
     kernel: Kernel  # the autocorrelation behind it
     levels: int  # number of log-precisions
     interacting: bool  # whether precisions of the belief are matrices
+    recursive: bool  # whether it is learned along with the beliefs of a Kalman state
 
 
 Context = NodeContext[PrecisionState, PrecisionBound]
@@ -201,7 +202,8 @@ class PrecisionNode(SlowBelief):
             temporal[rows] = matrix, torch.linalg.slogdet(matrix)[1]
         estimator = spec.expand_to_batch(self.resolve_estimator(links))
         coupled = self.channels == "full" or self.correlation_time_sd is not None
-        return PrecisionBound(estimator, mean, sd, temporal, kernel, channels, coupled or estimator.needs_curvature)
+        interacting, recursive = coupled or estimator.needs_curvature, isinstance(estimator, NoiseScoring)
+        return PrecisionBound(estimator, mean, sd, temporal, kernel, channels, interacting, recursive and links.online)
 
     def init(self, bound: PrecisionBound, spec: BatchSpec) -> PrecisionState:
         mean, sd = bound.mean, bound.sd
@@ -209,14 +211,6 @@ class PrecisionNode(SlowBelief):
         precision = precision.diag_embed() if bound.interacting else precision
         accumulated = bound.estimator.init(mean, precision)
         return PrecisionState(mean, precision, log_det, mean, precision, log_det, accumulated)
-
-    def initialise(self, ctx: Context) -> PrecisionState:
-        """Start log-precisions where the estimator wants them; a lengthscale starts at its prior."""
-        state, bound = ctx.state, ctx.bound
-        mean, levels = state.mean.clone(), slice(bound.levels)
-        sd = standard_deviations(as_matrix(self.covariance(ctx)))
-        mean[:, levels] = bound.estimator.initial_mean(mean, sd)[:, levels]
-        return state._replace(mean=mean, prior_mean=mean)
 
     def prediction(self, ctx: Context, link: AnyLink) -> NoisePrediction:
         shape, bound = link.child.shape, ctx.bound
@@ -241,6 +235,8 @@ class PrecisionNode(SlowBelief):
 
     def update(self, ctx: Context) -> PrecisionState:
         state: PrecisionState = super().update(ctx)
+        if ctx.bound.recursive:
+            state = state._replace(precision=state.accumulated.precision)
         mean = state.mean
         size = mean[:, : ctx.bound.levels].abs()
         beyond = size > math.log(torch.finfo(mean.dtype).max)
@@ -251,6 +247,10 @@ class PrecisionNode(SlowBelief):
                 "it weighs has diverged: use smaller steps (lower kappa or rate)",
             )
         return state
+
+    def energy(self, ctx: Context) -> Energy:
+        """None for levels that are learned along with a Kalman state, whose predictive likelihoods contain it."""
+        return Energy() if ctx.bound.recursive else super().energy(ctx)
 
     def shape_curvature(self, ctx: Context, curvature: Tensor) -> Tensor:
         curvature = self.shape_gradient(curvature)

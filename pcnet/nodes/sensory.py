@@ -24,9 +24,9 @@ from pcnet.numerics.coloured_noise import Noise, NoiseSpec
 from pcnet.numerics.estimators import ParameterEstimator
 from pcnet.numerics.generalised import backward_differences, taylor_operator, taylor_shift
 from pcnet.numerics.kalman import PredictiveDistribution, ScoreAndInformation
-from pcnet.numerics.kernels import lengthscale_of
+from pcnet.numerics.kernels import White, lengthscale_of
 from pcnet.numerics.precision import DensePrecision, Precision
-from pcnet.settings import NotNegative, Positive, number, settings
+from pcnet.settings import Fraction, NotNegative, Positive, number, settings
 
 
 class SensoryState(NamedTuple):
@@ -39,6 +39,7 @@ class SensoryState(NamedTuple):
     samples: Tensor  # the last samples, the newest first, for derivatives="fit", (B, window, dim)
     ages: Tensor  # their ages, (B, window, dim)
     motion: Tensor  # differences for learning the lengthscale of smooth noise, NaN while unknown, (B, 4, dim)
+    outliers: Tensor  # expected share of outliers, (B,)
 
 
 class SensoryBound(NamedTuple):
@@ -50,6 +51,7 @@ class SensoryBound(NamedTuple):
     now: Tensor  # `since` while nothing is missing
     ages: Tensor  # `ages` while nothing is missing and samples come at their interval
     tracks_motion: bool  # whether the lengthscale of the noise is learned from values alone
+    outliers: Tensor  # expected share of outliers, (B,)
 
 
 class SensoryErrors(NamedTuple):
@@ -60,9 +62,13 @@ class SensoryErrors(NamedTuple):
     precision: Precision | DensePrecision
     weighted: Tensor
     distribution: PredictiveDistribution | None = None  # if the state sends one; then Π̃ is its precision
+    inflation: Tensor | None = None  # factor of the variance of the noise that outliers ask for, (B, dim)
+    correction: Tensor | None = None  # of the log-evidence, for observations that may be outliers, (B,)
 
 
 Context = NodeContext[SensoryState, SensoryBound]
+OUTLIER = 100.0  # variance that an outlier has more than usual noise, in variances of that
+MOST_ODDS = 60.0  # bound of log-odds, against overflow
 
 
 @settings
@@ -86,6 +92,8 @@ class SensoryNode(Node[SensoryState, SensoryBound], Forecasts):
         max_gap: Longest gap, in sampling intervals, over which differences are taken. After a longer one the
             derivatives of a channel start anew.
         extrapolate: Time by which the action "update" extrapolates the data: ỹ ← exp(D·extrapolate)ỹ.
+        outliers: Expected share of outliers, observations with 101 times the usual noise variance, such as 0.05; 0 for
+            none. Below a Kalman state, and for white noise.
     """
 
     _: KW_ONLY
@@ -97,6 +105,7 @@ class SensoryNode(Node[SensoryState, SensoryBound], Forecasts):
     window: int | None = Field(default=None, ge=1)
     max_gap: Positive = number(2.0)
     extrapolate: NotNegative = number(0.0)
+    outliers: Fraction = number(0.0)
     role: ClassVar[str] = "sensory"
     kind: ClassVar[str] = "sensory"
     child_of: ClassVar[tuple[type[AnyLink], ...]] = (Predicts, Weighs)
@@ -111,6 +120,8 @@ class SensoryNode(Node[SensoryState, SensoryBound], Forecasts):
             raise SettingError(f"{self.title}: window is for derivatives='fit', and must be {self.orders} or more")
         if not bool((self.max_gap >= 1).all()):
             raise SettingError(f"{self.title}: max_gap must be 1 (sampling interval) or more")
+        if not bool((self.outliers < 0.5).all()):
+            raise SettingError(f"{self.title}: the share of outliers must be below 0.5")
 
     @property
     def error_shape(self) -> ErrorShape:
@@ -149,6 +160,13 @@ class SensoryNode(Node[SensoryState, SensoryBound], Forecasts):
         if not links.above_of(Weighs):
             raise GraphError(f"{self.title} has no precision: add graph.weighs(PrecisionNode(...), {self.name})")
         check_predictors(self, states)
+        if self.has_outliers and not states[0].sends_covariance:
+            raise GraphError(f"{self.title} expects outliers, which needs a Kalman state; {states[0].name!r} is none")
+
+    @property
+    def has_outliers(self) -> bool:
+        """Whether it expects outliers."""
+        return bool((self.outliers > 0).any())
 
     def default_estimator(self, link: AnyLink, above: tuple[AnyLink, ...]) -> ParameterEstimator | None:
         states = [other for other in above if isinstance(other, Predicts)]
@@ -171,6 +189,7 @@ class SensoryNode(Node[SensoryState, SensoryBound], Forecasts):
             torch.zeros_like(full),
             torch.cumsum(steps, 1)[..., None].expand(-1, -1, self.dim).contiguous(),
             self.orders == 1 and noise is not None and noise.learned_lengthscale,
+            spec.expand(self.outliers, 0),
         )
 
     def init(self, bound: SensoryBound, spec: BatchSpec) -> SensoryState:
@@ -179,7 +198,8 @@ class SensoryNode(Node[SensoryState, SensoryBound], Forecasts):
     def initialise(self, ctx: Context) -> SensoryState:
         """The state at the first observation: at rest, or a jump from 0."""
         assert ctx.observation is not None
-        return self._first(ctx.bound, self.preprocess(ctx.observation)[:, : self.dim])
+        first = self._first(ctx.bound, self.preprocess(ctx.observation)[:, : self.dim])
+        return first._replace(outliers=ctx.state.outliers)
 
     def _first(self, bound: SensoryBound, first: Tensor) -> SensoryState:
         """The state with these first values (B, dim), NaN where they are missing."""
@@ -195,6 +215,7 @@ class SensoryNode(Node[SensoryState, SensoryBound], Forecasts):
             observation[:, :1].expand(-1, self.samples, -1),
             torch.where(begun[:, None], bound.ages, torch.inf),
             observation.new_full((len(first), 4, self.dim), torch.nan),
+            bound.outliers,
         )
 
     def preprocess(self, observation: Tensor) -> Tensor:
@@ -304,12 +325,14 @@ class SensoryNode(Node[SensoryState, SensoryBound], Forecasts):
     def error(self, ctx: Context, link: AnyLink) -> PredictionError | ScoreError:
         found = self.sensory_errors(ctx)
         if isinstance(link, Predicts):
-            return PredictionError(found.weighted, lambda: found.precision, noise=self._noise(ctx))
+            return PredictionError(
+                found.weighted, lambda: found.precision, noise=self._noise(ctx), noise_inflation=found.inflation
+            )
         if found.distribution is None:
             assert isinstance(found.precision, Precision)
             return precision_score(found.precision, found.error, found.weighted)
         assert isinstance(found.precision, DensePrecision)
-        score = kalman.noise_score(found.distribution, found.error[:, 0], found.precision.matrix)
+        score = kalman.noise_score(found.distribution, found.weighted[:, 0], found.precision.matrix)
         noise = self._noise(ctx)
         assert noise is not None
         lengthscale = self._lengthscale_score(ctx, noise) if noise.learned_lengthscale else None
@@ -346,9 +369,12 @@ class SensoryNode(Node[SensoryState, SensoryBound], Forecasts):
             error = self.where_seen(ctx, observation - prediction, 0.0)
             if isinstance(messages[0], GaussianPrediction):
                 there = None if self.complete(ctx) else seen > 0
-                distribution = messages[0].distribution
+                distribution, inflation, correction = messages[0].distribution, None, None
+                if self.has_outliers and noise.noise is not None and isinstance(noise.kernel, White):
+                    robust = self._with_outliers(ctx, distribution, error[:, 0], noise.noise)
+                    distribution, inflation, correction = robust
                 joint = DensePrecision.of_covariance(distribution.covariance, there)
-                return SensoryErrors(prediction, error, joint, joint.weigh(error), distribution)
+                return SensoryErrors(prediction, error, joint, joint.weigh(error), distribution, inflation, correction)
             precision = noise.value
             if not self.complete(ctx):
                 observed = partial(precision.observed, seen)
@@ -357,11 +383,41 @@ class SensoryNode(Node[SensoryState, SensoryBound], Forecasts):
 
         return ctx.cached("sensory errors", compute, observation, seen, *keys, noise.value)
 
+    def _with_outliers(
+        self, ctx: Context, distribution: PredictiveDistribution, error: Tensor, noise: Noise
+    ) -> tuple[PredictiveDistribution, Tensor, Tensor]:
+        """The predictive distribution with the noise that outliers ask for, its factor, and what the evidence gains.
+
+        With ε the share of outliers and s the predicted variance of a channel, of which R is noise, the channel is an
+        outlier with probability r ∝ ε N(e; 0, s + 100 R) against (1 − ε) N(e; 0, s). The noise is then R/(1 − r + r/101).
+        """
+        share, e2 = ctx.state.outliers[:, None], error**2
+        total = distribution.covariance.diagonal(dim1=-2, dim2=-1)
+        wide = total + OUTLIER * noise.variance
+        log_ratio = 0.5 * (e2 * (1 / total - 1 / wide) + (total / wide).log())
+        odds = share / (1 - share) * log_ratio.clamp_max(MOST_ODDS).exp()
+        probability = odds / (1 + odds)
+        inflation = 1 / (1 - probability + probability / (1 + OUTLIER))
+        extra = noise.variance * (inflation - 1)
+        more = total + extra
+        gain = (1 - share).log() + (1 + odds).log() + 0.5 * (e2 / more - e2 / total + (more / total).log())
+        gain = torch.where(ctx.state.seen > 0, gain, 0.0).sum(-1)
+        levels = torch.eye(self.dim, dtype=extra.dtype, device=extra.device)
+        levels = levels if noise.levels == self.dim else torch.ones_like(levels[:1])
+        known = distribution.covariance_by_source.shape[1]  # none if levels are not learned
+        added = (levels[:known] * extra[:, None]).diag_embed()
+        robust = distribution._replace(
+            covariance=distribution.covariance + extra.diag_embed(),
+            covariance_by_source=distribution.covariance_by_source + added,
+        )
+        return robust, inflation, gain
+
     def energy(self, ctx: Context) -> Energy:
         found = self.sensory_errors(ctx)
         fit = (found.weighted * found.error).sum((1, 2))
         constant = ctx.state.seen.sum(-1) * math.log(2 * math.pi)
-        return Energy(accuracy=0.5 * (found.precision.log_det - fit - constant))
+        accuracy = 0.5 * (found.precision.log_det - fit - constant)
+        return Energy(accuracy=accuracy if found.correction is None else accuracy + found.correction)
 
     def forecast_value(self, ctx: Context, now: ForecastContext) -> Tensor | None:
         given = now.of(Predicts)

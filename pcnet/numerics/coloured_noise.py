@@ -1,21 +1,29 @@
-"""Models of coloured noise for Kalman states: each adds latent elements to the augmented state."""
+"""Coloured noise for Kalman states: a noise and its motion, carried in whitened generalised coordinates.
+
+A stationary noise ω with derivatives ω̃ = (ω, ω′, …) of covariance σ²S is carried as h = L⁻¹ω̃ with S = LLᵀ, so that h
+has the covariance σ²I and its first element is ω itself. h follows dh = Fh dt + √(2γ) e dW with F antisymmetric and
+tridiagonal but for −γ in its last element: F[k, k+1] = −F[k+1, k] = b_k = L[k+1, k+1]/L[k, k]. γ gives ω the spectral
+density of the kernel at zero frequency. For a Matérn kernel of smoothness n − ½ this is the process itself, for smoother
+kernels one with the same variances of n orders.
+"""
 
 from __future__ import annotations
 
-import math
-from abc import ABC, abstractmethod
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from pcnet.numerics import kalman
-from pcnet.numerics.branching import holds
-from pcnet.numerics.kalman import GaussianWithSensitivities
-from pcnet.numerics.kernels import Kernel, Matern, SquaredExponential, lengthscale_of
+from pcnet.errors import SettingError
+from pcnet.numerics.generalised import temporal_covariance
+from pcnet.numerics.kernels import Kernel, Matern, White, lengthscale_of
+from pcnet.numerics.transitions import DOUBLINGS, exponential_minus_one
 
-SPACING = 1.2  # distance of two pulses in widths of a pulse: leaves 0.2 % of the variance unexplained
-WHITE_REMAINDER = 1e-3  # share of the variance, averaged over a spacing, that the pulse expansion leaves to white noise
+REST = (
+    8.5e-4  # share of the first guess of an observation noise, in correlation times per interval, left to white noise
+)
+POINTS = ((-0.7745966692414834, 5 / 9), (0.0, 8 / 9), (0.7745966692414834, 5 / 9))
+"""Gauss–Legendre points and weights on (−1, 1)."""
 
 
 class NoiseSpec(NamedTuple):
@@ -36,127 +44,102 @@ class Noise(NamedTuple):
     learned_lengthscale: bool = False
 
 
-class NoiseModel(ABC):
-    """A stationary noise of unit variance as `n_latents` latent elements per channel plus white noise.
+class NoiseTransition(NamedTuple):
+    """What becomes of the coordinates of a noise of unit variance in some time, and after half of it."""
 
-    lengthscale: its time scale, (B,). phase: position of the latents in time, (B,), for models that need one.
+    matrix: Tensor  # Φ, (B, n, n)
+    covariance: Tensor  # Q, (B, n, n)
+    half: Tensor  # Φ of half the time, (B, n, n)
+
+
+class NoiseModel:
+    """The coordinates of one channel of a noise of unit variance; none for white noise.
+
+    drift: F, (B, n, n), for the lengthscale (B,) that it was made with.
     """
 
-    n_latents: int = 0
-
-    def __init__(self, lengthscale: Tensor) -> None:
-        self.lengthscale = lengthscale
-
-    def with_lengthscale(self, lengthscale: Tensor) -> NoiseModel:
-        """The same model with another time scale."""
-        return type(self)(lengthscale)
-
-    def lengthscale_of(self, kernel: Kernel) -> Tensor:
-        """The time scale of a kernel, as this model measures it."""
-        return lengthscale_of(kernel)
-
-    def white_variance(self, dt: Tensor) -> Tensor:
-        """Variance of the part that is independent at each observation, one every dt (B,); (B,)."""
-        return torch.zeros_like(dt)
-
-    def unexplained_variance(self, dt: Tensor) -> Tensor:
-        """Variance at each observation that the latents cannot express, (B,)."""
-        return torch.zeros_like(dt)
-
-    @abstractmethod
-    def loadings(self, phase: Tensor) -> Tensor:
-        """Contribution of each latent of unit variance to the present value, (B, n_latents)."""
-
-    def predict(
-        self, belief: GaussianWithSensitivities, place: slice, noise: Tensor, phase: Tensor, dt: Tensor
-    ) -> tuple[GaussianWithSensitivities, Tensor]:
-        """Time update of the latents at `place`, and the new phase; noise: variance by source, (B, 1 + s, channels)."""
-        return belief, phase
-
-
-class WhiteEquivalent(NoiseModel):
-    """White noise with the spectral density at zero frequency of a kernel: ∫κ(h)dh is its time scale."""
-
-    def lengthscale_of(self, kernel: Kernel) -> Tensor:
-        return kernel.correlation_integral
-
-    def white_variance(self, dt: Tensor) -> Tensor:
-        return (self.lengthscale / dt).clamp_min(1.0)
-
-    def loadings(self, phase: Tensor) -> Tensor:
-        return phase.new_zeros(len(phase), 0)
-
-
-class OrnsteinUhlenbeck(NoiseModel):
-    """Ornstein–Uhlenbeck noise, κ(h) = exp(−|h|/τ): one latent per channel."""
-
-    n_latents = 1
-
-    def loadings(self, phase: Tensor) -> Tensor:
-        return torch.ones_like(phase)[:, None]
-
-    def predict(
-        self, belief: GaussianWithSensitivities, place: slice, noise: Tensor, phase: Tensor, dt: Tensor
-    ) -> tuple[GaussianWithSensitivities, Tensor]:
-        factor = (-dt / self.lengthscale).exp()
-        return kalman.decay(belief, place, factor, (1 - factor**2)[:, None, None] * noise), phase
-
-
-class GaussianPulses(NoiseModel):
-    """Squared-exponential noise, κ(h) = exp(−h²/2ℓ²), as a sum of Gaussian pulses with random heights.
-
-    The heights are the latents, the oldest pulse first. phase: time since the middle pulse, in spacings.
-    """
-
-    def __init__(self, lengthscale: Tensor, n_pulses: int) -> None:
-        super().__init__(lengthscale)
-        self.n_latents = n_pulses
-
-    def with_lengthscale(self, lengthscale: Tensor) -> GaussianPulses:
-        return GaussianPulses(lengthscale, self.n_latents)
+    def __init__(self, drift: Tensor, lengthscale: Tensor) -> None:
+        self.drift, self.lengthscale = drift, lengthscale
 
     @property
-    def spacing(self) -> Tensor:
-        """Time between two pulses, (B,). A pulse is narrower than the kernel by √2."""
-        return SPACING * self.lengthscale / math.sqrt(2)
+    def n_latents(self) -> int:
+        """n, the number of coordinates."""
+        return self.drift.shape[-1]
 
-    def unexplained_variance(self, dt: Tensor) -> Tensor:
-        return (WHITE_REMAINDER * self.spacing / dt).clamp_max(0.2)
+    @property
+    def is_white(self) -> bool:
+        return self.n_latents == 0
 
-    def loadings(self, phase: Tensor) -> Tensor:
-        place = torch.arange(self.n_latents, dtype=phase.dtype, device=phase.device) - (self.n_latents - 1) / 2
-        height = math.sqrt(SPACING / math.sqrt(math.pi))
-        return height * (-0.5 * (SPACING * (place - phase[:, None])) ** 2).exp()
+    def with_lengthscale(self, lengthscale: Tensor) -> NoiseModel:
+        """The same noise with another lengthscale (B,)."""
+        return NoiseModel(self.drift * (self.lengthscale / lengthscale)[:, None, None], lengthscale)
 
-    def predict(
-        self, belief: GaussianWithSensitivities, place: slice, noise: Tensor, phase: Tensor, dt: Tensor
-    ) -> tuple[GaussianWithSensitivities, Tensor]:
-        """Replace the oldest pulses by new ones, where time is nearer to the next pulse than to the middle one."""
-        phase = phase + dt / self.spacing
-        if not holds((phase >= 0.5).any()):
-            return belief, phase
-        channels = noise.shape[-1]
-        order = torch.arange(belief.mean.shape[1])
-        order[place] = order[place].roll(-channels)
-        fresh = torch.arange(place.stop - channels, place.stop)
-        for _ in range(self.n_latents):
-            due = phase >= 0.5
-            if not holds(due.any()):
-                break
-            belief = kalman.shift_in(belief, order, fresh, noise, due)
-            phase = torch.where(due, phase - 1, phase)
-        return belief, phase.clamp_max(0.5)  # after a long gap all pulses are new
+    def rest(self, dt: Tensor) -> Tensor:
+        """White variance per variance of the first guess that an observation needs beside the coordinates, (B,)."""
+        return torch.zeros_like(dt) if self.is_white else (REST * self.lengthscale / dt).clamp_max(0.2)
+
+    def transition(self, dt: Tensor) -> NoiseTransition:
+        """Φ = exp(FΔ) and Q = ∫exp(Fs) B exp(Fᵀs) ds, exact for any Δ = dt (B,)."""
+        drift = self.drift.double() * dt.double()[:, None, None]
+        eye = torch.eye(self.n_latents, dtype=drift.dtype, device=drift.device)
+        start = torch.zeros_like(drift)
+        source = (-2 * drift[:, -1:, -1:]).sqrt() * eye[:, -1:]  # √(2γΔ) e, (B, n, 1)
+        for place, weight in POINTS:
+            moved = _small_exponential(drift, 0.5 * (place + 1) * 0.5**DOUBLINGS) @ source
+            start = start + (0.5 * weight * 0.5**DOUBLINGS) * moved @ moved.mT
+        covariance, grown = start, exponential_minus_one(drift * 0.5**DOUBLINGS)[1]
+        for _ in range(DOUBLINGS):
+            covariance = covariance + (eye + grown) @ covariance @ (eye + grown).mT
+            grown = 2 * grown + grown @ grown
+        half, whole = exponential_minus_one(drift)
+        found = NoiseTransition(eye + whole, 0.5 * (covariance + covariance.mT), eye + half)
+        return NoiseTransition(*(each.to(self.drift) for each in found))
 
 
-def noise_model(spec: NoiseSpec, like: Tensor, n_pulses: int) -> NoiseModel:
-    """The model of a noise, for as many batch elements as `like` (B,) has.
+def _small_exponential(matrix: Tensor, scale: float) -> Tensor:
+    """exp(scale·M) of matrices (B, n, n) whose norm is far below 1/scale."""
+    eye = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
+    power, total = scale * matrix, eye
+    term = eye
+    for k in range(1, 7):
+        term = term @ power / k
+        total = total + term
+    return total
 
-    Squared-exponential kernels become pulses (n_pulses > 0), Matérn kernels of smoothness ½ Ornstein–Uhlenbeck noise;
-    any other kernel becomes white noise of the same spectral density at zero frequency.
-    """
-    kernel = spec.kernel
-    if n_pulses and isinstance(kernel, SquaredExponential):
-        return GaussianPulses(kernel.lengthscale.to(like).expand_as(like), n_pulses)
-    if isinstance(kernel, Matern) and bool((kernel.smoothness == 0.5).all()):
-        return OrnsteinUhlenbeck(kernel.lengthscale.to(like).expand_as(like))
-    return WhiteEquivalent(kernel.correlation_integral.to(like).expand_as(like))
+
+def noise_model(spec: NoiseSpec, like: Tensor, orders: int) -> NoiseModel:
+    """The model of a noise, for as many batch elements as `like` (B,) has; orders: of motion, of smooth kernels."""
+    kernel, batch = spec.kernel, len(like)
+    if isinstance(kernel, White):
+        return NoiseModel(like.new_zeros(batch, 0, 0), torch.ones_like(like))
+    n = _coordinates(kernel, orders)
+    scale = temporal_covariance(kernel, n).double()
+    factor, info = torch.linalg.cholesky_ex(scale)
+    if bool((info != 0).any()) or not bool(torch.isfinite(factor).all()):
+        raise SettingError(
+            f"noise of {kernel!r} is not smooth enough for {n} coordinates; give the Kalman state orders={n} or fewer"
+        )
+    diagonal = factor.diagonal(dim1=-2, dim2=-1)
+    couplings = diagonal[..., 1:] / diagonal[..., :-1]
+    damping = 2 / kernel.correlation_integral.double()
+    for k in range(n - 1):
+        damping = couplings[..., k] ** 2 / damping
+    drift = couplings.new_zeros(*couplings.shape[:-1], n, n)
+    for k in range(n - 1):
+        drift[..., k, k + 1], drift[..., k + 1, k] = couplings[..., k], -couplings[..., k]
+    drift[..., -1, -1] = -damping
+    lengthscale = lengthscale_of(kernel).to(like).expand(batch)
+    return NoiseModel(drift.to(like).expand(batch, n, n).contiguous(), lengthscale.contiguous())
+
+
+def _coordinates(kernel: Kernel, orders: int) -> int:
+    """The number of coordinates of a noise: as many as it has orders of motion, but at most orders − 1."""
+    if not isinstance(kernel, Matern):
+        return orders - 1
+    twice = 2 * kernel.smoothness
+    if bool((twice != twice.reshape(-1)[0]).any()) or float(twice.reshape(-1)[0]) % 2 != 1:
+        raise SettingError(
+            f"noise of {kernel!r} cannot be carried by a Kalman state; use the smoothness 1/2, 3/2, 5/2, …, the same "
+            "for the whole batch, or a SquaredExponential kernel"
+        )
+    return int((float(twice.reshape(-1)[0]) + 1) / 2)

@@ -1,8 +1,8 @@
 """Kalman filtering of a Gaussian belief with its sensitivities, as pure functions of tensors.
 
-The belief about a variable s with n elements is N(m, P), given parameters θ and log-variances l of the noises. Two
-sensitivities are carried along: W = ∂m/∂θ and ∂m/∂l. The covariance is kept by source, P = Σ_k P_k with P_k the part
-that noise k contributed. Because the gain minimises P, ∂P/∂l_k = P_k.
+The belief about a variable s with n elements is N(m, P), given log-variances l of the noises, and parameters θ that are
+not elements of s. The covariance is kept by source, P = Σ_k P_k with P_k the part that noise k contributed: because the
+gain minimises P, ∂P/∂l_k = P_k. Two sensitivities are carried along where they are asked for: ∂m/∂θ and ∂m/∂l.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pcnet.numerics.branching import holds
-
 
 class GaussianWithSensitivities(NamedTuple):
     """A Gaussian belief and its derivatives with respect to parameters and log-variances."""
@@ -21,7 +19,7 @@ class GaussianWithSensitivities(NamedTuple):
     mean: Tensor  # (B, n)
     covariance_by_source: Tensor  # (B, 1 + s, n, n), of which the first is the part of no learned noise
     dmean_dtheta: Tensor  # (B, n, p)
-    dmean_dlogvar: Tensor  # (B, n, s)
+    dmean_dlogvar: Tensor  # (B, n, s), or (B, n, 0) if it is not carried along
 
     @property
     def covariance(self) -> Tensor:
@@ -35,9 +33,13 @@ class PredictiveDistribution(NamedTuple):
 
     mean: Tensor  # (B, d)
     covariance: Tensor  # (B, d, d)
-    dmean_dlogvar: Tensor  # (B, d, s)
+    dmean_dlogvar: Tensor  # (B, d, s), or (B, d, 0) if it is not carried along
     covariance_by_source: Tensor  # derivatives of the covariance with respect to the log-variances, (B, s, d, d)
-    parameter_covariance: Tensor  # what uncertain parameters add to the covariance, (B, d, d)
+
+    def of_levels(self, levels: slice) -> PredictiveDistribution:
+        """The same distribution, with its derivatives with respect to some log-variances only."""
+        slope, parts = self.dmean_dlogvar[..., levels], self.covariance_by_source[:, levels]
+        return self._replace(dmean_dlogvar=slope, covariance_by_source=parts)
 
 
 class ScoreAndInformation(NamedTuple):
@@ -63,14 +65,14 @@ def predict(
         change: c, (B, d).
         jacobian: ∂c/∂s, (B, d, n).
         dchange_dtheta: ∂c/∂θ, (B, d, p).
-        noise: Variance of the added noise by source, (B, 1 + s, d).
+        noise: Covariance of the added noise by source, (B, 1 + s, d, d).
     """
     d = change.shape[-1]
     mean, parts, dtheta, dlogvar = belief
     parts = parts.clone()
     parts[:, :, :d] += jacobian[:, None] @ belief.covariance_by_source
     parts[..., :d] += parts @ jacobian.mT[:, None]
-    parts[..., :d, :d].diagonal(dim1=-2, dim2=-1).add_(noise)
+    parts[..., :d, :d] += noise
     return GaussianWithSensitivities(
         _add_to_first_rows(mean, change, d),
         parts,
@@ -83,55 +85,45 @@ def _add_to_first_rows(whole: Tensor, part: Tensor, d: int) -> Tensor:
     return torch.cat([whole[:, :d] + part, whole[:, d:]], 1) if whole.shape[1] > d else whole + part
 
 
-def decay(belief: GaussianWithSensitivities, place: slice, factor: Tensor, noise: Tensor) -> GaussianWithSensitivities:
-    """Ornstein–Uhlenbeck step of the elements at `place`: s ← factor · s plus noise.
-
-    Args:
-        belief: The belief before the step.
-        place: Elements that decay, one per channel.
-        factor: (B,).
-        noise: Variance of the added noise by source, (B, 1 + s, channels).
-    """
-    scale = torch.ones_like(belief.mean)
-    scale[:, place] = factor[:, None]
-    parts = belief.covariance_by_source * (scale[:, :, None] * scale[:, None, :])[:, None]
-    parts[..., place, place].diagonal(dim1=-2, dim2=-1).add_(noise)
-    return GaussianWithSensitivities(
-        belief.mean * scale, parts, belief.dmean_dtheta * scale[..., None], belief.dmean_dlogvar * scale[..., None]
-    )
-
-
-def shift_in(
-    belief: GaussianWithSensitivities, order: Tensor, fresh: Tensor, noise: Tensor, due: Tensor
+def transform(
+    belief: GaussianWithSensitivities, place: slice, matrix: Tensor, noise: Tensor
 ) -> GaussianWithSensitivities:
-    """Where due: move elements, s ← s[order], and restart some of them at zero mean.
+    """A linear step of the elements at `place`, s ← As plus noise.
 
     Args:
         belief: The belief before the step.
-        order: Permutation of the elements, (n,).
-        fresh: Indices of the elements that restart, (f,).
-        noise: Variance by source that they restart with, (B, 1 + s, f).
-        due: Batch elements for which this happens, (B,).
+        place: The elements that move: k for each of c channels, all channels of the first, then of the second, ….
+        matrix: A of one channel, (B, k, k).
+        noise: Covariance of the added noise by source, (B, 1 + s, kc, kc).
     """
-    mean, parts, dtheta, dlogvar = belief
-    moved = [mean[:, order], dtheta[:, order], dlogvar[:, order]]
-    for part in moved:
-        part[:, fresh] = 0.0
-    spread = parts[:, :, order][..., order]
-    spread[:, :, fresh] = 0.0
-    spread[..., fresh] = 0.0
-    spread[:, :, fresh, fresh] = noise
-    shifted = GaussianWithSensitivities(moved[0], spread, moved[1], moved[2])
-    if holds(due.all()):
-        return shifted
-    pairs = zip(shifted, belief, strict=True)
-    return GaussianWithSensitivities(
-        *(torch.where(due.view(-1, *(1,) * (new.dim() - 1)), new, old) for new, old in pairs)
-    )
+    mean, parts = belief.mean.clone(), belief.covariance_by_source.clone()
+    dtheta, dlogvar = belief.dmean_dtheta.clone(), belief.dmean_dlogvar.clone()
+    k = matrix.shape[-1]
+
+    def move(rows: Tensor, by: Tensor) -> Tensor:
+        """Rows (..., kc, n) of all channels, each channel moved by A."""
+        return (by @ rows.reshape(*rows.shape[:-2], k, -1)).reshape(rows.shape)
+
+    mean[:, place] = move(mean[:, place, None], matrix)[..., 0]
+    parts[:, :, place] = move(parts[:, :, place], matrix[:, None])
+    parts[..., place] = move(parts[..., place].mT, matrix[:, None]).mT
+    parts[..., place, place] += noise
+    if dtheta.shape[-1]:
+        dtheta[:, place] = move(dtheta[:, place], matrix)
+    if dlogvar.shape[-1]:
+        dlogvar[:, place] = move(dlogvar[:, place], matrix)
+    return GaussianWithSensitivities(mean, parts, dtheta, dlogvar)
+
+
+def add_variance(belief: GaussianWithSensitivities, place: slice, variance: Tensor) -> GaussianWithSensitivities:
+    """The belief with a variance (B, m) of no learned noise added to the m elements at `place`."""
+    parts = belief.covariance_by_source.clone()
+    parts[:, 0, place, place].diagonal(dim1=-2, dim2=-1).add_(variance)
+    return belief._replace(covariance_by_source=parts)
 
 
 def predict_observation(
-    belief: GaussianWithSensitivities, mean: Tensor, jacobian: Tensor, noise: Tensor, parameter_covariance: Tensor
+    belief: GaussianWithSensitivities, mean: Tensor, jacobian: Tensor, noise: Tensor, residual: Tensor | None = None
 ) -> PredictiveDistribution:
     """Predictive distribution of an observation g(s) plus noise.
 
@@ -140,12 +132,12 @@ def predict_observation(
         mean: g at the mean, (B, d).
         jacobian: ∂g/∂s, (B, d, n).
         noise: Variance of the observation noise by source, (B, 1 + s, d).
-        parameter_covariance: What uncertain parameters add to the covariance, (B, d, d).
+        residual: Covariance of what the linearisation leaves out, (B, d, d).
     """
     parts = jacobian[:, None] @ belief.covariance_by_source @ jacobian.mT[:, None]
     parts.diagonal(dim1=-2, dim2=-1).add_(noise)
-    dlogvar = torch.bmm(jacobian, belief.dmean_dlogvar)
-    return PredictiveDistribution(mean, parts.sum(1), dlogvar, parts[:, 1:], parameter_covariance)
+    total = parts.sum(1) if residual is None else parts.sum(1) + residual
+    return PredictiveDistribution(mean, total, torch.bmm(jacobian, belief.dmean_dlogvar), parts[:, 1:])
 
 
 def update(
@@ -155,6 +147,7 @@ def update(
     weighted_error: Tensor,
     precision: Tensor,
     noise: Tensor | None,
+    residual: Tensor | None = None,
 ) -> GaussianWithSensitivities:
     """Measurement update with an error e = y − g(s), given as ξ = Ωe.
 
@@ -168,6 +161,7 @@ def update(
         weighted_error: ξ, (B, d).
         precision: Ω, the precision of the predictive distribution, (B, d, d).
         noise: Diagonals of R_k, (B, 1 + s, d). None if R = Ω⁻¹ − CPCᵀ has no known source; then Ω may be singular.
+        residual: A further covariance in R_0, (B, d, d).
     """
     mean, parts, dtheta, dlogvar = belief
     seen = jacobian[:, None] @ parts  # CP_k
@@ -178,6 +172,8 @@ def update(
     half = gain[:, None] @ (seen - 0.5 * inner @ gain.mT[:, None])
     if noise is not None:
         spread = (gain[:, None] * noise[:, :, None]) @ gain.mT[:, None]
+        if residual is not None:
+            spread[:, 0] += gain @ residual @ gain.mT
     else:
         left = precision - precision @ inner.sum(1) @ precision
         spread = torch.zeros_like(parts)
@@ -211,32 +207,24 @@ def parameter_score(
     return ScoreAndInformation(score, derivative.mT @ precision @ derivative)
 
 
-def noise_score(predicted: PredictiveDistribution, error: Tensor, precision: Tensor) -> ScoreAndInformation:
+def noise_score(predicted: PredictiveDistribution, weighted_error: Tensor, precision: Tensor) -> ScoreAndInformation:
     """Score and information of the log-variances l in an error e.
 
     The score is ½(ξᵀS_kξ − tr ΩS_k) + (∂y/∂l_k)ᵀξ with S_k = ∂Ω⁻¹/∂l_k and ξ = Ωe, the information
-    ½tr(ΩS_jΩS_k) + (∂y/∂l_j)ᵀΩ∂y/∂l_k. Three details:
-
-    - Ω is reduced by the uncertainty of the parameters, so that parameter error is not mistaken for noise.
-    - The second part of the information grows with the square of errors that are larger than predicted. It is divided
-      by that ratio, because otherwise it would slow down learning while l is still wrong.
-    - Missing channels, where Ω is 0, do not count.
+    ½tr(ΩS_jΩS_k) + (∂y/∂l_j)ᵀΩ∂y/∂l_k, both without the terms in ∂y/∂l if that is not carried along. Missing channels,
+    where Ω is 0, do not count.
 
     Args:
         predicted: The predictive distribution of the observation.
-        error: e, (B, d).
+        weighted_error: ξ, (B, d).
         precision: Ω, (B, d, d).
     """
-    if predicted.parameter_covariance.shape[-1]:
-        eye = torch.eye(error.shape[-1], dtype=error.dtype, device=error.device)
-        precision = torch.linalg.solve(eye + precision @ predicted.parameter_covariance, precision)
-    weighted = torch.bmm(precision, error[..., None])[..., 0]
     relative = torch.einsum("bde,bkef->bkdf", precision, predicted.covariance_by_source)
-    fit = torch.einsum("bd,bkde,be->bk", weighted, predicted.covariance_by_source, weighted)
+    fit = torch.einsum("bd,bkde,be->bk", weighted_error, predicted.covariance_by_source, weighted_error)
     score = 0.5 * (fit - relative.diagonal(dim1=-2, dim2=-1).sum(-1))
-    score = score + torch.bmm(predicted.dmean_dlogvar.mT, weighted[..., None])[..., 0]
     information = 0.5 * torch.einsum("bjde,bked->bjk", relative, relative)
-    seen = (precision.diagonal(dim1=-2, dim2=-1) > 0).sum(-1).clamp_min(1)
-    size = (error * weighted).sum(-1) / seen
-    through_mean = predicted.dmean_dlogvar.mT @ precision @ predicted.dmean_dlogvar
-    return ScoreAndInformation(score, information + through_mean / size.clamp_min(1.0)[:, None, None])
+    slope = predicted.dmean_dlogvar
+    if slope.shape[-1]:
+        score = score + torch.bmm(slope.mT, weighted_error[..., None])[..., 0]
+        information = information + slope.mT @ precision @ slope
+    return ScoreAndInformation(score, information)

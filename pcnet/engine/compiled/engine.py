@@ -213,20 +213,15 @@ class CompiledEngine:
         count, run, acts = len(numbers), self.run, self.program.acts
         values = series.values[start : start + count]
         counts = numbers + 1
-        powers = counts & numbers == 0
         codes = np.zeros(count, dtype=np.int64)
         masks: dict[int, NDArray[np.bool_]] = {}
         for i, act in enumerate(acts):
             due = np.zeros(count, dtype=bool)
             for period in act.periods:
-                due |= (counts % period == 0) | (act.doubling & powers & (counts < period))
+                due |= counts % period == 0
             codes |= due.astype(np.int64) << i
             if act.by_element is not None and due.any():
-                periods = act.by_element.cpu().numpy()
-                mask = counts[:, None] % periods == 0
-                if act.doubling:
-                    mask |= powers[:, None] & (counts[:, None] < periods)
-                masks[i] = mask
+                masks[i] = counts[:, None] % act.by_element.cpu().numpy() == 0
         codes |= (~moments.regular).astype(np.int64) << len(acts)
         codes |= (numbers == 0).astype(np.int64) << (len(acts) + 1)
         found, place = np.unique(codes, return_inverse=True)

@@ -42,12 +42,11 @@ class Stepper:
         self._row, self._row_bytes = int(self._words[_RECORD]), self.rows.strides[0]
         self._run = run.function
         self._version, self._kinds = run.version, len(run.kinds)
-        periods: dict[tuple[int, bool], int] = {}
+        periods: dict[int, int] = {}
         for bit, act in enumerate(engine.program.acts):
-            key = act.periods[0], act.doubling
-            periods[key] = periods.get(key, 0) | 1 << bit
-        self._always = periods.pop((1, False), 0) | periods.pop((1, True), 0)
-        self._periods = [(*key, mask) for key, mask in periods.items()]
+            periods[act.periods[0]] = periods.get(act.periods[0], 0) | 1 << bit
+        self._always = periods.pop(1, 0)
+        self._periods = list(periods.items())
         self._codes: dict[int, int] = {}
 
     @property
@@ -88,8 +87,8 @@ class Stepper:
         """
         count = number + 1
         code = self._always
-        for period, doubling, mask in self._periods:
-            if count % period == 0 or (doubling and count < period and count & number == 0):
+        for period, mask in self._periods:
+            if count % period == 0:
                 code |= mask
         if elapsed is not None:
             code |= self._irregular

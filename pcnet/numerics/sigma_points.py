@@ -1,0 +1,50 @@
+"""Statistical linear regression of a function on points that represent a Gaussian."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+JITTER = 1e-9  # relative variance that is added before a covariance is factorised
+
+
+class Regression(NamedTuple):
+    """A function of s ~ N(m, P) as value + jacobian (s − m), and the covariance of what that leaves out."""
+
+    value: Tensor  # (B, d)
+    jacobian: Tensor  # (B, d, q)
+    residual: Tensor | None  # (B, d, d); None for a Taylor expansion
+
+
+def regress(function: Callable[[Tensor], Tensor], mean: Tensor, covariance: Tensor) -> Regression:
+    """The linear regression of a function on the 2q unscented points of N(m, P), and the mean itself if q < 3.
+
+    The points are m ± √(q + λ) times the columns of a root of P, with λ = max(3 − q, 0). The value and the jacobian are
+    exact for quadratic functions; the residual covers second-order terms, and is 0 for linear functions.
+
+    Args:
+        function: From points (B, k, q) to values (B, k, d).
+        mean: m, (B, q).
+        covariance: P, (B, q, q).
+    """
+    q = mean.shape[-1]
+    extra = max(3.0 - q, 0.0)
+    spread = math.sqrt(q + extra)
+    variances = covariance.diagonal(dim1=-2, dim2=-1)
+    padded = covariance + (JITTER * variances + torch.finfo(mean.dtype).tiny ** 0.5).diag_embed()
+    root = torch.linalg.cholesky_ex(padded)[0]
+    away = spread * root.mT
+    values = function(torch.cat([mean[:, None], mean[:, None] + away, mean[:, None] - away], 1))
+    centre, up, down = values[:, :1], values[:, 1 : q + 1], values[:, q + 1 :]
+    weight, centre_weight = 0.5 / (q + extra), extra / (q + extra)
+    value = centre_weight * centre + weight * (up + down).sum(1, keepdim=True)
+    slopes = (up - down) / (2 * spread)  # along the columns of the root, (B, q, d)
+    jacobian = torch.linalg.solve_triangular(root.mT, slopes, upper=True).mT
+    # about the mean, of points that the regression would put at ± the same distance: only even terms are left
+    bend = 0.5 * (up + down) - value
+    residual = 2 * weight * bend.mT @ bend + centre_weight * (centre - value).mT @ (centre - value)
+    return Regression(value[:, 0], jacobian, residual)

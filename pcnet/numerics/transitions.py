@@ -1,0 +1,153 @@
+"""One step of a flow ẋ = f(x, θ) over a time h, with its tangent and the noise that it gathers on the way.
+
+A step is x⁺ = φ_h(x, θ), with F = ∂φ/∂x, G = ∂φ/∂θ, and M ≈ ∂φ_{h/2}/∂x over its second half. Diffusion of density T
+adds the covariance ∫Φ T Φᵀ ds, with Φ the tangent from s to the end; by Simpson's rule h/6 (T + 4 MTMᵀ + FTFᵀ).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+IntegratorName = Literal["rk4", "local_linearisation", "euler"]
+DOUBLINGS, TERMS = 10, 9  # of the matrix exponential: to rounding where ‖hJ‖ is below some hundred
+
+
+class FlowAt(NamedTuple):
+    """A flow and its derivatives at one point."""
+
+    velocity: Tensor  # f, (B, d)
+    jacobian: Tensor  # ∂f/∂x, (B, d, d)
+    parameter_jacobian: Tensor  # ∂f/∂θ, (B, d, p)
+
+
+class FlowStep(NamedTuple):
+    """The end of a step, with its derivatives."""
+
+    value: Tensor  # x⁺, (B, d)
+    jacobian: Tensor  # F, (B, d, d)
+    parameter_jacobian: Tensor  # G, (B, d, p)
+    second_half: (
+        Tensor | None
+    )  # M, (B, d, d); None for a step so crude that what is added on the way is added at its end
+    time: Tensor  # h, (B,)
+
+    @classmethod
+    def of(cls, value: Tensor, jacobian: Tensor, slope: Tensor, time: Tensor, integrator: IntegratorName) -> FlowStep:
+        """A step whose Jacobian was found in another way."""
+        half = None if integrator == "euler" else square_root_near_one(jacobian)
+        return cls(value, jacobian, slope, half, time)
+
+    def integrate(self, first: Tensor, middle: Tensor, last: Tensor) -> Tensor:
+        """∫Φ u ds of an input u (B, d, k), given at the beginning, the middle and the end of the step."""
+        h = self.time[:, None, None]
+        if self.second_half is None:
+            return h * first
+        return h / 6 * (self.jacobian @ first + 4 * self.second_half @ middle + last)
+
+    def diffuse(self, density: Tensor) -> Tensor:
+        """∫Φ T Φᵀ ds of diffusions T with these diagonals (B, k, d); (B, k, d, d)."""
+        h = self.time[:, None, None, None]
+        if self.second_half is None:
+            return h * density.diag_embed()
+        moved = [(each[:, None] * density[:, :, None]) @ each.mT[:, None] for each in (self.second_half, self.jacobian)]
+        return h / 6 * (density.diag_embed() + 4 * moved[0] + moved[1])
+
+
+def flow_step(flow: Callable[[Tensor], FlowAt], x: Tensor, h: Tensor, integrator: IntegratorName) -> FlowStep:
+    """A step from x (B, d) over h (B,), by one of the integrators."""
+    return STEPS[integrator](flow, x, h)
+
+
+def advance(
+    velocity: Callable[[Tensor], Tensor], x: Tensor, h: Tensor, integrator: IntegratorName, jacobian: Tensor | None
+) -> Tensor:
+    """The ends of steps from many points x (B, k, d), without derivatives.
+
+    By local linearisation, all points of a batch element use the Jacobian (B, d, d) of one of them.
+    """
+    column = h[:, None, None]
+    first = velocity(x)
+    if integrator == "euler":
+        return x + column * first
+    if jacobian is not None:
+        d = x.shape[-1]
+        matrix = torch.constant_pad_nd(column * jacobian, (0, d, 0, d))
+        matrix[:, :d, d:].diagonal(dim1=-2, dim2=-1).add_(h[:, None])
+        return x + first @ exponential_minus_one(matrix)[1][:, :d, d:].mT
+    second = velocity(x + 0.5 * column * first)
+    third = velocity(x + 0.5 * column * second)
+    fourth = velocity(x + column * third)
+    return x + column / 6 * (first + 2 * second + 2 * third + fourth)
+
+
+def euler(flow: Callable[[Tensor], FlowAt], x: Tensor, h: Tensor) -> FlowStep:
+    """x + h f(x)."""
+    now, matrix = flow(x), h[:, None, None]
+    return FlowStep(
+        x + h[:, None] * now.velocity, _eye(x) + matrix * now.jacobian, matrix * now.parameter_jacobian, None, h
+    )
+
+
+def rk4(flow: Callable[[Tensor], FlowAt], x: Tensor, h: Tensor) -> FlowStep:
+    """The classical fourth-order method of Runge and Kutta, and its exact tangent."""
+    column, matrix = h[:, None], h[:, None, None]
+    value, jacobian, parameter_jacobian = x, _eye(x), None
+    slopes: FlowAt | None = None
+    for share, weight in ((0.0, 1 / 6), (0.5, 1 / 3), (0.5, 1 / 3), (1.0, 1 / 6)):
+        if slopes is None:
+            slopes = flow(x)
+        else:
+            now = flow(x + share * column * slopes.velocity)
+            inner = share * matrix * now.jacobian
+            slopes = FlowAt(
+                now.velocity,
+                now.jacobian + inner @ slopes.jacobian,
+                now.parameter_jacobian + inner @ slopes.parameter_jacobian,
+            )
+        value = value + weight * column * slopes.velocity
+        jacobian = jacobian + weight * matrix * slopes.jacobian
+        gained = weight * matrix * slopes.parameter_jacobian
+        parameter_jacobian = gained if parameter_jacobian is None else parameter_jacobian + gained
+    assert parameter_jacobian is not None
+    return FlowStep(value, jacobian, parameter_jacobian, square_root_near_one(jacobian), h)
+
+
+def local_linearisation(flow: Callable[[Tensor], FlowAt], x: Tensor, h: Tensor) -> FlowStep:
+    """The exact step of the flow linearised at x: x + hφ₁(hJ) f, for stiff flows."""
+    now = flow(x)
+    batch, d, p = now.parameter_jacobian.shape
+    matrix = x.new_zeros(batch, d + 1 + p, d + 1 + p)
+    matrix[:, :d] = h[:, None, None] * torch.cat([now.jacobian, now.velocity[..., None], now.parameter_jacobian], -1)
+    half, whole = exponential_minus_one(matrix)
+    eye = _eye(x)
+    return FlowStep(x + whole[:, :d, d], eye + whole[:, :d, :d], whole[:, :d, d + 1 :], eye + half[:, :d, :d], h)
+
+
+def exponential_minus_one(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """exp(M/2) − I and exp(M) − I of matrices (B, n, n), by a Taylor series and doublings that lose no digits."""
+    small = matrix * 0.5**DOUBLINGS
+    grown = small / TERMS
+    for k in range(TERMS - 1, 0, -1):
+        grown = (small + small @ grown) / k
+    half = grown
+    for _ in range(DOUBLINGS):
+        half, grown = grown, 2 * grown + grown @ grown
+    return half, grown
+
+
+def square_root_near_one(matrix: Tensor) -> Tensor:
+    """A square root of matrices (B, n, n) near the identity, to third order."""
+    apart = matrix - torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
+    squared = apart @ apart
+    return matrix - 0.5 * apart - 0.125 * squared + 0.0625 * squared @ apart
+
+
+def _eye(x: Tensor) -> Tensor:
+    return torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
+
+
+STEPS = {"rk4": rk4, "local_linearisation": local_linearisation, "euler": euler}
