@@ -55,8 +55,8 @@ def adaptive_filter(
         parameter_sd: Prior standard deviation of θ, one number or (..., p).
         mapping: g(x, θ_g); the identity unless given.
         channels: Number of observed channels; that of the mapping's output unless given.
-        process_noise_sd: First guess of the standard deviation of ω_x, one number or (..., dim): of a diffusion in units
-            of the state per √time, or of smooth or held noise in units of ẋ.
+        process_noise_sd: First guess of the standard deviation of ω_x, one number or (..., dim): of a diffusion, in
+            units of the state per √time, or of smooth or held noise, in units of ẋ.
         observation_noise_sd: First guess of the standard deviation of ω_y, one number or (..., channels).
         noise_sd: Prior standard deviation of the logs of all noise variances around the first guess.
         correlation_time: Lengthscale of the squared-exponential autocorrelation of both noises in time units, or a
