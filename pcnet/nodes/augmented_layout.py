@@ -37,7 +37,7 @@ class ParameterBlock(NamedTuple):
 
     @property
     def is_joint(self) -> bool:
-        return self.elements.stop > self.elements.start
+        return bool(self.elements.stop > self.elements.start)
 
 
 class AugmentedStateLayout(NamedTuple):
@@ -84,37 +84,46 @@ class AugmentedStateLayout(NamedTuple):
         return (matrix[:, None, :, None, :, None] * each).reshape(batch, sources, n * channels, n * channels)
 
 
+class Noises(NamedTuple):
+    """All noises around a state, and what is to be learned of them."""
+
+    own: Mapping[Weighs, NoiseSpec]
+    below: Mapping[Predicts, NoiseSpec]
+    orders: int  # orders of motion of smooth noise
+    learned: bool  # whether their levels are learned
+    with_sensitivities: bool  # whether the mean carries its derivatives with respect to them
+
+
 def make_layout(
     dim: int,
-    own: Mapping[Weighs, NoiseSpec],
-    below: Mapping[Predicts, NoiseSpec],
+    noises: Noises,
     parameters: Mapping[AnyNode | None, tuple[Parametrises, ...]],
     joint: frozenset[AnyLink],
     like: Tensor,
-    orders: int,
-    learn_noise: bool,
-    level_sensitivities: bool,
 ) -> AugmentedStateLayout:
-    """The layout for a state of dimension `dim` with these noises and numbers of parameters; like: any tensor (B,)."""
-    specs: list[tuple[AnyLink, NoiseSpec]] = [*own.items(), *below.items()]
+    """The layout for a state of dimension `dim`.
+
+    parameters: links of the flow (None) and of mappings, by child. joint: those whose parameters are part of the
+    belief. like: any tensor (B,).
+    """
+    specs: list[tuple[AnyLink, NoiseSpec]] = [*noises.own.items(), *noises.below.items()]
     level_channels: list[Tensor] = []
     blocks: dict[AnyLink, NoiseBlock] = {}
     size, n_scored = dim, 0
     of: dict[AnyNode | None, tuple[ParameterBlock, ...]] = {}
     for node, links in parameters.items():
         found: list[ParameterBlock] = []
-        for link, columns in zip(links, spans(link.parent.n_parameters for link in links), strict=True):
+        for to, columns in zip(links, spans(to.parent.n_parameters for to in links), strict=True):
             p = columns.stop - columns.start
-            p_joint, p_scored = (p, 0) if link in joint else (0, p)
-            found.append(
-                ParameterBlock(link, columns, slice(size, size + p_joint), slice(n_scored, n_scored + p_scored))
-            )
+            p_joint, p_scored = (p, 0) if to in joint else (0, p)
+            elements, sensitivities = slice(size, size + p_joint), slice(n_scored, n_scored + p_scored)
+            found.append(ParameterBlock(to, columns, elements, sensitivities))
             size, n_scored = size + p_joint, n_scored + p_scored
         of[node] = tuple(found)
     channels, level, belief = 0, 0, slice(size)
     for link, spec in specs:
-        levels = spec.levels if learn_noise else 0
-        model = noise_model(spec, like, orders)
+        levels = spec.levels if noises.learned else 0
+        model = noise_model(spec, like, noises.orders)
         latents = spec.channels * model.n_latents
         starts = ((channels, spec.channels), (size, latents), (level, levels))
         here = [slice(first, first + count) for first, count in starts]
@@ -124,14 +133,14 @@ def make_layout(
         channels, level, size = channels + spec.channels, level + levels, size + latents
     stacked: Tensor = torch.block_diag(*level_channels)  # type: ignore[no-untyped-call]
     return AugmentedStateLayout(
-        {link: blocks[link] for link in own},
-        {link: blocks[link] for link in below},
+        {link: blocks[link] for link in noises.own},
+        {link: blocks[link] for link in noises.below},
         of,
         size,
         belief,
         n_scored,
         stacked,
-        level_sensitivities,
+        noises.with_sensitivities,
     )
 
 

@@ -17,6 +17,7 @@ from pcnet.model.protocols import ForecastsAlone, ForecastStart, ForecastStep
 from pcnet.nodes.augmented_layout import (
     AugmentedStateLayout,
     NoiseBlock,
+    Noises,
     ParameterBlock,
     make_layout,
     repeat_per_channel,
@@ -87,9 +88,9 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], FlowForecasts, ForecastsAl
     """A hidden state (..., dim) that carries mean and covariance from one observation to the next.
 
     `predict` is the time update along the flow ẋ = f(x, θ) + ω, `update` the measurement update with the errors of the
-    nodes below, one node after the other; `retune` rescales the covariance to noise levels that have changed. Parameters
-    without an estimator of their own are part of the belief, and are learned at every observation. For linear flows and
-    mappings this is the Kalman filter, otherwise an extended or unscented one.
+    nodes below, one node after the other; `retune` rescales the covariance to noise levels that have changed.
+    Parameters without an estimator of their own are part of the belief, and are learned at every observation. For
+    linear flows and mappings this is the Kalman filter, otherwise an extended or unscented one.
 
     White process noise is a diffusion: its standard deviation is in units of the state per √time, so that the belief
     does not depend on the number of steps. Smooth noise is carried in generalised coordinates, a noise and its motion.
@@ -188,17 +189,8 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], FlowForecasts, ForecastsAl
         of = (None, *(link.child for link in links.below))
         parameters = {each: links.above_of(Parametrises, each) for each in of}
         try:
-            layout = make_layout(
-                self.dim,
-                own,
-                below,
-                parameters,
-                links.joint,
-                spec.zeros(),
-                self.orders,
-                self.learn_noise,
-                links.fitting,
-            )
+            noises = Noises(own, below, self.orders, self.learn_noise, links.fitting)
+            layout = make_layout(self.dim, noises, parameters, links.joint, spec.zeros())
         except SettingError as error:
             raise GraphError(f"{self.title}: {error}") from None
         mean = spec.zeros(self.dim) if self.initial_mean is None else spec.expand(self.initial_mean, 1)

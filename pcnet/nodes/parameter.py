@@ -110,8 +110,8 @@ class ParameterNode(SlowBelief, Forecasts):
         estimator = self.resolve_estimator(links)
         if bool((self.walk_sd > 0).any()) and not self.joins_belief(links.below):
             raise GraphError(
-                f"{self.title} has a walk_sd, which is for parameters of a single KalmanStateNode, without an estimator; "
-                "for others use estimator=pcnet.estimators.Newton(forgetting_factor=...)"
+                f"{self.title} has a walk_sd, which is for parameters of one KalmanStateNode, without an estimator; for "
+                "others use estimator=pcnet.estimators.Newton(forgetting_factor=...)"
             )
         states = [link.parent for link in links.above_of(Predicts)]
         kalman = [state for state in states if state.sends_covariance]
@@ -196,14 +196,14 @@ class ParameterNode(SlowBelief, Forecasts):
         return sum(predicted[1:], predicted[0]) if predicted else ctx.state.prior_mean
 
     def accumulate(self, ctx: Context) -> ParameterState:
-        return ctx.state if ctx.bound.joint else super().accumulate(ctx)  # type: ignore[no-any-return]
+        return ctx.state if ctx.bound.joint else super().accumulate(ctx)
 
     def update(self, ctx: Context) -> ParameterState:
         """Nothing for parameters that are part of the belief of a state: they are updated there."""
-        return ctx.state if ctx.bound.joint else super().update(ctx)  # type: ignore[no-any-return]
+        return ctx.state if ctx.bound.joint else super().update(ctx)
 
     def update_covariance(self, ctx: Context) -> ParameterState:
-        return ctx.state if ctx.bound.joint else super().update_covariance(ctx)  # type: ignore[no-any-return]
+        return ctx.state if ctx.bound.joint else super().update_covariance(ctx)
 
     def energy(self, ctx: Context) -> Energy:
         """None for parameters that are part of the belief of a state: predictive likelihoods there contain it."""

@@ -389,7 +389,8 @@ class SensoryNode(Node[SensoryState, SensoryBound], Forecasts):
         """The predictive distribution with the noise that outliers ask for, its factor, and what the evidence gains.
 
         With ε the share of outliers and s the predicted variance of a channel, of which R is noise, the channel is an
-        outlier with probability r ∝ ε N(e; 0, s + 100 R) against (1 − ε) N(e; 0, s). The noise is then R/(1 − r + r/101).
+        outlier with probability r ∝ ε N(e; 0, s + 100 R) against (1 − ε) N(e; 0, s). Its noise is then
+        R/(1 − r + r/101).
         """
         share, e2 = ctx.state.outliers[:, None], error**2
         total = distribution.covariance.diagonal(dim1=-2, dim2=-1)

@@ -3,8 +3,8 @@
 A stationary noise ω with derivatives ω̃ = (ω, ω′, …) of covariance σ²S is carried as h = L⁻¹ω̃ with S = LLᵀ, so that h
 has the covariance σ²I and its first element is ω itself. h follows dh = Fh dt + √(2γ) e dW with F antisymmetric and
 tridiagonal but for −γ in its last element: F[k, k+1] = −F[k+1, k] = b_k = L[k+1, k+1]/L[k, k]. γ gives ω the spectral
-density of the kernel at zero frequency. For a Matérn kernel of smoothness n − ½ this is the process itself, for smoother
-kernels one with the same variances of n orders.
+density of the kernel at zero frequency. For a Matérn kernel of smoothness n − ½ this is the process itself, for
+smoother kernels one with the same variances of n orders.
 """
 
 from __future__ import annotations
