@@ -110,8 +110,8 @@ class ParameterNode(SlowBelief, Forecasts):
         estimator = self.resolve_estimator(links)
         if bool((self.walk_sd > 0).any()) and not self.joins_belief(links.below):
             raise GraphError(
-                f"{self.title} has a walk_sd, which is for parameters of one KalmanStateNode, without an estimator; for "
-                "others use estimator=pcnet.estimators.Newton(forgetting_factor=...)"
+                f"{self.title} has a walk_sd, which is for parameters of one KalmanStateNode, without an estimator; "
+                "for others use estimator=pcnet.estimators.Newton(forgetting_factor=...)"
             )
         states = [link.parent for link in links.above_of(Predicts)]
         kalman = [state for state in states if state.sends_covariance]

@@ -189,7 +189,8 @@ class NoiseScoring(Newton):
     """Recursive Fisher scoring of log-precisions: μ ← μ − clip(L⁻¹g), L ← P + (1 − 1/(j + 1))(L − P) + C.
 
     g and C are the score and its information since the last step j, P the prior precision. The forgetting of L gives
-    the last steps more weight, because far from the true level information is not what it will be. Steps without information, while nothing is observed, do not count.
+    the last steps more weight, because far from the true level information is not what it will be. Steps
+    without information, while nothing is observed, do not count.
 
     Args:
         max_step: Largest change of a log-precision in one step.
