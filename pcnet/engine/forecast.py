@@ -44,6 +44,11 @@ class Forecast:
         """In the time of the run: the first is one step after the last observation."""
         self._means, self._sds = dict(means), dict(sds)
 
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Names of the nodes that are forecast."""
+        return tuple(self._means)
+
     def mean(self, node: str) -> Array:
         return self._of(self._means, node)
 
@@ -104,7 +109,7 @@ def forecast(session: Session, horizon: float, every: float | None = None, *, pa
             system = System(session, parameters=parameters)
             means, sds = _propagate(system, every, count, _substeps(session, every))
     times = session.time + every * np.arange(1, count + 1)
-    shape = session.batch_shape
+    shape = tuple(session.program.spec.batch_shape)
     _check_finite(means | {f"{name} (sd)": sd for name, sd in sds.items()}, times)
     return Forecast(times, _arrays(means, shape), _arrays(sds, shape))
 
@@ -141,13 +146,13 @@ def draw(session: Session, horizon: float, draws: int, every: float | None, seed
         values = _simulate(System(session, copies=draws), every, count, substeps, generator)
     times = session.time + every * np.arange(1, count + 1)
     _check_finite(values, times)
-    return Draws(times, _arrays(values, (draws, *session.batch_shape)))
+    return Draws(times, _arrays(values, (draws, *session.program.spec.batch_shape)))
 
 
 def innovation(session: Session, observation: Mapping[str, Tensor], t: float | None) -> dict[str, Innovation]:
     """Errors of one-step forecasts; NaN where an observation is missing."""
     wait = _interval(session) if t is None else t - session.time
-    expected = forecast(session, wait, wait)
+    expected = session.forecast(wait, wait)
     found = {}
     for name, value in observation.items():
         if name in expected._means:

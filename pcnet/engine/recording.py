@@ -17,7 +17,7 @@ from pcnet.model.links import AnyLink
 from pcnet.model.node import Energy
 from pcnet.numerics.precision import Precision
 from pcnet.results.graph_summary import GraphSummary
-from pcnet.results.recorder import ENERGY, Column, Record, Recorder
+from pcnet.results.recorder import ENERGY, EVIDENCE, Column, Record, Recorder
 from pcnet.results.result import Result, Trace
 
 if TYPE_CHECKING:
@@ -35,6 +35,8 @@ def columns(program: Program, space: Workspace, record: Record, showing: Showing
         for quantity, (dims, raw, transform) in program.nodes[name].quantities.items():
             if quantity in record.quantities:
                 found[f"{name}.{quantity}"] = Column(dims, partial(raw, context), transform)
+    if EVIDENCE in record.quantities:
+        found[EVIDENCE] = Column((), lambda: showing()[0].sum_accuracy)
     if ENERGY in record.quantities:
         found["accuracy"] = Column((), lambda: showing()[0].accuracy)
         found["complexity"] = Column((), lambda: showing()[0].complexity)

@@ -25,7 +25,7 @@ from pcnet.errors import ObservationError, ScheduleError, SettingError
 from pcnet.model.context import NodeContext
 from pcnet.model.model import Engine, Model, OnDivergence, RunOptions, device_of
 from pcnet.model.node import BatchSpec
-from pcnet.results.recorder import ENERGY, Record, Recorder
+from pcnet.results.recorder import ENERGY, EVIDENCE, Record, Recorder
 from pcnet.results.result import Divergence, Result
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class Session:
         self._nodes = self.graph.nodes
         sizes = {name: node.observation_size for name, node in self._nodes.items() if node.observes}
         self._reader = ObservationReader(sizes, dtype, device)
-        known = {quantity for node in self._nodes.values() for quantity in node.quantities} | {ENERGY}
+        known = {quantity for node in self._nodes.values() for quantity in node.quantities} | {ENERGY, EVIDENCE}
         for quantity in self.record.quantities:
             if quantity not in known:
                 raise ScheduleError(f"there is no quantity {quantity!r}; there is: {', '.join(sorted(known))}")
@@ -137,10 +137,16 @@ class Session:
         moments = None if times is None else list(itertools.islice(times, total + 1))
         if moments is not None and len(moments) != total:
             raise ObservationError(UNEQUAL)
-        done, size = 0, 1
-        while done < total:
+        self._run_part(series, moments, 0, total, bar)
+
+    def _run_part(
+        self, series: Mapping[str, Tensor], moments: Sequence[float] | None, start: int, stop: int, bar: Any
+    ) -> None:
+        """Take in the observations of a series from `start` to before `stop`."""
+        total, done, size = len(next(iter(series.values()))), start, 1 if start == 0 else stop
+        while done < stop:
             lead = None if self.watchers else self._engine.lead
-            ahead = 0 if lead is None else lead.take_block(series, moments, done, size)
+            ahead = 0 if lead is None else lead.take_block(series, moments, done, min(size, stop - done))
             if not ahead:
                 observation = {name: value[done] for name, value in series.items()}
                 self._take(observation, None if moments is None else moments[done], total)

@@ -10,6 +10,7 @@ import torch
 
 from pcnet.errors import ScheduleError, SettingError
 from pcnet.model.graph import Graph
+from pcnet.model.hypotheses import Hypotheses
 from pcnet.model.links import Parametrises, Predicts, Weighs
 from pcnet.model.schedule import LevelNodes, Schedule, adaptive_filtering, batch, odem
 
@@ -48,16 +49,19 @@ class Model:
     Args:
         graph: The graph.
         schedule: The schedule; unless given, the one that fits the nodes (see `fitting_schedule`).
+        hypotheses: Hypotheses under which the graph is run side by side, for graphs of Kalman states.
     """
 
-    __slots__ = ("compiled", "graph", "schedule")
+    __slots__ = ("compiled", "graph", "hypotheses", "schedule")
 
-    def __init__(self, graph: Graph, schedule: Schedule | None = None) -> None:
+    def __init__(
+        self, graph: Graph, schedule: Schedule | None = None, hypotheses: Hypotheses | None = None
+    ) -> None:
         if not isinstance(graph, Graph):
             raise SettingError(f"Model: give a Graph, not {graph!r}")
         if schedule is not None and not isinstance(schedule, Schedule):
             raise ScheduleError(f"schedule must be a Schedule, such as pcnet.odem(), not {schedule!r}")
-        self.graph = graph
+        self.graph, self.hypotheses = graph, hypotheses
         self.schedule = fitting_schedule(graph) if schedule is None else schedule
         self.compiled: dict[object, Any] = {}
         """Compiled ticks, which sessions of this model share; see `pcnet.engine.compiled`."""
@@ -105,10 +109,14 @@ class Model:
 
     def start(self, **options: Unpack[RunOptions]) -> Session:
         """A session that takes one observation at a time, `session.step(y)`. The options are those of `run`."""
-        from pcnet.engine.session import Session
-
         if self.schedule.on_end:
             raise ScheduleError(f"{self.schedule.name} is for recorded data: use model.fit(observations)")
+        if self.hypotheses is not None:
+            from pcnet.engine.mixture import MixtureSession
+
+            return MixtureSession(self, **options)
+        from pcnet.engine.session import Session
+
         return Session(self, **options)
 
     def fit(

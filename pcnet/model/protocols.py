@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -76,6 +76,19 @@ class ForecastsAlone(ABC):
     @abstractmethod
     def forecast(self, ctx: Context, step: Tensor, every: int, count: int, parameters: bool) -> list[ForecastStep]:
         """The forecast after each `every` steps of length `step` (B,), `count` times; parameters: with their doubt."""
+
+
+class Assumes(ABC):
+    """A node that can be run under several assumptions side by side, as rows of a bank of hypotheses.
+
+    assumption: the name of what is assumed. An assumption is part of the state.
+    """
+
+    assumption: ClassVar[str]
+
+    @abstractmethod
+    def assume(self, bound: Any, state: Any, value: Tensor) -> Any:
+        """The state under an assumption, one value for each batch element (B,), or one for each channel (B, n)."""
 
 
 class FitsRecordedData(ABC):

@@ -13,7 +13,7 @@ from pcnet.model.context import Neighbours, NodeContext
 from pcnet.model.links import AnyLink, Parametrises, Predicts, Weighs
 from pcnet.model.messages import GaussianPrediction, ParameterPrediction, ParameterTransition, PredictionError
 from pcnet.model.node import BatchSpec, Energy, ErrorShape, Indefinite, Node, Recordable
-from pcnet.model.protocols import ForecastContext, Forecasts, ForecastStart
+from pcnet.model.protocols import Assumes, ForecastContext, Forecasts, ForecastStart
 from pcnet.nodes.flow import check_predictors
 from pcnet.nodes.slow_belief import SlowBelief
 from pcnet.numerics.coloured_noise import Noise, NoiseSpec
@@ -53,7 +53,7 @@ Context = NodeContext[ParameterState, ParameterBound]
 
 
 @settings
-class ParameterNode(SlowBelief, Forecasts):
+class ParameterNode(SlowBelief, Forecasts, Assumes):
     """A Gaussian belief about parameters θ with prior N(η, sd²). Local energy ½(θ − η)ᵀΠ_θ(θ − η).
 
     η is the sum of the predictions of states above. Without any it is `mean`, and `renew_prior` makes the posterior the
@@ -83,6 +83,7 @@ class ParameterNode(SlowBelief, Forecasts):
     parent_of: ClassVar[tuple[type[AnyLink], ...]] = (Parametrises,)
     child_of: ClassVar[tuple[type[AnyLink], ...]] = (Predicts,)
     informed_by: ClassVar[type[Parametrises | Weighs]] = Parametrises
+    assumption: ClassVar[str] = "walk"
 
     def __post_init__(self) -> None:
         Node.__post_init__(self)
@@ -151,6 +152,10 @@ class ParameterNode(SlowBelief, Forecasts):
         transition = ParameterTransition(spec.zeros(), mean, eye, torch.zeros_like(eye))
         accumulated = bound.estimator.init(mean, precision)
         return ParameterState(mean, precision, log_det, mean, precision, log_det, transition, bound.walk, accumulated)
+
+    def assume(self, bound: ParameterBound, state: ParameterState, value: Tensor) -> ParameterState:
+        """A walk with this variance per unit of time, in prior variances, beside that of the settings."""
+        return state._replace(walk=bound.walk + value[:, None] * bound.sd**2)
 
     def initialise(self, ctx: Context) -> ParameterState:
         """Start at the prediction of a Kalman state above."""

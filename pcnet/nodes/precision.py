@@ -14,6 +14,7 @@ from pcnet.model.context import Neighbours, NodeContext
 from pcnet.model.links import AnyLink, Parametrises, Weighs
 from pcnet.model.messages import NoisePrediction, ScoreError
 from pcnet.model.node import BatchSpec, Energy, Indefinite, Node, Recordable
+from pcnet.model.protocols import Assumes
 from pcnet.nodes.slow_belief import SlowBelief, as_matrix
 from pcnet.numerics.branching import holds
 from pcnet.numerics.coloured_noise import Noise, NoiseSpec
@@ -59,7 +60,7 @@ Context = NodeContext[PrecisionState, PrecisionBound]
 
 
 @settings
-class PrecisionNode(SlowBelief):
+class PrecisionNode(SlowBelief, Assumes):
     """Log-precisions λ of an error: Π̃ = S⁻¹ ⊗ Π with Π = diag(e^λ), and S from the autocorrelation of the noise.
 
     Local energy ½(λ − η)²/σ² for each channel; F grows by ½(ε̃ᵀΠ̃ε̃ − orders) along each λ.
@@ -102,6 +103,7 @@ class PrecisionNode(SlowBelief):
     kind: ClassVar[str] = "precision"
     parent_of: ClassVar[tuple[type[AnyLink], ...]] = (Weighs,)
     informed_by: ClassVar[type[Parametrises | Weighs]] = Weighs
+    assumption: ClassVar[str] = "log_variance"
 
     def __post_init__(self) -> None:
         Node.__post_init__(self)
@@ -211,6 +213,13 @@ class PrecisionNode(SlowBelief):
         precision = precision.diag_embed() if bound.interacting else precision
         accumulated = bound.estimator.init(mean, precision)
         return PrecisionState(mean, precision, log_det, mean, precision, log_det, accumulated)
+
+    def assume(self, bound: PrecisionBound, state: PrecisionState, value: Tensor) -> PrecisionState:
+        """Log-variances that are higher by `value` than they were, and so is their prior."""
+        value = value[:, None] if value.dim() == 1 else value
+        shift = torch.zeros_like(state.mean)
+        shift[:, : bound.levels] = value if bound.levels > 1 else value.mean(1, keepdim=True)
+        return state._replace(mean=state.mean - shift, prior_mean=state.prior_mean - shift)
 
     def prediction(self, ctx: Context, link: AnyLink) -> NoisePrediction:
         shape, bound = link.child.shape, ctx.bound

@@ -15,7 +15,7 @@ from pcnet.model.context import Neighbours, NodeContext
 from pcnet.model.links import AnyLink, Predicts, Weighs
 from pcnet.model.messages import GaussianPrediction, PredictionError, ScoreError
 from pcnet.model.node import BatchSpec, Energy, ErrorShape, Node, Recordable
-from pcnet.model.protocols import ForecastContext, Forecasts
+from pcnet.model.protocols import Assumes, ForecastContext, Forecasts
 from pcnet.nodes.flow import check_predictors
 from pcnet.nodes.precision import PrecisionNode, noise_score_error, precision_score
 from pcnet.numerics import kalman
@@ -72,7 +72,7 @@ MOST_ODDS = 60.0  # bound of log-odds, against overflow
 
 
 @settings
-class SensoryNode(Node[SensoryState, SensoryBound], Forecasts):
+class SensoryNode(Node[SensoryState, SensoryBound], Forecasts, Assumes):
     """Generalised observations ỹ (..., orders, dim).
 
     Local energy ½ε̃ᵀΠ̃ε̃ − ½log|Π̃| of ε̃ = ỹ − Σ g̃, the sum over the states that predict it. Missing values (NaN) are
@@ -111,6 +111,7 @@ class SensoryNode(Node[SensoryState, SensoryBound], Forecasts):
     child_of: ClassVar[tuple[type[AnyLink], ...]] = (Predicts, Weighs)
     observes: ClassVar[bool] = True
     required_actions: ClassVar[tuple[str, ...]] = ("observe",)
+    assumption: ClassVar[str] = "outliers"
 
     def __post_init__(self) -> None:
         Node.__post_init__(self)
@@ -194,6 +195,10 @@ class SensoryNode(Node[SensoryState, SensoryBound], Forecasts):
 
     def init(self, bound: SensoryBound, spec: BatchSpec) -> SensoryState:
         return self._first(bound, torch.full_like(bound.full, torch.nan))
+
+    def assume(self, bound: SensoryBound, state: SensoryState, value: Tensor) -> SensoryState:
+        """This share of outliers."""
+        return state._replace(outliers=value)
 
     def initialise(self, ctx: Context) -> SensoryState:
         """The state at the first observation: at rest, or a jump from 0."""

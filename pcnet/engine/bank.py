@@ -1,0 +1,204 @@
+"""The weights of a bank of hypotheses, and which of its rows are dropped, merged and copied.
+
+Arrays are (K, B): K rows for each of B batch elements.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pcnet.model.hypotheses import Hypotheses
+
+Array = NDArray[np.float64]
+Indices = NDArray[np.int64]
+CAPACITIES = (4, 8, 12, 16, 24, 32)
+"""Numbers of rows that a bank shrinks to; more are kept as they are."""
+OFTEN, OFTEN_UNTIL, SELDOM = 8, 256, 64
+"""Rows are reviewed at every so many observations: often at first, then seldom."""
+MERGE_FROM = 16  # observation from which rows are merged
+RESTART_AFTER, RESTART_BELOW = 64, 0.01
+"""A row with parameters that stand still restarts at the best row after so many observations below this weight."""
+
+
+class Bank(NamedTuple):
+    """What is known of each row, as of the last review."""
+
+    log_weight: Array  # −∞ for rows that are not in use
+    evidence: Array  # sum of the log-evidence then
+    walk: Indices  # 0 for parameters that stand still, else the number of the walk
+    robust: Indices  # whether outliers are expected
+    age: Indices  # observations since the row was started or restarted
+
+    @property
+    def rows(self) -> int:
+        return self.log_weight.shape[0]
+
+    def now(self, evidence: Array) -> Array:
+        """Log-weights, normalised, given the sums of log-evidence (..., K, B) at some times since the last review."""
+        grown = self.log_weight + (evidence - self.evidence)
+        grown = np.where(np.isfinite(grown), grown, -np.inf)
+        normalised: Array = grown - log_sum_exp(grown)
+        return normalised
+
+
+class Traits(NamedTuple):
+    """What rows are compared by: log-levels (K, B, l), means and standard deviations (K, B, q)."""
+
+    levels: Array
+    means: Array
+    sds: Array
+
+
+class Review(NamedTuple):
+    """A bank after a review, and the row (K, B) of the bank before from which each of its rows continues."""
+
+    bank: Bank
+    source: Indices
+
+
+def log_sum_exp(values: Array) -> Array:
+    """log Σ exp over the rows (..., K, B); (..., 1, B). −∞ where there are none."""
+    top = values.max(-2, keepdims=True)
+    safe = np.where(np.isfinite(top), top, 0.0)
+    with np.errstate(divide="ignore"):
+        total: Array = safe + np.log(np.exp(values - safe).sum(-2, keepdims=True))
+    return total
+
+
+def start(hypotheses: Hypotheses, batch: int, learns_parameters: bool) -> tuple[Bank, Array, Array]:
+    """The first bank, with the logs of the factors of process and of observation variances of each row (K,)."""
+    robust = (0, 1) if hypotheses.outliers else (0,)
+    grid = [
+        (math.log(a), math.log(b), r)
+        for a in hypotheses.process_factors
+        for b in hypotheses.observation_factors
+        for r in robust
+    ]
+    process, observation, kinds = (np.array(column) for column in zip(*grid, strict=True))
+    tilt = hypotheses.process_tilt * process + hypotheses.observation_tilt * observation
+    weight = np.repeat(tilt[:, None], batch, 1)
+    zero = np.zeros(weight.shape, dtype=np.int64)
+    bank = Bank(weight - log_sum_exp(weight), np.zeros_like(weight), zero, np.repeat(kinds[:, None], batch, 1), zero)
+    return bank, process, observation
+
+
+def next_review(tick: int) -> int:
+    """The number of observations after which rows are reviewed next."""
+    step = OFTEN if tick < OFTEN_UNTIL else SELDOM
+    return (tick // step + 1) * step
+
+
+def review(
+    hypotheses: Hypotheses, bank: Bank, evidence: Array, traits: Traits, tick: int, passed: int, walks: bool
+) -> Review:
+    """Drop, merge, restart and add rows.
+
+    Args:
+        hypotheses: The rules.
+        bank: The bank at the last review.
+        evidence: Sums of log-evidence now, (K, B); NaN for rows that have stopped.
+        traits: What rows are compared by.
+        tick: Number of observations.
+        passed: Number of observations since the last review.
+        walks: Whether there are parameters that can walk.
+    """
+    weight = bank.now(evidence)
+    source = np.repeat(np.arange(bank.rows)[:, None], weight.shape[1], 1)
+    bank = bank._replace(log_weight=weight, evidence=evidence, age=bank.age + passed)
+    kinds = range(len(hypotheses.walks) + 1) if walks and tick > hypotheses.walk_start else range(1)
+    if len(kinds) > 1:
+        weight = _share(weight, bank.walk, kinds, hypotheses.walk_share * passed)
+    top = weight.max(0)
+    keep = weight > top - hypotheses.drop
+    if len(kinds) > 1:
+        for kind in kinds:
+            mine = np.where(bank.walk == kind, weight, -np.inf)
+            keep |= (mine == mine.max(0)) & np.isfinite(mine)
+    if tick >= MERGE_FROM:
+        weight, keep = _merge(hypotheses.merge, bank._replace(log_weight=weight), traits, keep)
+    bank = bank._replace(log_weight=np.where(keep, weight, -np.inf))
+    if len(kinds) > 1:
+        bank, source = _restart(bank, source, top)
+    if walks and hypotheses.walks and tick - passed < hypotheses.walk_start <= tick:
+        bank, source = _add_walks(hypotheses, bank, source)
+    return _pack(bank, source)
+
+
+def _share(weight: Array, walk: Indices, kinds: range, share: float) -> Array:
+    """Log-weights after each kind of walk got a share of all."""
+    for kind in kinds:
+        mine = walk == kind
+        own = log_sum_exp(np.where(mine, weight, -np.inf))
+        with np.errstate(invalid="ignore"):
+            gain = np.logaddexp(own, math.log(share)) - own
+        weight = np.where(mine & np.isfinite(own), weight + gain, weight)
+    return weight
+
+
+def _merge(limit: float, bank: Bank, traits: Traits, keep: NDArray[np.bool_]) -> tuple[Array, NDArray[np.bool_]]:
+    """Let the better of two rows that have become equal take the weight of the other."""
+    weight, keep = bank.log_weight.copy(), keep.copy()
+    order = np.argsort(-np.where(keep, weight, -np.inf), 0, kind="stable")
+    columns = np.arange(weight.shape[1])
+    most = int(keep.sum(0).max())
+    for j in range(1, most):
+        b = order[j]
+        for i in range(j):
+            a = order[i]
+            close = keep[a, columns] & keep[b, columns]
+            close &= (bank.walk[a, columns] == bank.walk[b, columns]) & (bank.robust[a, columns] == bank.robust[b, columns])
+            if not close.any():
+                continue
+            apart = np.abs(traits.levels[a, columns] - traits.levels[b, columns])
+            away = np.abs(traits.means[a, columns] - traits.means[b, columns])
+            close &= (apart < limit).all(-1) & (away < 0.5 * traits.sds[a, columns]).all(-1)
+            weight[a, columns] = np.where(close, np.logaddexp(weight[a, columns], weight[b, columns]), weight[a, columns])
+            keep[b[close], columns[close]] = False
+    return weight, keep
+
+
+def _restart(bank: Bank, source: Indices, top: Array) -> tuple[Bank, Indices]:
+    """Let rows whose parameters stand still, but are far behind a walk, continue from the best row."""
+    columns = np.arange(source.shape[1])
+    best = bank.log_weight.argmax(0)
+    behind = (bank.walk == 0) & np.isfinite(bank.log_weight) & (bank.log_weight < top + math.log(RESTART_BELOW))
+    due = behind & (bank.age >= RESTART_AFTER) & (bank.walk[best, columns] > 0)
+    source = np.where(due, best, source)
+    robust = np.where(due, bank.robust[best, columns], bank.robust)
+    evidence = np.where(due, bank.evidence[best, columns], bank.evidence)
+    return bank._replace(age=np.where(due, 0, bank.age), robust=robust, evidence=evidence), source
+
+
+def _add_walks(hypotheses: Hypotheses, bank: Bank, source: Indices) -> tuple[Bank, Indices]:
+    """Add a copy of the best row with each kind of walk."""
+    columns = np.arange(source.shape[1])
+    best = bank.log_weight.argmax(0)
+    added = []
+    for kind in range(1, len(hypotheses.walks) + 1):
+        weight = bank.log_weight[best, columns] - hypotheses.walk_cost
+        fields = (weight, bank.evidence[best, columns], np.full_like(best, kind), bank.robust[best, columns], 0 * best)
+        added.append((fields, source[best, columns]))
+    grown = [np.concatenate([old, *(fields[i][None] for fields, _ in added)]) for i, old in enumerate(bank)]
+    return Bank(*grown), np.concatenate([source, *(rows[None] for _, rows in added)])
+
+
+def _pack(bank: Bank, source: Indices) -> Review:
+    """Rows in use first, and as few others as the next capacity has; those are copies of the best row."""
+    used = np.isfinite(bank.log_weight)
+    most = int(used.sum(0).max())
+    capacity = next((each for each in CAPACITIES if each >= most), most)
+    order = np.argsort(~used, 0, kind="stable")[:capacity]
+    if capacity > len(order):
+        order = np.concatenate([order, np.repeat(order[:1], capacity - len(order), 0)])
+    columns = np.arange(source.shape[1])
+    best = bank.log_weight.argmax(0)
+    spare = np.arange(capacity)[:, None] >= used.sum(0)
+    order = np.where(spare, best, order)
+    fields = [each[order, columns] for each in bank]
+    weight = np.where(spare, -np.inf, fields[0])
+    fields[0] = weight - log_sum_exp(weight)
+    return Review(Bank(*fields), source[order, columns])

@@ -1,0 +1,414 @@
+"""Sessions of a model under several hypotheses: rows of an ordinary run, and a mixture of their beliefs on top."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pcnet.engine import bank as banks
+from pcnet.engine.bank import Array, Bank, Indices, Traits
+from pcnet.engine.choice import EngineChoice
+from pcnet.engine.divergence import DivergenceLog
+from pcnet.engine.inputs import Observation, Sample
+from pcnet.engine.run import Run, common_batch_shape
+from pcnet.engine.session import Session
+from pcnet.errors import DivergenceError, ScheduleError
+from pcnet.model.hypotheses import Hypotheses
+from pcnet.model.links import Weighs
+from pcnet.model.node import BatchSpec
+from pcnet.model.protocols import Assumes
+from pcnet.numerics.trees import tree_map
+from pcnet.results.recorder import ENERGY, EVIDENCE, Column, Record, Recorder
+from pcnet.results.result import Divergence
+
+if TYPE_CHECKING:
+    from pcnet.engine.forecast import Forecast
+
+FIRST = 16
+"""Number of observations from which first guesses of noise levels are found."""
+INCREMENTS = 0.1  # first guess of the process noise of an interval, as a share of the increments of the states
+SMALLEST = 1e-12  # smallest first guess of a variance, relative to the square of the largest observation
+
+
+class Opening(NamedTuple):
+    """The first observations with their times, and the means of the states after each of them, by node."""
+
+    observations: list[tuple[Observation, float | None]]
+    means: dict[str, list[Tensor]]
+
+
+class MixtureSession(Session):
+    """A session whose batch has a leading dimension of rows, one for each hypothesis that is still in use.
+
+    What is read and recorded is that of the mixture: means and covariances of all rows together, and averages of
+    everything else. The free energy is the negative log of the predictive evidence of the mixture.
+    """
+
+    _bank: Bank
+    _table: Recorder
+    _shape: torch.Size
+
+    @property
+    def hypotheses(self) -> Hypotheses:
+        found = self.model.hypotheses
+        assert found is not None
+        return found
+
+    # --- rows ----------------------------------------------------------------------------------------------------
+    def _bind(self, observation: Observation, total: int | None) -> Run:
+        self._shape = common_batch_shape(self.model, observation)
+        self._total = total
+        self._sum = np.zeros(self._shape.numel())  # log-evidence up to the last review
+        self._reviewed, self._collected = 0, np.zeros(self._shape.numel())
+        self._opening = Opening([], {}) if self.hypotheses.guess else None
+        run = self._begin({name: self._provisional(name, observation) for name in self.hypotheses.guess})
+        self._table = self.recorder_for(self.record)
+        return run
+
+    def _begin(self, guess: Mapping[str, Tensor]) -> Run:
+        """Start all rows; guess: log-variances (B, n) of the precision nodes whose first guess is to be found."""
+        batch = self._shape.numel()
+        self._bank, process, observation = banks.start(self.hypotheses, batch, True)
+        run = self._bind_rows(self._bank.rows)
+        state, program = run.now.state, run.program
+        nodes = dict(state.nodes)
+        for name, node in self._nodes.items():
+            if isinstance(node, Assumes) and node.assumption == "log_variance":
+                factors = observation if self._weighs_observations(name) else process
+                shift = torch.as_tensor(np.repeat(factors, batch)).to(program.zeros)[:, None]
+                if name in guess:
+                    shift = shift + guess[name].to(shift).repeat(self._bank.rows, 1)
+                nodes[name] = node.assume(program.bound[name], nodes[name], shift)
+        run.now = run.now._replace(state=state._replace(nodes=nodes))
+        self._assume_kinds(run)
+        return run
+
+    def _weighs_observations(self, name: str) -> bool:
+        return all(link.child.observes for link in self.graph.below(self.graph[name]) if isinstance(link, Weighs))
+
+    def _bind_rows(self, rows: int) -> Run:
+        """A run of so many rows, with an engine of its own."""
+        before = self._engine
+        self._engine = EngineChoice(self.engine)
+        self._engine.eager_ticks = before.eager_ticks
+        shape = torch.Size((rows, *self._shape))
+        spec = BatchSpec(shape.numel(), self.dtype, self.device, shape)
+        policy = "stop" if self.on_divergence == "raise" else self.on_divergence
+        self._run = run = Run(self.model, spec, self._engine, self._raw_record, policy, {})
+        self._engine.choose(run, self._total)
+        if self._engine.lead is not None and before.lead is not None:
+            self._engine.lead.engine.compiled_ticks += before.lead.engine.compiled_ticks
+        return run
+
+    @property
+    def _raw_record(self) -> Record:
+        """What is recorded of each row."""
+        wanted = dict.fromkeys((*(q for q in self.record.quantities if q != ENERGY), "mean", EVIDENCE))
+        return Record((*wanted, *((ENERGY,) if ENERGY in self.record.quantities else ())), self.record.nodes, 1, self.record.messages)
+
+    def _assume_kinds(self, run: Run) -> None:
+        """Let each row have the walk and the outliers that the bank says."""
+        now, program = run.now, run.program
+        rates = np.array([0.0, *(walk**2 for walk in self.hypotheses.walks)])[self._bank.walk].reshape(-1)
+        shares = (self.hypotheses.outliers * self._bank.robust).reshape(-1)
+        nodes = dict(now.state.nodes)
+        for name, node in self._nodes.items():
+            if not isinstance(node, Assumes):
+                continue
+            if node.assumption == "walk":
+                value = torch.as_tensor(rates).to(program.zeros) / program.interval
+            elif node.assumption == "outliers" and getattr(node, "has_outliers", False):
+                value = torch.as_tensor(shares).to(program.zeros)
+            else:
+                continue
+            nodes[name] = node.assume(program.bound[name], nodes[name], value)
+        run.now = now._replace(state=now.state._replace(nodes=nodes))
+
+    # --- observations --------------------------------------------------------------------------------------------
+    def _take(self, given: Observation | Sample, t: float | None, total: int | None = None) -> None:
+        super()._take(given, t, total)
+        if self._opening is not None:
+            observation, moment = given if isinstance(given, Sample) else (given, t)
+            self._opening.observations.append((observation, moment))
+            for name, node in self._nodes.items():
+                if node.role == "state":
+                    self._opening.means.setdefault(name, []).append(self.read(name, "mean"))
+            if len(self._opening.observations) == FIRST:
+                self._replay()
+        self._look()
+
+    def _run_part(
+        self, series: Mapping[str, Tensor], moments: Sequence[float] | None, start: int, stop: int, bar: Any
+    ) -> None:
+        while start < stop:
+            opening = self._run is None or self._opening is not None
+            ahead = 1 if opening else banks.next_review(self._reviewed) - self.tick
+            end = min(stop, start + ahead)
+            if opening:
+                observation = {name: value[start] for name, value in series.items()}
+                self._take(observation, None if moments is None else moments[start], len(next(iter(series.values()))))
+                self._progressed(1, bar)
+            else:
+                super()._run_part(series, moments, start, end, bar)
+                self._look()
+            start = end
+
+    def _look(self) -> None:
+        """Check that rows are left, and review them if it is time."""
+        run = self._bound
+        if self.tick < banks.next_review(self._reviewed):
+            return
+        self._collect()
+        run = self._bound
+        state, rows = run.now.state, self._bank.rows
+        evidence = self._evidence(state.sum_accuracy)
+        if self.on_divergence == "raise" and not np.isfinite(self._bank.now(evidence)).any(0).all():
+            event = run.now.log.events[-1] if run.now.log.events else None
+            why = "" if event is None else f": {event.why}"
+            raise DivergenceError(f"all hypotheses have diverged by observation {self.tick}{why}")
+        tick, passed = self.tick, self.tick - self._reviewed
+        walks = any(isinstance(node, Assumes) and node.assumption == "walk" for node in self._nodes.values())
+        found = banks.review(self.hypotheses, self._bank, evidence, self._traits(), tick, passed, walks)
+        self._sum = self._sum + self._total_evidence(evidence)
+        self._reviewed, self._collected = tick, np.zeros_like(self._sum)
+        same = found.bank.rows == rows and bool((found.source == np.arange(rows)[:, None]).all())
+        self._bank = found.bank
+        if not same:
+            self._copy_rows(found.source)
+
+    def _copy_rows(self, source: Indices) -> None:
+        """Continue with copies of these rows (K, B)."""
+        now, batch = self._bound.now, source.shape[1]
+        index = torch.as_tensor(source * batch + np.arange(batch)).reshape(-1)
+
+        def pick(value: Tensor) -> Tensor:
+            return value[index].contiguous()
+
+        with torch.inference_mode():
+            nodes = {name: tree_map(pick, state) for name, state in now.state.nodes.items()}
+            rest = {name: pick(getattr(now.state, name)) for name in now.state._fields[1:]}
+            relative = None if now.relative_dt is None else pick(now.relative_dt)
+            same = len(source) == self._bound.program.spec.batch_shape[0]
+            run = self._bound if same else self._bind_rows(len(source))
+            state = run.now.state._replace(nodes=nodes, **rest)
+            run.now = now._replace(state=state, relative_dt=relative, log=DivergenceLog(now.log.events, {}))
+            self._assume_kinds(run)
+            run.show()
+
+    def _traits(self) -> Traits:
+        """Log-levels, means and standard deviations of all rows."""
+        levels, means, sds = [], [], []
+        for name, node in self._nodes.items():
+            if isinstance(node, Assumes) and node.assumption == "log_variance":
+                levels.append(self._of_rows(name, "mean"))
+            elif node.role in ("state", "parameter"):
+                means.append(self._of_rows(name, "mean"))
+                sds.append(self._of_rows(name, "sd"))
+        return Traits(*(np.concatenate(each, -1) for each in (levels, means, sds)))
+
+    def _of_rows(self, node: str, quantity: str) -> Array:
+        """A quantity of all rows, (K, B, n)."""
+        with torch.inference_mode():
+            value = self.graph[node].quantities[quantity].read(self.context(node))
+        return value.reshape(self._bank.rows, self._shape.numel(), -1).double().cpu().numpy()
+
+    def _evidence(self, sums: Tensor) -> Array:
+        """Sums of log-evidence (..., K·B) as (..., K, B)."""
+        return sums.reshape(*sums.shape[:-1], self._bank.rows, -1).double().cpu().numpy()
+
+    def _total_evidence(self, evidence: Array) -> Array:
+        """Log-evidence of the mixture since the last review, (..., B), from sums of rows (..., K, B)."""
+        grown = self._bank.log_weight + (evidence - self._bank.evidence)
+        total: Array = banks.log_sum_exp(np.where(np.isfinite(grown), grown, -np.inf))[..., 0, :]
+        return total
+
+    # --- first guesses -------------------------------------------------------------------------------------------
+    def _provisional(self, name: str, observation: Observation) -> Tensor:
+        """Log-variances (B, 1) to begin with, from the size of the first observation alone."""
+        sizes = [value.abs().nan_to_num(0.0).expand(*self._shape, -1).reshape(self._shape.numel(), -1) for value in observation.values()]
+        size = torch.cat(sizes, -1).amax(-1, keepdim=True)
+        size = torch.where(size > 0, size, 1.0)
+        return 2 * (0.1 * size).log()
+
+    def _replay(self) -> None:
+        """Start again with first guesses from the first observations, and take these in once more."""
+        opening = self._opening
+        assert opening is not None
+        self._collect()
+        self._opening = None
+        interval = self._bound.program.interval[: self._shape.numel()]
+        guess = {}
+        seen = {name: torch.stack([o[name].expand(*self._shape, -1).reshape(self._shape.numel(), -1) for o, _ in opening.observations if name in o]) for name in opening.observations[0][0]}
+        largest = torch.cat([v.nan_to_num(0.0).abs().amax(0) for v in seen.values()], -1).amax(-1, keepdim=True)
+        floor = SMALLEST * torch.where(largest > 0, largest, 1.0) ** 2
+        for name in self.hypotheses.guess:
+            (child,) = {link.child for link in self.graph.below(self.graph[name])}
+            if child.observes:
+                third = seen[child.name].diff(n=3, dim=0)
+                variance = (third**2).nanmean(0) / 20
+            else:
+                means = torch.stack([m.reshape(self._shape.numel(), -1) for m in opening.means[child.name]])
+                variance = INCREMENTS**2 * (means.diff(dim=0) ** 2).mean(0) / interval[:, None]
+            guess[name] = torch.maximum(variance.nan_to_num(0.0), floor.to(variance)).log()
+        kept = self._sum, self._total_evidence(self._evidence(self._bound.now.state.sum_accuracy))
+        self._reviewed = 0
+        with torch.inference_mode():
+            self._begin(guess)
+        table, self._table = self._table, self.recorder_for(self.record)
+        for observation, moment in opening.observations:
+            super()._take(observation, moment, self._total)
+            self._look()
+        self._collect()
+        self._table, self._sum = table, kept[0] + kept[1]
+        self._collected = self._total_evidence(self._evidence(self._bound.now.state.sum_accuracy))
+        self._sum = self._sum - self._collected
+    # --- the mixture ---------------------------------------------------------------------------------------------
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        _ = self._bound
+        return tuple(self._shape)
+
+    @property
+    def weights(self) -> Tensor:
+        """Weights of all rows now, (rows, ...)."""
+        now = self._bank.now(self._evidence(self._bound.now.state.sum_accuracy))
+        return torch.as_tensor(np.exp(now)).reshape(-1, *self._shape)
+
+    def read(self, node: str, quantity: str) -> Tensor:
+        quantities = self.graph[node].quantities
+        if quantity not in quantities:
+            raise ScheduleError(f"{self.graph[node].title} has no {quantity!r}; it has: {', '.join(quantities)}")
+        rows, batch = self._bank.rows, self._shape.numel()
+
+        def get(name: str) -> Tensor:
+            value = quantities[name].read(self.context(node))
+            return value.reshape(1, rows, batch, *value.shape[1:])
+
+        with torch.inference_mode():
+            weight = self.weights.reshape(1, rows, batch).to(self.program.zeros)
+            mixed = _mix(quantity, get, weight)[0]
+        return mixed.reshape(*self._shape, *mixed.shape[1:])
+
+    def _collect(self) -> None:
+        """Reduce what rows have recorded to that of the mixture."""
+        run = self._bound
+        raw, rows, batch = run.recorded, self._bank.rows, self._shape.numel()
+        times = raw.times
+        if not times:
+            return
+        first = run.place.tick - len(times)
+        found = raw.take()
+        run.now = run.now._replace(rows=0)
+        shaped = {name: value.reshape(len(times), rows, batch, *value.shape[2:]) for name, value in found.items()}
+        evidence = shaped[EVIDENCE].double().numpy()
+        weight = torch.as_tensor(np.exp(self._bank.now(evidence))).to(shaped[EVIDENCE])
+        kept = [i for i in range(len(times)) if (first + i + 1) % self.record.every == 0]
+        total = np.concatenate([self._collected[None], self._total_evidence(evidence)])
+        self._collected = total[-1]
+        if not kept or not self._table.columns:
+            return
+        values = {}
+        for name in self._table.columns:
+            node, _, quantity = name.rpartition(".")
+            if name == "accuracy":
+                values[name] = torch.as_tensor(np.diff(total, axis=0))[kept].to(weight)
+            elif name == EVIDENCE:
+                values[name] = torch.as_tensor(total[1:] + self._sum)[kept].to(weight)
+            else:
+                values[name] = _mix(quantity, lambda q, node=node: shaped[f"{node}.{q}" if node else q][kept], weight[kept])
+        self._table.add_block([times[i] for i in kept], values)
+
+    @property
+    def recorder(self) -> Recorder:
+        self._collect()
+        return self._table
+
+    def recorder_for(self, record: Record) -> Recorder:
+        rows = self._bound.recorder_for(record).columns
+
+        def reader(name: str, column: Column) -> Callable[[], Tensor]:
+            node, _, quantity = name.rpartition(".")
+            if node in self._nodes and quantity in self._nodes[node].quantities:
+                return lambda: self.read(node, quantity).reshape(self._shape.numel(), *self.read(node, quantity).shape[len(self._shape):])
+
+            def read() -> Tensor:
+                value = column.read() if column.transform is None else column.transform(column.read())
+                shaped = value.reshape(1, self._bank.rows, self._shape.numel(), *value.shape[1:])
+                return _mix(quantity, lambda _: shaped, self.weights.reshape(1, self._bank.rows, -1).to(shaped))[0]
+
+            return read
+
+        return Recorder({name: Column(column.dims, reader(name, column)) for name, column in rows.items()})
+
+    @property
+    def _log_evidence(self) -> Tensor:
+        total = self._sum + self._total_evidence(self._evidence(self._bound.now.state.sum_accuracy))
+        return torch.as_tensor(total).reshape(self._shape)
+
+    @property
+    def total_accuracy(self) -> Tensor:
+        return self._log_evidence
+
+    @property
+    def total_complexity(self) -> Tensor:
+        return torch.zeros_like(self._log_evidence)
+
+    @property
+    def free_energy(self) -> Tensor:
+        state = self._bound.now.state
+        now = self._evidence(state.sum_accuracy)
+        before = self._evidence(state.sum_accuracy - state.accuracy)
+        return torch.as_tensor(self._total_evidence(before) - self._total_evidence(now)).reshape(self._shape)
+
+    @property
+    def diverged(self) -> Divergence:
+        """Batch elements all of whose rows have stopped."""
+        rows = self._bound.now.log.summary((self._bank.rows, *self._shape))
+        all_stopped = (rows.at >= 0).all(0)
+        return Divergence(np.where(all_stopped, rows.at.max(0), -1), np.where(all_stopped, rows.node[0], ""))
+
+    @property
+    def fallbacks(self) -> dict[str, Tensor]:
+        """Fallbacks of the row with the largest weight."""
+        if self._run is None:
+            return {}
+        best = self.weights.reshape(self._bank.rows, -1).argmax(0)
+        found = {}
+        for name, count in super().fallbacks.items():
+            shaped = count.reshape(self._bank.rows, -1)
+            found[name] = shaped[best, torch.arange(shaped.shape[1])].reshape(self._shape)
+        return found
+
+    def forecast(self, horizon: float, every: float | None = None, *, parameters: bool = True) -> Forecast:
+        rows = super().forecast(horizon, every, parameters=parameters)
+        weight = self.weights.numpy()
+        means, sds = {}, {}
+        for name in rows.nodes:
+            mean, sd = rows.mean(name), rows.sd(name)
+            w = weight.reshape(*weight.shape, 1, 1)
+            means[name] = (w * mean).sum(0)
+            sds[name] = np.sqrt((w * (sd**2 + (mean - means[name]) ** 2)).sum(0))
+        return type(rows)(rows.times, means, sds)
+
+
+def _mix(quantity: str, get: Callable[[str], Tensor], weight: Tensor) -> Tensor:
+    """A quantity of the mixture (T, B, ...), from those of rows (T, K, B, ...) and their weights (T, K, B)."""
+
+    def average(value: Tensor) -> Tensor:
+        w = weight.reshape(*weight.shape, *(1,) * (value.dim() - 3))
+        return torch.where(w > 0, w * value, 0.0).sum(1)
+
+    if quantity == "sd":
+        mean, variance = get("mean"), get("sd") ** 2
+        away = mean - average(mean)[:, None]
+        return average(variance + away**2).sqrt()
+    if quantity == "covariance":
+        covariance = get("covariance")
+        mean = get("mean").reshape(*covariance.shape[:-1])
+        away = mean - average(mean)[:, None]
+        return average(covariance + away[..., :, None] * away[..., None, :])
+    return average(get(quantity))

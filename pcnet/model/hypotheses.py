@@ -1,0 +1,46 @@
+"""Hypotheses about noise, outliers and drift that a model is run under side by side."""
+
+from dataclasses import KW_ONLY
+
+from pydantic import Field
+
+from pcnet.settings import settings
+
+
+@settings
+class Hypotheses:
+    """A bank of hypotheses: copies of a graph that differ in what they assume, weighed by their predictive evidence.
+
+    Each copy is a batch element of an ordinary run; beliefs of the model are those of the mixture. Copies start at
+    several noise levels and learn them from there. Those that fall behind are dropped and those that have become equal
+    are merged, so that a few are left after some hundred observations. Then copies with parameters that walk, slowly or
+    fast, join them.
+
+    Args:
+        process_factors: Factors of the first guess of process variances to start from.
+        observation_factors: Factors of the first guess of observation variances to start from.
+        process_tilt: Prior log-weight per log of a process factor: too much noise is safer than too little.
+        observation_tilt: The same for observation factors.
+        outliers: Share of outliers that every other copy expects; 0 for no such copies.
+        walks: Standard deviations of the walk of the parameters in one sampling interval, in prior standard deviations.
+        walk_start: Observation at which copies with walks join.
+        walk_cost: What they are behind then, in nats.
+        walk_share: Share of the weight that each kind of walk, and standing still, gets at each observation.
+        drop: Copies so many nats behind are dropped.
+        merge: Copies whose log-levels all agree within this are merged, if their means agree within half an sd.
+        guess: Names of precision nodes whose first guess is to be found from the first observations.
+    """
+
+    _: KW_ONLY
+    process_factors: tuple[float, ...] = (1 / 625, 1 / 25, 1.0, 25.0, 625.0)
+    observation_factors: tuple[float, ...] = (1 / 625, 1 / 25, 1.0, 25.0, 625.0)
+    process_tilt: float = 0.2
+    observation_tilt: float = 1.0
+    outliers: float = Field(default=0.05, ge=0.0, lt=0.5)
+    walks: tuple[float, ...] = (0.005, 0.03)
+    walk_start: int = Field(default=32, ge=1)
+    walk_cost: float = 6.0
+    walk_share: float = Field(default=3e-5, ge=0.0, lt=1.0)
+    drop: float = Field(default=6.0, gt=0.0)
+    merge: float = Field(default=0.25, ge=0.0)
+    guess: tuple[str, ...] = ()
