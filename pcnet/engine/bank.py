@@ -35,7 +35,7 @@ class Bank(NamedTuple):
 
     @property
     def rows(self) -> int:
-        return self.log_weight.shape[0]
+        return len(self.log_weight)
 
     def now(self, evidence: Array) -> Array:
         """Log-weights, normalised, given the sums of log-evidence (..., K, B) at some times since the last review."""
@@ -150,13 +150,17 @@ def _merge(limit: float, bank: Bank, traits: Traits, keep: NDArray[np.bool_]) ->
         for i in range(j):
             a = order[i]
             close = keep[a, columns] & keep[b, columns]
-            close &= (bank.walk[a, columns] == bank.walk[b, columns]) & (bank.robust[a, columns] == bank.robust[b, columns])
+            close &= (bank.walk[a, columns] == bank.walk[b, columns]) & (
+                bank.robust[a, columns] == bank.robust[b, columns]
+            )
             if not close.any():
                 continue
             apart = np.abs(traits.levels[a, columns] - traits.levels[b, columns])
             away = np.abs(traits.means[a, columns] - traits.means[b, columns])
             close &= (apart < limit).all(-1) & (away < 0.5 * traits.sds[a, columns]).all(-1)
-            weight[a, columns] = np.where(close, np.logaddexp(weight[a, columns], weight[b, columns]), weight[a, columns])
+            weight[a, columns] = np.where(
+                close, np.logaddexp(weight[a, columns], weight[b, columns]), weight[a, columns]
+            )
             keep[b[close], columns[close]] = False
     return weight, keep
 
@@ -198,7 +202,6 @@ def _pack(bank: Bank, source: Indices) -> Review:
     best = bank.log_weight.argmax(0)
     spare = np.arange(capacity)[:, None] >= used.sum(0)
     order = np.where(spare, best, order)
-    fields = [each[order, columns] for each in bank]
-    weight = np.where(spare, -np.inf, fields[0])
-    fields[0] = weight - log_sum_exp(weight)
-    return Review(Bank(*fields), source[order, columns])
+    packed = Bank(*(each[order, columns] for each in bank))  # type: ignore[arg-type]
+    weight = np.where(spare, -np.inf, packed.log_weight)
+    return Review(packed._replace(log_weight=weight - log_sum_exp(weight)), source[order, columns])

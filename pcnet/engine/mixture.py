@@ -108,7 +108,12 @@ class MixtureSession(Session):
     def _raw_record(self) -> Record:
         """What is recorded of each row."""
         wanted = dict.fromkeys((*(q for q in self.record.quantities if q != ENERGY), "mean", EVIDENCE))
-        return Record((*wanted, *((ENERGY,) if ENERGY in self.record.quantities else ())), self.record.nodes, 1, self.record.messages)
+        return Record(
+            (*wanted, *((ENERGY,) if ENERGY in self.record.quantities else ())),
+            self.record.nodes,
+            1,
+            self.record.messages,
+        )
 
     def _assume_kinds(self, run: Run) -> None:
         """Let each row have the walk and the outliers that the bank says."""
@@ -214,7 +219,8 @@ class MixtureSession(Session):
         """A quantity of all rows, (K, B, n)."""
         with torch.inference_mode():
             value = self.graph[node].quantities[quantity].read(self.context(node))
-        return value.reshape(self._bank.rows, self._shape.numel(), -1).double().cpu().numpy()
+        found: Array = value.reshape(self._bank.rows, self._shape.numel(), -1).double().cpu().numpy()
+        return found
 
     def _evidence(self, sums: Tensor) -> Array:
         """Sums of log-evidence (..., K·B) as (..., K, B)."""
@@ -229,7 +235,10 @@ class MixtureSession(Session):
     # --- first guesses -------------------------------------------------------------------------------------------
     def _provisional(self, name: str, observation: Observation) -> Tensor:
         """Log-variances (B, 1) to begin with, from the size of the first observation alone."""
-        sizes = [value.abs().nan_to_num(0.0).expand(*self._shape, -1).reshape(self._shape.numel(), -1) for value in observation.values()]
+        sizes = [
+            value.abs().nan_to_num(0.0).expand(*self._shape, -1).reshape(self._shape.numel(), -1)
+            for value in observation.values()
+        ]
         size = torch.cat(sizes, -1).amax(-1, keepdim=True)
         size = torch.where(size > 0, size, 1.0)
         return 2 * (0.1 * size).log()
@@ -242,7 +251,16 @@ class MixtureSession(Session):
         self._opening = None
         interval = self._bound.program.interval[: self._shape.numel()]
         guess = {}
-        seen = {name: torch.stack([o[name].expand(*self._shape, -1).reshape(self._shape.numel(), -1) for o, _ in opening.observations if name in o]) for name in opening.observations[0][0]}
+        seen = {
+            name: torch.stack(
+                [
+                    o[name].expand(*self._shape, -1).reshape(self._shape.numel(), -1)
+                    for o, _ in opening.observations
+                    if name in o
+                ]
+            )
+            for name in opening.observations[0][0]
+        }
         largest = torch.cat([v.nan_to_num(0.0).abs().amax(0) for v in seen.values()], -1).amax(-1, keepdim=True)
         floor = SMALLEST * torch.where(largest > 0, largest, 1.0) ** 2
         for name in self.hypotheses.guess:
@@ -266,6 +284,7 @@ class MixtureSession(Session):
         self._table, self._sum = table, kept[0] + kept[1]
         self._collected = self._total_evidence(self._evidence(self._bound.now.state.sum_accuracy))
         self._sum = self._sum - self._collected
+
     # --- the mixture ---------------------------------------------------------------------------------------------
     @property
     def batch_shape(self) -> tuple[int, ...]:
@@ -319,7 +338,9 @@ class MixtureSession(Session):
             elif name == EVIDENCE:
                 values[name] = torch.as_tensor(total[1:] + self._sum)[kept].to(weight)
             else:
-                values[name] = _mix(quantity, lambda q, node=node: shaped[f"{node}.{q}" if node else q][kept], weight[kept])
+                values[name] = _mix(
+                    quantity, lambda q, node=node: shaped[f"{node}.{q}" if node else q][kept], weight[kept]
+                )
         self._table.add_block([times[i] for i in kept], values)
 
     @property
@@ -333,7 +354,9 @@ class MixtureSession(Session):
         def reader(name: str, column: Column) -> Callable[[], Tensor]:
             node, _, quantity = name.rpartition(".")
             if node in self._nodes and quantity in self._nodes[node].quantities:
-                return lambda: self.read(node, quantity).reshape(self._shape.numel(), *self.read(node, quantity).shape[len(self._shape):])
+                return lambda: self.read(node, quantity).reshape(
+                    self._shape.numel(), *self.read(node, quantity).shape[len(self._shape) :]
+                )
 
             def read() -> Tensor:
                 value = column.read() if column.transform is None else column.transform(column.read())

@@ -68,7 +68,7 @@ class Program:
             for link in graph.below(self.nodes[name])
         )
         self.links = {
-            name: _neighbours(graph, node, spec)._replace(joint=joint, online=name not in after, fitting=bool(after))
+            name: _neighbours(graph, node, spec)._replace(joint=joint, online=name not in after)
             for name, node in self.nodes.items()
         }
         self.bound = {name: node.bind(self.links[name], spec) for name, node in self.nodes.items()}

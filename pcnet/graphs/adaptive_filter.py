@@ -116,7 +116,7 @@ def adaptive_filter(
     if hypotheses is not None:
         outliers = hypotheses.outliers if isinstance(kernel_y, White) else 0.0
         hypotheses = dataclasses.replace(hypotheses, guess=missing, outliers=outliers)
-    y = SensoryNode("y", dim=channels, orders=1, dt=dt, outliers=outliers)
+    y = SensoryNode("y", dim=channels, orders=1, dt=dt, outliers=number(outliers))
 
     def precision(name: str, noise: Any, kernel: Kernel) -> PrecisionNode:
         return PrecisionNode(

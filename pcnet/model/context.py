@@ -34,7 +34,6 @@ class Neighbours(NamedTuple):
     default_estimators: Mapping[AnyLink, ParameterEstimator | None] = MappingProxyType({})  # suggested by a child
     joint: frozenset[AnyLink] = frozenset()  # links whose parameters are part of the belief of the state below
     online: bool = True  # whether the node learns during a run, and not after passes over recorded data
-    fitting: bool = False  # whether some node learns after passes over recorded data
 
     def above_of(self, kind: type[L], of: AnyNode | None = None) -> tuple[L, ...]:
         """The links above of one kind; for `Parametrises`, those of the flow or of the mapping to `of`."""

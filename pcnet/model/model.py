@@ -54,9 +54,7 @@ class Model:
 
     __slots__ = ("compiled", "graph", "hypotheses", "schedule")
 
-    def __init__(
-        self, graph: Graph, schedule: Schedule | None = None, hypotheses: Hypotheses | None = None
-    ) -> None:
+    def __init__(self, graph: Graph, schedule: Schedule | None = None, hypotheses: Hypotheses | None = None) -> None:
         if not isinstance(graph, Graph):
             raise SettingError(f"Model: give a Graph, not {graph!r}")
         if schedule is not None and not isinstance(schedule, Schedule):

@@ -50,7 +50,6 @@ class AugmentedStateLayout(NamedTuple):
     joint: slice  # elements of the state and of the parameters that are part of the belief
     n_scored: int  # p, number of parameters with sensitivities
     level_channels: Tensor  # which channels share a log-variance, (s, all channels), one or zero
-    level_sensitivities: bool  # whether derivatives with respect to log-variances are carried along
 
     @property
     def noises(self) -> tuple[NoiseBlock, ...]:
@@ -91,7 +90,6 @@ class Noises(NamedTuple):
     below: Mapping[Predicts, NoiseSpec]
     orders: int  # orders of motion of smooth noise
     learned: bool  # whether their levels are learned
-    with_sensitivities: bool  # whether the mean carries its derivatives with respect to them
 
 
 def make_layout(
@@ -140,7 +138,6 @@ def make_layout(
         belief,
         n_scored,
         stacked,
-        noises.with_sensitivities,
     )
 
 

@@ -189,7 +189,7 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], FlowForecasts, ForecastsAl
         of = (None, *(link.child for link in links.below))
         parameters = {each: links.above_of(Parametrises, each) for each in of}
         try:
-            noises = Noises(own, below, self.orders, self.learn_noise, links.fitting)
+            noises = Noises(own, below, self.orders, self.learn_noise)
             layout = make_layout(self.dim, noises, parameters, links.joint, spec.zeros())
         except SettingError as error:
             raise GraphError(f"{self.title}: {error}") from None
@@ -205,15 +205,14 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], FlowForecasts, ForecastsAl
         """A state of the right shapes that is not started: its reference variance is 0."""
         layout, zeros = bound.layout, spec.zeros
         n, p, s, o = layout.size, layout.n_scored, layout.n_levels, layout.own_levels.stop
-        carried = s if layout.level_sensitivities else 0
         mean = torch.constant_pad_nd(bound.initial_mean, (0, n - self.dim))
         parts = zeros(1 + s, n, n)
         parts[:, 0, : self.dim, : self.dim] = bound.initial_variance.diag_embed()
-        belief = GaussianWithSensitivities(mean, parts, zeros(n, p), zeros(n, carried))
+        belief = GaussianWithSensitivities(mean, parts, zeros(n, p), zeros(n, s))
         sent = []
         for block in layout.below.values():
             d = block.channels.stop - block.channels.start
-            distribution = PredictiveDistribution(zeros(d), zeros(d, d), zeros(d, carried), zeros(s, d, d))
+            distribution = PredictiveDistribution(zeros(d), zeros(d, d), zeros(d, s), zeros(s, d, d))
             sent.append(GaussianPrediction(distribution, zeros(d, d)))
         channels, numbers = zeros(layout.level_channels.shape[1]), zeros(len(layout.all_parameters))
         reference = Reference(zeros(p), channels, channels, zeros(len(layout.noises)), numbers)
@@ -471,7 +470,9 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], FlowForecasts, ForecastsAl
                 score = kalman.parameter_score(jacobian, belief.dmean_dtheta, direct, weighted, precision)
                 evidence = evidence._replace(parameters=evidence.parameters.plus(score))
             if layout.own_levels.stop:
-                score = kalman.noise_score(state.sent[i].distribution.of_levels(layout.own_levels), weighted, precision)
+                distribution = state.sent[i].distribution.of_levels(layout.own_levels)
+                raw = torch.bmm(distribution.covariance, weighted[..., None])[..., 0]
+                score = kalman.noise_score(distribution, raw, weighted, precision)
                 evidence = evidence._replace(noise=evidence.noise.plus(score))
             updated = kalman.update(belief, jacobian, direct, weighted, precision, noise, mapping.residual)
             evidence = evidence._replace(

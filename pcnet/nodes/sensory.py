@@ -337,7 +337,7 @@ class SensoryNode(Node[SensoryState, SensoryBound], Forecasts, Assumes):
             assert isinstance(found.precision, Precision)
             return precision_score(found.precision, found.error, found.weighted)
         assert isinstance(found.precision, DensePrecision)
-        score = kalman.noise_score(found.distribution, found.weighted[:, 0], found.precision.matrix)
+        score = kalman.noise_score(found.distribution, found.error[:, 0], found.weighted[:, 0], found.precision.matrix)
         noise = self._noise(ctx)
         assert noise is not None
         lengthscale = self._lengthscale_score(ctx, noise) if noise.learned_lengthscale else None

@@ -2,7 +2,7 @@
 
 The belief about a variable s with n elements is N(m, P), given log-variances l of the noises, and parameters θ that are
 not elements of s. The covariance is kept by source, P = Σ_k P_k with P_k the part that noise k contributed: because the
-gain minimises P, ∂P/∂l_k = P_k. Two sensitivities are carried along where they are asked for: ∂m/∂θ and ∂m/∂l.
+gain minimises P, ∂P/∂l_k = P_k. Two sensitivities are carried along: ∂m/∂θ and ∂m/∂l.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class GaussianWithSensitivities(NamedTuple):
     mean: Tensor  # (B, n)
     covariance_by_source: Tensor  # (B, 1 + s, n, n), of which the first is the part of no learned noise
     dmean_dtheta: Tensor  # (B, n, p)
-    dmean_dlogvar: Tensor  # (B, n, s), or (B, n, 0) if it is not carried along
+    dmean_dlogvar: Tensor  # (B, n, s)
 
     @property
     def covariance(self) -> Tensor:
@@ -33,7 +33,7 @@ class PredictiveDistribution(NamedTuple):
 
     mean: Tensor  # (B, d)
     covariance: Tensor  # (B, d, d)
-    dmean_dlogvar: Tensor  # (B, d, s), or (B, d, 0) if it is not carried along
+    dmean_dlogvar: Tensor  # (B, d, s)
     covariance_by_source: Tensor  # derivatives of the covariance with respect to the log-variances, (B, s, d, d)
 
     def of_levels(self, levels: slice) -> PredictiveDistribution:
@@ -207,15 +207,19 @@ def parameter_score(
     return ScoreAndInformation(score, derivative.mT @ precision @ derivative)
 
 
-def noise_score(predicted: PredictiveDistribution, weighted_error: Tensor, precision: Tensor) -> ScoreAndInformation:
+def noise_score(
+    predicted: PredictiveDistribution, error: Tensor, weighted_error: Tensor, precision: Tensor
+) -> ScoreAndInformation:
     """Score and information of the log-variances l in an error e.
 
     The score is ½(ξᵀS_kξ − tr ΩS_k) + (∂y/∂l_k)ᵀξ with S_k = ∂Ω⁻¹/∂l_k and ξ = Ωe, the information
-    ½tr(ΩS_jΩS_k) + (∂y/∂l_j)ᵀΩ∂y/∂l_k, both without the terms in ∂y/∂l if that is not carried along. Missing channels,
-    where Ω is 0, do not count.
+    ½tr(ΩS_jΩS_k) + (∂y/∂l_j)ᵀΩ∂y/∂l_k. Its second part grows with the square of errors that are larger than predicted,
+    and is divided by that ratio, because otherwise it would slow down learning while l is still wrong. Missing
+    channels, where Ω is 0, do not count.
 
     Args:
         predicted: The predictive distribution of the observation.
+        error: e, (B, d).
         weighted_error: ξ, (B, d).
         precision: Ω, (B, d, d).
     """
@@ -224,7 +228,7 @@ def noise_score(predicted: PredictiveDistribution, weighted_error: Tensor, preci
     score = 0.5 * (fit - relative.diagonal(dim1=-2, dim2=-1).sum(-1))
     information = 0.5 * torch.einsum("bjde,bked->bjk", relative, relative)
     slope = predicted.dmean_dlogvar
-    if slope.shape[-1]:
-        score = score + torch.bmm(slope.mT, weighted_error[..., None])[..., 0]
-        information = information + slope.mT @ precision @ slope
-    return ScoreAndInformation(score, information)
+    score = score + torch.bmm(slope.mT, weighted_error[..., None])[..., 0]
+    seen = (precision.diagonal(dim1=-2, dim2=-1) > 0).sum(-1).clamp_min(1)
+    size = ((error * weighted_error).sum(-1) / seen).clamp_min(1.0)[:, None, None]
+    return ScoreAndInformation(score, information + slope.mT @ precision @ slope / size)
