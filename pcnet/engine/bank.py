@@ -69,7 +69,7 @@ def log_sum_exp(values: Array) -> Array:
     return total
 
 
-def start(hypotheses: Hypotheses, batch: int, learns_parameters: bool) -> tuple[Bank, Array, Array]:
+def start(hypotheses: Hypotheses, batch: int) -> tuple[Bank, Array, Array]:
     """The first bank, with the logs of the factors of process and of observation variances of each row (K,)."""
     robust = (0, 1) if hypotheses.outliers else (0,)
     grid = [

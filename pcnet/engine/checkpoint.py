@@ -18,6 +18,7 @@ from torch import Tensor
 
 from pcnet.engine.clock import Clock
 from pcnet.engine.divergence import DivergenceEvent, DivergenceLog
+from pcnet.engine.mixture import MixtureSession
 from pcnet.engine.run import Snapshot
 from pcnet.engine.session import Session
 from pcnet.engine.state import GraphState
@@ -31,15 +32,16 @@ from pcnet.results.recorder import Record
 from pcnet.results.result import package_version
 
 FORMAT = 2  # the version of the file format that `save` writes; 1 was that of pcnet 0.1
-RECORDED, RAW, RUNNING = "/recorded/", "/raw/", "/running"
-"""Recorded values; raw values of the open block; batch elements that ran during it. No node has a name with a slash."""
+RECORDED, RAW, RUNNING, FURTHER = "/recorded/", "/raw/", "/running", "/further/"
+"""Recorded values; raw values of the open block; batch elements that ran during it; what a session holds beside the
+state of the run. No node has a name with a slash."""
 
 
 def save(session: Session, path: Path, recording: bool = True) -> Path:
     """Write a checkpoint; see `Session.save`."""
     check_folder(path, CheckpointError)
     now = session.snapshot
-    tensors = now.state.tensors()
+    tensors = now.state.tensors() | {FURTHER + name: value for name, value in session.further_tensors().items()}
     if recording:
         full, raw, running = session.recorder.state()
         tensors |= {RECORDED + name: value for name, value in full.items()}
@@ -60,7 +62,7 @@ def save(session: Session, path: Path, recording: bool = True) -> Path:
         "record": [record.quantities, record.nodes, record.every, record.messages],
         "times": session.recorder.times if recording else [],
         "strides": {name: value.stride() for name, value in tensors.items()},
-        "batch_shape": list(session.batch_shape),
+        "batch_shape": list(session.program.spec.batch_shape),
         "tick": now.tick,
         "clock": list(now.clock),
         "regular": now.relative_dt is None,
@@ -109,7 +111,7 @@ def resume(
     if strict and digest(model) != about["model"]:
         raise CheckpointError(f"{str(path)!r} is of another graph or schedule; give its model, or strict=False")
     quantities, nodes, every, messages = about["record"]
-    session = Session(
+    session = (Session if model.hypotheses is None else MixtureSession)(
         model,
         record=Record(tuple(quantities), None if nodes is None else tuple(nodes), every, messages),
         dtype=getattr(torch, about["dtype"]),
@@ -123,6 +125,7 @@ def resume(
     def take(prefix: str) -> dict[str, Tensor]:
         return {name.removeprefix(prefix): tensors.pop(name) for name in list(tensors) if name.startswith(prefix)}
 
+    further = take(FURTHER)
     full, raw = take(RECORDED), {name: value.to(place) for name, value in take(RAW).items()}
     running = tensors.pop(RUNNING, None)
     moved = {name: _strided(value.to(place), about["strides"][name]) for name, value in tensors.items()}
@@ -136,7 +139,7 @@ def resume(
         return Snapshot(about["tick"], state, Clock(*about["clock"]), relative, log, Outputs({}), rows)
 
     try:
-        session.restore(about["batch_shape"], snapshot)
+        session.restore(about["batch_shape"], snapshot, further)
         session.recorder.restore(about["times"], full, raw, None if running is None else running.to(place))
     except (KeyError, RuntimeError) as error:
         raise CheckpointError(f"{str(path)!r} is of a graph with other nodes than this one: {error}") from None

@@ -212,7 +212,7 @@ def fit(
 
 def _check(model: Model) -> list[str]:
     """The names of the nodes that are fitted; raises an error if the schedule does not fit them."""
-    graph, schedule = model
+    graph, schedule = model.graph, model.schedule
     nodes = graph.nodes
     graph.check()
     schedule.check(nodes)

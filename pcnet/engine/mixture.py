@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,11 +15,13 @@ from pcnet.engine.bank import Array, Bank, Indices, Traits
 from pcnet.engine.choice import EngineChoice
 from pcnet.engine.divergence import DivergenceLog
 from pcnet.engine.inputs import Observation, Sample
-from pcnet.engine.run import Run, common_batch_shape
+from pcnet.engine.run import Run, Snapshot, common_batch_shape
 from pcnet.engine.session import Session
+from pcnet.engine.state import GraphState
 from pcnet.errors import DivergenceError, ScheduleError
 from pcnet.model.hypotheses import Hypotheses
 from pcnet.model.links import Weighs
+from pcnet.model.model import RunOptions
 from pcnet.model.node import BatchSpec
 from pcnet.model.protocols import Assumes
 from pcnet.numerics.trees import tree_map
@@ -26,7 +29,7 @@ from pcnet.results.recorder import ENERGY, EVIDENCE, Column, Record, Recorder
 from pcnet.results.result import Divergence
 
 if TYPE_CHECKING:
-    from pcnet.engine.forecast import Forecast
+    from pcnet.engine.forecast import Draws, Forecast
 
 FIRST = 16
 """Number of observations from which first guesses of noise levels are found."""
@@ -72,7 +75,7 @@ class MixtureSession(Session):
     def _begin(self, guess: Mapping[str, Tensor]) -> Run:
         """Start all rows; guess: log-variances (B, n) of the precision nodes whose first guess is to be found."""
         batch = self._shape.numel()
-        self._bank, process, observation = banks.start(self.hypotheses, batch, True)
+        self._bank, process, observation = banks.start(self.hypotheses, batch)
         run = self._bind_rows(self._bank.rows)
         state, program = run.now.state, run.program
         nodes = dict(state.nodes)
@@ -332,15 +335,14 @@ class MixtureSession(Session):
             return
         values = {}
         for name in self._table.columns:
-            node, _, quantity = name.rpartition(".")
             if name == "accuracy":
                 values[name] = torch.as_tensor(np.diff(total, axis=0))[kept].to(weight)
             elif name == EVIDENCE:
                 values[name] = torch.as_tensor(total[1:] + self._sum)[kept].to(weight)
             else:
-                values[name] = _mix(
-                    quantity, lambda q, node=node: shaped[f"{node}.{q}" if node else q][kept], weight[kept]
-                )
+                node, dot, quantity = name.rpartition(".")
+                beside = {q: shaped[f"{node}{dot}{q}"][kept] for q in ("mean", quantity) if f"{node}{dot}{q}" in shaped}
+                values[name] = _mix(quantity, beside.__getitem__, weight[kept])
         self._table.add_block([times[i] for i in kept], values)
 
     @property
@@ -354,9 +356,12 @@ class MixtureSession(Session):
         def reader(name: str, column: Column) -> Callable[[], Tensor]:
             node, _, quantity = name.rpartition(".")
             if node in self._nodes and quantity in self._nodes[node].quantities:
-                return lambda: self.read(node, quantity).reshape(
-                    self._shape.numel(), *self.read(node, quantity).shape[len(self._shape) :]
-                )
+
+                def mixed() -> Tensor:
+                    value = self.read(node, quantity)
+                    return value.reshape(self._shape.numel(), *value.shape[len(self._shape) :])
+
+                return mixed
 
             def read() -> Tensor:
                 value = column.read() if column.transform is None else column.transform(column.read())
@@ -405,6 +410,70 @@ class MixtureSession(Session):
             shaped = count.reshape(self._bank.rows, -1)
             found[name] = shaped[best, torch.arange(shaped.shape[1])].reshape(self._shape)
         return found
+
+    def take_recorded(self) -> dict[str, Tensor]:
+        return self.recorder.take()
+
+    def sample(self, horizon: float, draws: int = 1, *, every: float | None = None, seed: int) -> Draws:
+        """Draw futures from the model: a hypothesis by its weight, then a future from its beliefs."""
+        rows = super().sample(horizon, draws, every=every, seed=seed)
+        weight = self.weights.reshape(self._bank.rows, -1)
+        chosen = torch.multinomial(weight.mT, draws, replacement=True, generator=torch.Generator().manual_seed(seed)).mT
+        values = {}
+        for name, value in rows.values.items():
+            flat = value.reshape(draws, self._bank.rows, weight.shape[1], *value.shape[-2:])
+            picked = flat[np.arange(draws)[:, None], chosen.numpy(), np.arange(weight.shape[1])]
+            values[name] = picked.reshape(draws, *self._shape, *value.shape[-2:])
+        return type(rows)(rows.times, values)
+
+    # --- files and copies ----------------------------------------------------------------------------------------
+    def further_tensors(self) -> dict[str, Tensor]:
+        self._collect()
+        found = {f"bank/{name}": torch.as_tensor(value) for name, value in self._bank._asdict().items()}
+        found |= {"sum": torch.as_tensor(self._sum), "collected": torch.as_tensor(self._collected)}
+        found["reviewed"] = torch.tensor(self._reviewed)
+        if self._opening is not None:
+            times = [math.nan if t is None else t for _, t in self._opening.observations]
+            found["opening/times"] = torch.tensor(times, dtype=torch.float64)
+            for i, (observation, _) in enumerate(self._opening.observations):
+                found |= {f"opening/observation/{i}/{name}": value for name, value in observation.items()}
+            found |= {f"opening/mean/{name}": torch.stack(each) for name, each in self._opening.means.items()}
+        return found
+
+    def restore(
+        self, batch_shape: Sequence[int], make: Callable[[GraphState], Snapshot], further: dict[str, Tensor]
+    ) -> None:
+        self._shape, self._total = torch.Size(batch_shape[1:]), None
+        self._bank = Bank(*(further.pop(f"bank/{name}").numpy() for name in Bank._fields))
+        self._sum, self._collected = further.pop("sum").numpy(), further.pop("collected").numpy()
+        self._reviewed = int(further.pop("reviewed"))
+        self._opening = None
+        if "opening/times" in further:
+            times = [None if math.isnan(t) else t for t in further.pop("opening/times").tolist()]
+            observations: list[Observation] = [{} for _ in times]
+            means: dict[str, list[Tensor]] = {}
+            for name, value in further.items():
+                kind, rest = name.removeprefix("opening/").split("/", 1)
+                if kind == "mean":
+                    means[rest] = list(value)
+                else:
+                    number, node = rest.split("/", 1)
+                    observations[int(number)] = {**observations[int(number)], node: value}
+            self._opening = Opening(list(zip(observations, times, strict=True)), means)
+        with torch.inference_mode():
+            run = self._bind_rows(batch_shape[0])
+            run.now = make(run.now.state)._replace(rows=0)
+            run.show()
+        self._table = self.recorder_for(self.record)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> MixtureSession:
+        options = {name: getattr(self, name) for name in RunOptions.__annotations__}
+        made = MixtureSession(self.model, **options)
+        if self._run is not None:
+            further, now = self.further_tensors(), self._bound.now
+            made.restore(list(self.program.spec.batch_shape), lambda _: now, further)
+            made._table.restore(self._table.times, *self._table.state())
+        return made
 
     def forecast(self, horizon: float, every: float | None = None, *, parameters: bool = True) -> Forecast:
         rows = super().forecast(horizon, every, parameters=parameters)

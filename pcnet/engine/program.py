@@ -55,7 +55,7 @@ class Program:
     """
 
     def __init__(self, model: Model, spec: BatchSpec) -> None:
-        graph, schedule = model
+        graph, schedule = model.graph, model.schedule
         self.model, self.spec = model, spec
         self.nodes: Mapping[str, AnyNode] = graph.nodes
         self.observers = tuple(name for name, node in self.nodes.items() if node.observes)

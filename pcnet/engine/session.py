@@ -61,7 +61,7 @@ class Session:
             raise SettingError(f"engine must be 'auto', 'compiled' or 'eager', not {engine!r}")
         model.schedule.check(model.graph.nodes)
         self.model = model
-        self.graph, self.schedule = model
+        self.graph, self.schedule = model.graph, model.schedule
         self.record = Record.of(record)
         self.dtype, self.device, self.threads = dtype, device, threads
         self.on_divergence: OnDivergence = on_divergence
@@ -403,8 +403,17 @@ class Session:
         """Where the session is, for checkpoints."""
         return self._bound.now
 
-    def restore(self, batch_shape: Sequence[int], make: Callable[[GraphState], Snapshot]) -> None:
-        """Continue from a checkpoint; make: gives the snapshot, from a state of the right form."""
+    def further_tensors(self) -> dict[str, Tensor]:
+        """What a checkpoint holds beside the state of the run."""
+        return {}
+
+    def restore(
+        self, batch_shape: Sequence[int], make: Callable[[GraphState], Snapshot], further: dict[str, Tensor]
+    ) -> None:
+        """Continue from a checkpoint; make: gives the snapshot, from a state of the right form.
+
+        further: the tensors of `further_tensors`; KeyError if one is missing.
+        """
         with torch.inference_mode():
             self._run = run = self._bind_to(torch.Size(batch_shape))
             run.now = make(run.now.state)

@@ -18,7 +18,6 @@ from pcnet.numerics.kernels import Kernel, Matern, SquaredExponential, White
 from pcnet.numerics.transitions import IntegratorName
 from pcnet.settings import at_least_1d, number, to_tensor
 
-
 DEFAULT = Hypotheses()
 
 
@@ -63,8 +62,8 @@ def adaptive_filter(
         process_noise_sd: First guess of the standard deviation of ω_x, one number or (..., dim): of a diffusion, in
             units of the state per √time, or of smooth or held noise, in units of ẋ. Found from the first observations
             unless given.
-        observation_noise_sd: First guess of the standard deviation of ω_y, one number or (..., channels). Found from the
-            first observations unless given.
+        observation_noise_sd: First guess of the standard deviation of ω_y, one number or (..., channels). Found from
+            the first observations unless given.
         noise_sd: Prior standard deviation of the logs of all noise variances around the first guess.
         correlation_time: Lengthscale of the squared-exponential autocorrelation of both noises in time units, or a
             `Kernel`; white noise unless given.

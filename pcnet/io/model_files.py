@@ -15,6 +15,7 @@ from pcnet.files import atomic_write
 from pcnet.functions import registry
 from pcnet.io.strict_yaml import read
 from pcnet.model.graph import Graph
+from pcnet.model.hypotheses import Hypotheses
 from pcnet.model.links import Link
 from pcnet.model.model import Model
 from pcnet.model.node import Node
@@ -121,9 +122,16 @@ def json_schema() -> dict[str, Any]:
         "nodes": {"type": "object", "additionalProperties": {"anyOf": nodes}},
         "links": {"type": "array", "items": {"anyOf": links}},
         "schedule": _schedule_schema(),
+        "hypotheses": _without_kind(defs.pop(Hypotheses.__name__)),
     }
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "A model of pcnet", "$defs": defs}
     return head | _object(properties, "nodes", "links")
+
+
+def _without_kind(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema of an object whose kind needs no name."""
+    properties = {name: each for name, each in schema["properties"].items() if name != "kind"}
+    return schema | {"properties": properties, "required": []}
 
 
 def _object(properties: dict[str, Any], *required: str) -> dict[str, Any]:

@@ -21,7 +21,7 @@ def digest(model: Model) -> str:
     It does not cover global variables that functions use, nor functions that they call.
     """
     found = hashlib.sha256()
-    for part in (*model.graph.nodes.values(), *link_keys(model), model.schedule):
+    for part in _parts(model):
         for text in _texts(part):
             found.update(text + b"\0")
     return found.hexdigest()
@@ -29,7 +29,13 @@ def digest(model: Model) -> str:
 
 def covers(model: Model) -> bool:
     """Whether the digest covers everything that the model does: shipped kinds of node, and no Python functions."""
-    return all(map(_covered, (*model.graph.nodes.values(), *link_keys(model), model.schedule)))
+    return all(map(_covered, _parts(model)))
+
+
+def _parts(model: Model) -> tuple[Any, ...]:
+    """Everything that a model consists of."""
+    hypotheses = () if model.hypotheses is None else (model.hypotheses,)
+    return (*model.graph.nodes.values(), *link_keys(model), model.schedule, *hypotheses)
 
 
 def _covered(value: Any) -> bool:

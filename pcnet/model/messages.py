@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Generic, NamedTuple, TypeVar
 
+import torch
 from torch import Tensor
 
 from pcnet.numerics.coloured_noise import Noise
@@ -116,13 +117,23 @@ class PredictionError(Error[Curvature]):
 
 @dataclass(frozen=True, eq=False)
 class BlockPosterior:
-    """The block of parameters in a joint belief of a state and them: mean (B, p) and covariance (B, p, p)."""
+    """The block of parameters in a joint belief of a state and them.
 
-    mean: Tensor
+    weighted: precision-weighted error, the last change of the mean over the covariance; (B, p).
+    """
+
+    mean: Tensor  # (B, p)
+    change: Tensor  # of the mean by the last observation, (B, p)
     compute_covariance: Callable[[], Tensor]
 
     @cached_property
+    def weighted(self) -> Tensor:
+        solved: Tensor = torch.linalg.solve(self.covariance, self.change)
+        return solved
+
+    @cached_property
     def covariance(self) -> Tensor:
+        """(B, p, p)."""
         return self.compute_covariance()
 
 

@@ -44,7 +44,9 @@ class RunOptions(TypedDict, total=False):
 
 
 class Model:
-    """A graph and its schedule: everything that can be done with a model starts here. It unpacks as (graph, schedule).
+    """A graph and its schedule: everything that can be done with a model starts here.
+
+    It unpacks as (graph, schedule) if it has no hypotheses.
 
     Args:
         graph: The graph.
@@ -65,6 +67,11 @@ class Model:
         """Compiled ticks, which sessions of this model share; see `pcnet.engine.compiled`."""
 
     def __iter__(self) -> Iterator[Any]:
+        if self.hypotheses is not None:
+            raise SettingError(
+                "a model with hypotheses is more than a graph and a schedule; use model.graph and model.schedule, or "
+                "make it without: adaptive_filter(..., hypotheses=None)"
+            )
         return iter((self.graph, self.schedule))
 
     def __repr__(self) -> str:

@@ -33,6 +33,7 @@ from pcnet.errors import PcnetError, SpecificationError, suggestion
 from pcnet.functions import registry
 from pcnet.model import schedule as schedules
 from pcnet.model.graph import Graph
+from pcnet.model.hypotheses import Hypotheses
 from pcnet.model.links import Link
 from pcnet.model.model import Model
 from pcnet.model.node import AnyNode, Node
@@ -69,7 +70,7 @@ SCHEDULES: dict[str, Callable[..., Schedule]] = {
 
 def to_spec(model: Model) -> dict[str, Any]:
     """A model as plain data; its functions must have names, and its classes be decorated with `settings`."""
-    graph, schedule = model
+    graph, schedule = model.graph, model.schedule
     nodes = {name: _part(node, repr(name)) for name, node in graph.nodes.items()}
     for part in nodes.values():
         del part["name"]
@@ -80,7 +81,11 @@ def to_spec(model: Model) -> dict[str, Any]:
     acts = {"acts": schedule.acts, "on_start": schedule.on_start}
     acts |= {"on_end": schedule.on_end} if schedule.on_end else {}
     steps = {"name": schedule.name} | {key: [_act(act) for act in part] for key, part in acts.items()}
-    return {"pcnet": FORMAT, "nodes": nodes, "links": links, "schedule": steps}
+    found: dict[str, Any] = {"pcnet": FORMAT, "nodes": nodes, "links": links, "schedule": steps}
+    if model.hypotheses is not None:
+        part = _part(model.hypotheses, "hypotheses")
+        found["hypotheses"] = {name: value for name, value in part.items() if name != "kind"}
+    return found
 
 
 def _act(act: Act) -> dict[str, Any]:
@@ -141,7 +146,8 @@ def _at(where: str) -> Iterator[None]:
 
 def from_spec(spec: Mapping[str, Any]) -> Model:
     """The model that plain data specify; without a schedule, the one that fits its nodes."""
-    _check_keys(spec, "the specification of a model", ("pcnet", "nodes", "links", "schedule"), ("nodes", "links"))
+    known = ("pcnet", "nodes", "links", "schedule", "hypotheses")
+    _check_keys(spec, "the specification of a model", known, ("nodes", "links"))
     _check_values(spec)
     version = spec.get("pcnet", FORMAT)
     if isinstance(version, bool) or version not in range(1, FORMAT + 1):
@@ -159,8 +165,11 @@ def from_spec(spec: Mapping[str, Any]) -> Model:
     for name in nodes:
         if name not in graph.nodes:
             raise SpecificationError(f"the node {name!r} has no links")
+    hypotheses = None
+    if spec.get("hypotheses") is not None:
+        hypotheses = _make({"kind": Hypotheses.__name__, **spec["hypotheses"]}, Hypotheses, "hypotheses")
     with _at("schedule"):
-        return Model(graph, _schedule(spec["schedule"]) if "schedule" in spec else None)
+        return Model(graph, _schedule(spec["schedule"]) if "schedule" in spec else None, hypotheses)
 
 
 def _make(given: Any, base: type, where: str, extra: Mapping[str, Any] | None = None) -> Any:

@@ -54,7 +54,7 @@ class Evidence(NamedTuple):
 
     parameters: ScoreAndInformation  # of the parameters that are not part of the belief, p
     noise: ScoreAndInformation  # of the own log-variances, o
-    correction: Tensor  # change of the mean, (B, dim)
+    correction: Tensor  # change of the mean of state and parameters, (B, q)
     weighted_error: Tensor  # Σ Cᵀξ, (B, dim)
 
 
@@ -217,7 +217,7 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], FlowForecasts, ForecastsAl
         channels, numbers = zeros(layout.level_channels.shape[1]), zeros(len(layout.all_parameters))
         reference = Reference(zeros(p), channels, channels, zeros(len(layout.noises)), numbers)
         of_parameters, of_noise = (ScoreAndInformation(zeros(n), zeros(n, n)) for n in (p, o))
-        evidence = Evidence(of_parameters, of_noise, zeros(self.dim), zeros(self.dim))
+        evidence = Evidence(of_parameters, of_noise, zeros(layout.joint.stop), zeros(self.dim))
         return KalmanState(belief, reference, tuple(sent), evidence, zeros().double())
 
     def initialise(self, ctx: Context) -> KalmanState:
@@ -291,7 +291,11 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], FlowForecasts, ForecastsAl
         (block,) = (each for each in layout.all_parameters if each.link is link)
         if block.is_joint:
             belief, place = ctx.state.belief, block.elements
-            return BlockPosterior(belief.mean[:, place], lambda: belief.covariance_by_source[..., place, place].sum(1))
+            return BlockPosterior(
+                belief.mean[:, place],
+                evidence.correction[:, place],
+                lambda: belief.covariance_by_source[..., place, place].sum(1),
+            )
         score, information = evidence.parameters.part(block.sensitivities)
         return ScoreError(score, lambda: information)
 
@@ -476,7 +480,7 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], FlowForecasts, ForecastsAl
                 evidence = evidence._replace(noise=evidence.noise.plus(score))
             updated = kalman.update(belief, jacobian, direct, weighted, precision, noise, mapping.residual)
             evidence = evidence._replace(
-                correction=evidence.correction + (updated.mean - belief.mean)[:, : self.dim],
+                correction=evidence.correction + (updated.mean - belief.mean)[:, layout.joint],
                 weighted_error=evidence.weighted_error + torch.bmm(weighted[:, None], jacobian[..., : self.dim])[:, 0],
             )
             ctx.propose(state._replace(belief=updated, evidence=evidence))
@@ -677,7 +681,7 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], FlowForecasts, ForecastsAl
             "mean": Recordable(shape, lambda ctx: ctx.state.belief.mean[:, None, : self.dim]),
             "sd": Recordable(shape, self.covariance, lambda found: standard_deviations(found)[..., None, :]),
             "covariance": Recordable(("element", "element_"), self.covariance),
-            "error": Recordable(errors, lambda ctx: ctx.state.evidence.correction[:, None]),
+            "error": Recordable(errors, lambda ctx: ctx.state.evidence.correction[:, None, : self.dim]),
             "weighted_error": Recordable(errors, lambda ctx: ctx.state.evidence.weighted_error[:, None]),
         }
 

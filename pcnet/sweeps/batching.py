@@ -19,6 +19,7 @@ def batch_key(model: Model) -> Hashable:
         tuple(_key(node) for node in model.graph.nodes.values()),
         tuple(_key(link) for link in link_keys(model)),
         _key(model.schedule),
+        model.hypotheses if model.hypotheses is None else dataclasses.astuple(model.hypotheses),
     )
 
 
@@ -26,7 +27,7 @@ def stack_models(models: Sequence[Model]) -> Model:
     """Stack models with equal keys along a new leading batch dimension; settings that all share stay unbatched."""
     first = models[0]
     nodes = {name: _stack([model.graph[name] for model in models]) for name in first.graph.nodes}
-    return Model(first.graph.with_nodes(nodes), _stack([model.schedule for model in models]))
+    return Model(first.graph.with_nodes(nodes), _stack([model.schedule for model in models]), first.hypotheses)
 
 
 def _fields(part: Any) -> Iterable[tuple[str, Any, int]]:

@@ -137,14 +137,15 @@ def build_model(build: Build, settings: Mapping[str, Any]) -> Model:
     except Exception as error:
         error.add_note(f"build was called with {dict(settings)}")
         raise
-    pair = isinstance(made, Model) or (isinstance(made, tuple) and len(made) == 2)
-    graph, schedule = made if pair else (made, None)
-    if not isinstance(graph, Graph) or not isinstance(schedule, Schedule | None):
-        raise StudyError(
-            f"build must return a model, a graph, or a graph and a schedule; for {dict(settings)} it returned {made!r}"
-        )
-    model = Model(graph, schedule)
-    batch = graph.batch_shape or model.schedule.batch_shape
+    if isinstance(made, Model):
+        model = made
+    else:
+        graph, schedule = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+        if not isinstance(graph, Graph) or not isinstance(schedule, Schedule | None):
+            what = "a model, a graph, or a graph and a schedule"
+            raise StudyError(f"build must return {what}; for {dict(settings)} it returned {made!r}")
+        model = Model(graph, schedule)
+    batch = model.graph.batch_shape or model.schedule.batch_shape
     if batch:
         raise StudyError(
             f"build returned a model with batch dimensions {tuple(batch)} for {dict(settings)}; use single numbers in "
