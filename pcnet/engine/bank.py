@@ -17,8 +17,8 @@ Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 CAPACITIES = (4, 8, 12, 16, 24, 32)
 """Numbers of rows that a bank shrinks to; more are kept as they are."""
-OFTEN, OFTEN_UNTIL, SELDOM = 8, 256, 64
-"""Rows are reviewed at every so many observations: often at first, then seldom."""
+REVIEWS = ((256, 8), (2048, 64), (math.inf, 256))
+"""Until so many observations, rows are reviewed at every so many."""
 MERGE_FROM = 16  # observation from which rows are merged
 RESTART_AFTER, RESTART_BELOW = 64, 0.01
 """A row with parameters that stand still restarts at the best row after so many observations below this weight."""
@@ -88,7 +88,7 @@ def start(hypotheses: Hypotheses, batch: int) -> tuple[Bank, Array, Array]:
 
 def next_review(tick: int) -> int:
     """The number of observations after which rows are reviewed next."""
-    step = OFTEN if tick < OFTEN_UNTIL else SELDOM
+    step = next(every for until, every in REVIEWS if tick < until)
     return (tick // step + 1) * step
 
 
@@ -106,7 +106,7 @@ def review(
         passed: Number of observations since the last review.
         walks: Whether there are parameters that can walk.
     """
-    weight = bank.now(evidence)
+    weight, in_use = bank.now(evidence), np.isfinite(bank.log_weight)
     source = np.repeat(np.arange(bank.rows)[:, None], weight.shape[1], 1)
     bank = bank._replace(log_weight=weight, evidence=evidence, age=bank.age + passed)
     kinds = range(len(hypotheses.walks) + 1) if walks and tick > hypotheses.walk_start else range(1)
@@ -125,7 +125,7 @@ def review(
         bank, source = _restart(bank, source, top)
     if walks and hypotheses.walks and tick - passed < hypotheses.walk_start <= tick:
         bank, source = _add_walks(hypotheses, bank, source)
-    return _pack(bank, source)
+    return _pack(bank, source, in_use)
 
 
 def _share(weight: Array, walk: Indices, kinds: range, share: float) -> Array:
@@ -190,18 +190,23 @@ def _add_walks(hypotheses: Hypotheses, bank: Bank, source: Indices) -> tuple[Ban
     return Bank(*grown), np.concatenate([source, *(rows[None] for _, rows in added)])
 
 
-def _pack(bank: Bank, source: Indices) -> Review:
-    """Rows in use first, and as few others as the next capacity has; those are copies of the best row."""
-    used = np.isfinite(bank.log_weight)
-    most = int(used.sum(0).max())
+def _pack(bank: Bank, source: Indices, in_use: NDArray[np.bool_]) -> Review:
+    """As few rows as the next capacity has, those that are needed first; others are copies of the best row.
+
+    in_use: which rows were needed before. If nothing else changes, every row stays at its place.
+    """
+    needed = np.isfinite(bank.log_weight)
+    most, columns = int(needed.sum(0).max()), np.arange(source.shape[1])
     capacity = next((each for each in CAPACITIES if each >= most), most)
-    order = np.argsort(~used, 0, kind="stable")[:capacity]
-    if capacity > len(order):
-        order = np.concatenate([order, np.repeat(order[:1], capacity - len(order), 0)])
-    columns = np.arange(source.shape[1])
     best = bank.log_weight.argmax(0)
-    spare = np.arange(capacity)[:, None] >= used.sum(0)
-    order = np.where(spare, best, order)
+    if capacity >= len(in_use) == bank.rows:
+        order = np.where(in_use & ~needed, best, np.arange(bank.rows)[:, None])
+        spare = ~needed
+    else:
+        order = np.argsort(~needed, 0, kind="stable")[:capacity]
+        order = np.concatenate([order, np.repeat(order[:1], capacity - len(order), 0)])
+        spare = np.arange(capacity)[:, None] >= needed.sum(0)
+        order = np.where(spare, best, order)
     packed = Bank(*(each[order, columns] for each in bank))  # type: ignore[arg-type]
     weight = np.where(spare, -np.inf, packed.log_weight)
     return Review(packed._replace(log_weight=weight - log_sum_exp(weight)), source[order, columns])

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 FIRST = 16
 """Number of observations from which first guesses of noise levels are found."""
 INCREMENTS = 0.1  # first guess of the process noise of an interval, as a share of the increments of the states
+LOST = 1e4  # what a row loses in nats with an observation that it cannot take in, while others can
 SMALLEST = 1e-12  # smallest first guess of a variance, relative to the square of the largest observation
 
 
@@ -173,7 +174,7 @@ class MixtureSession(Session):
         self._collect()
         run = self._bound
         state, rows = run.now.state, self._bank.rows
-        evidence = self._evidence(state.sum_accuracy)
+        evidence = self._evidence(state.sum_accuracy, state.missed)
         if self.on_divergence == "raise" and not np.isfinite(self._bank.now(evidence)).any(0).all():
             event = run.now.log.events[-1] if run.now.log.events else None
             why = "" if event is None else f": {event.why}"
@@ -225,9 +226,19 @@ class MixtureSession(Session):
         found: Array = value.reshape(self._bank.rows, self._shape.numel(), -1).double().cpu().numpy()
         return found
 
-    def _evidence(self, sums: Tensor) -> Array:
-        """Sums of log-evidence (..., K·B) as (..., K, B)."""
-        return sums.reshape(*sums.shape[:-1], self._bank.rows, -1).double().cpu().numpy()
+    def _evidence(self, sums: Tensor, missed: Tensor) -> Array:
+        """Sums of log-evidence of rows (..., K·B) as (..., K, B).
+
+        An observation that only some rows have lost counts against them.
+        """
+        shape = (*sums.shape[:-1], self._bank.rows, -1)
+        lost = missed.reshape(shape).double().cpu().numpy()
+        evidence: Array = sums.reshape(shape).double().cpu().numpy()
+        return evidence - LOST * (lost - lost.min(-2, keepdims=True))
+
+    def _evidence_now(self) -> Array:
+        state = self._bound.now.state
+        return self._evidence(state.sum_accuracy, state.missed)
 
     def _total_evidence(self, evidence: Array) -> Array:
         """Log-evidence of the mixture since the last review, (..., B), from sums of rows (..., K, B)."""
@@ -275,7 +286,7 @@ class MixtureSession(Session):
                 means = torch.stack([m.reshape(self._shape.numel(), -1) for m in opening.means[child.name]])
                 variance = INCREMENTS**2 * (means.diff(dim=0) ** 2).mean(0) / interval[:, None]
             guess[name] = torch.maximum(variance.nan_to_num(0.0), floor.to(variance)).log()
-        kept = self._sum, self._total_evidence(self._evidence(self._bound.now.state.sum_accuracy))
+        kept = self._sum, self._total_evidence(self._evidence_now())
         self._reviewed = 0
         with torch.inference_mode():
             self._begin(guess)
@@ -285,7 +296,7 @@ class MixtureSession(Session):
             self._look()
         self._collect()
         self._table, self._sum = table, kept[0] + kept[1]
-        self._collected = self._total_evidence(self._evidence(self._bound.now.state.sum_accuracy))
+        self._collected = self._total_evidence(self._evidence_now())
         self._sum = self._sum - self._collected
 
     # --- the mixture ---------------------------------------------------------------------------------------------
@@ -297,8 +308,14 @@ class MixtureSession(Session):
     @property
     def weights(self) -> Tensor:
         """Weights of all rows now, (rows, ...)."""
-        now = self._bank.now(self._evidence(self._bound.now.state.sum_accuracy))
-        return torch.as_tensor(np.exp(now)).reshape(-1, *self._shape)
+        return torch.as_tensor(self._weights(self._evidence_now())).reshape(-1, *self._shape)
+
+    def _weights(self, evidence: Array) -> Array:
+        """Weights of rows (..., K, B) in the mixture; none for rows that would be dropped now, whatever they believe."""
+        now = self._bank.now(evidence)
+        weight = np.where(now > now.max(-2, keepdims=True) - self.hypotheses.drop, np.exp(now), 0.0)
+        normalised: Array = weight / weight.sum(-2, keepdims=True)
+        return normalised
 
     def read(self, node: str, quantity: str) -> Tensor:
         quantities = self.graph[node].quantities
@@ -326,8 +343,8 @@ class MixtureSession(Session):
         found = raw.take()
         run.now = run.now._replace(rows=0)
         shaped = {name: value.reshape(len(times), rows, batch, *value.shape[2:]) for name, value in found.items()}
-        evidence = shaped[EVIDENCE].double().numpy()
-        weight = torch.as_tensor(np.exp(self._bank.now(evidence))).to(shaped[EVIDENCE])
+        evidence = self._evidence(found[EVIDENCE], found["missed"])
+        weight = torch.as_tensor(self._weights(evidence)).to(shaped[EVIDENCE])
         kept = [i for i in range(len(times)) if (first + i + 1) % self.record.every == 0]
         total = np.concatenate([self._collected[None], self._total_evidence(evidence)])
         self._collected = total[-1]
@@ -374,7 +391,7 @@ class MixtureSession(Session):
 
     @property
     def _log_evidence(self) -> Tensor:
-        total = self._sum + self._total_evidence(self._evidence(self._bound.now.state.sum_accuracy))
+        total = self._sum + self._total_evidence(self._evidence_now())
         return torch.as_tensor(total).reshape(self._shape)
 
     @property
@@ -388,8 +405,8 @@ class MixtureSession(Session):
     @property
     def free_energy(self) -> Tensor:
         state = self._bound.now.state
-        now = self._evidence(state.sum_accuracy)
-        before = self._evidence(state.sum_accuracy - state.accuracy)
+        now = self._evidence_now()
+        before = self._evidence(state.sum_accuracy - state.accuracy, state.missed)
         return torch.as_tensor(self._total_evidence(before) - self._total_evidence(now)).reshape(self._shape)
 
     @property

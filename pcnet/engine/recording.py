@@ -37,6 +37,7 @@ def columns(program: Program, space: Workspace, record: Record, showing: Showing
                 found[f"{name}.{quantity}"] = Column(dims, partial(raw, context), transform)
     if EVIDENCE in record.quantities:
         found[EVIDENCE] = Column((), lambda: showing()[0].sum_accuracy)
+        found["missed"] = Column((), lambda: showing()[0].missed)
     if ENERGY in record.quantities:
         found["accuracy"] = Column((), lambda: showing()[0].accuracy)
         found["complexity"] = Column((), lambda: showing()[0].complexity)

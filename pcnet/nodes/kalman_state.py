@@ -31,7 +31,7 @@ from pcnet.numerics.estimators import Newton, NoiseScoring, ParameterEstimator
 from pcnet.numerics.kalman import GaussianWithSensitivities, PredictiveDistribution, ScoreAndInformation
 from pcnet.numerics.kernels import SquaredExponential, lengthscale_of
 from pcnet.numerics.laplace import standard_deviations
-from pcnet.numerics.sigma_points import Regression, regress
+from pcnet.numerics.sigma_points import Regression, regress, regress_or_keep
 from pcnet.numerics.transitions import FlowAt, FlowStep, IntegratorName, advance, flow_step
 from pcnet.numerics.trees import select, spans, tree_map
 from pcnet.settings import PositiveVector, Vector, at_least_1d, check_size, number, settings
@@ -394,20 +394,19 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], FlowForecasts, ForecastsAl
                 slope = self.flow.parameter_slope(x[:, None], theta, 1)[:, 0]
             return FlowAt(found.value[:, 0], found.jacobian.expand(len(x), d, d), slope)
 
-        by_points = self.linearisation == "unscented" and not self.flow.is_affine
-        if not by_points or layout.n_scored:
-            step = flow_step(at, mean[:, :d], dt, self.integrator)
-        if not by_points:
-            return step, self._joint_taylor(ctx, None, step.value, step.jacobian, step.parameter_jacobian)
+        step = flow_step(at, mean[:, :d], dt, self.integrator)
+        taylor = self._joint_taylor(ctx, None, step.value, step.jacobian, step.parameter_jacobian)
+        if self.linearisation == "taylor" or self.flow.is_affine:
+            return step, taylor
         jacobian = at(mean[:, :d]).jacobian if self.integrator == "local_linearisation" else None
 
         def after(points: Tensor) -> Tensor:
             parameters = self._parameters_of(ctx, None, points)
             return advance(lambda x: self.flow(x, parameters), points[..., :d], dt, self.integrator, jacobian)
 
-        found = regress(after, mean[:, layout.joint], belief.covariance[:, layout.joint, layout.joint])
-        slope = step.parameter_jacobian if layout.n_scored else mean.new_zeros(len(mean), d, 0)
-        return FlowStep.of(found.value, found.jacobian[..., :d], slope, dt, self.integrator), found
+        covariance = belief.covariance[:, layout.joint, layout.joint]
+        found = regress_or_keep(after, mean[:, layout.joint], covariance, taylor)
+        return FlowStep.of(found.value, found.jacobian[..., :d], step.parameter_jacobian, dt, self.integrator), found
 
     def _mapping(self, ctx: Context, belief: GaussianWithSensitivities, link: Predicts) -> Regression:
         """The mapping to a node below, as a function of state and joint parameters."""

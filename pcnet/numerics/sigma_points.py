@@ -48,3 +48,22 @@ def regress(function: Callable[[Tensor], Tensor], mean: Tensor, covariance: Tens
     bend = 0.5 * (up + down) - value
     residual = 2 * weight * bend.mT @ bend + centre_weight * (centre - value).mT @ (centre - value)
     return Regression(value[:, 0], jacobian, residual)
+
+
+def regress_or_keep(
+    function: Callable[[Tensor], Tensor], mean: Tensor, covariance: Tensor, taylor: Regression
+) -> Regression:
+    """`regress`, or a Taylor expansion where a residual is larger than the variance that is explained.
+
+    Then points are so far out that a step of an integrator from there says nothing about the flow.
+    """
+    found = regress(function, mean, covariance)
+    assert found.residual is not None
+    explained = (found.jacobian @ covariance * found.jacobian).sum(-1)
+    good = (found.residual.diagonal(dim1=-2, dim2=-1) <= explained).all(-1)
+    column, matrix = good[:, None], good[:, None, None]
+    return Regression(
+        torch.where(column, found.value, taylor.value),
+        torch.where(matrix, found.jacobian, taylor.jacobian),
+        torch.where(matrix, found.residual, 0.0),
+    )

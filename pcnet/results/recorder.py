@@ -13,7 +13,7 @@ from pcnet.errors import SettingError
 from pcnet.settings import settings
 
 ENERGY = "energy"  # quantity that stands for free energy, accuracy and complexity, in total and per node
-EVIDENCE = "evidence"  # quantity that stands for the sum of the accuracy over all observations
+EVIDENCE = "evidence"  # quantity that stands for the sum of the accuracy so far, and the number of lost observations
 BLOCK, BLOCK_BYTES = 256, 2**20
 """Raw values are transformed in blocks of at most this many rows and bytes (but at least one row)."""
 
