@@ -233,8 +233,8 @@ class MixtureSession(Session):
         """
         shape = (*sums.shape[:-1], self._bank.rows, -1)
         lost = missed.reshape(shape).double().cpu().numpy()
-        evidence: Array = sums.reshape(shape).double().cpu().numpy()
-        return evidence - LOST * (lost - lost.min(-2, keepdims=True))
+        evidence: Array = sums.reshape(shape).double().cpu().numpy() - LOST * (lost - lost.min(-2, keepdims=True))
+        return evidence
 
     def _evidence_now(self) -> Array:
         state = self._bound.now.state
@@ -311,7 +311,7 @@ class MixtureSession(Session):
         return torch.as_tensor(self._weights(self._evidence_now())).reshape(-1, *self._shape)
 
     def _weights(self, evidence: Array) -> Array:
-        """Weights of rows (..., K, B) in the mixture; none for rows that would be dropped now, whatever they believe."""
+        """Weights of rows (..., K, B) in the mixture; none for rows that would be dropped now."""
         now = self._bank.now(evidence)
         weight = np.where(now > now.max(-2, keepdims=True) - self.hypotheses.drop, np.exp(now), 0.0)
         normalised: Array = weight / weight.sum(-2, keepdims=True)
