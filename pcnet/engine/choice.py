@@ -50,8 +50,8 @@ class EngineChoice:
                 warnings.warn("llvmlite is not installed, so that models run eagerly and slowly", stacklevel=2)
             return
         from pcnet.engine.compiled.engine import compiled_engine
+        from pcnet.engine.compiled.errors import UntraceableError
         from pcnet.engine.compiled.lead import Lead
-        from pcnet.engine.compiled.trace import UntraceableError
 
         try:
             self.lead = Lead(run, compiled_engine(run.program, run.interval, run.record))

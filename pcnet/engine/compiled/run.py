@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pcnet.engine.compiled.driver import ENTRY, FIELDS, KIND, MAX_VARIANTS, run_function
-from pcnet.engine.compiled.program import Array, Layout, TickKind, pack, unpack
+from pcnet.engine.compiled.layout import Array, Layout, TickKind, pack, unpack
 from pcnet.engine.compiled.variants import Variants
 from pcnet.engine.program import Program
 

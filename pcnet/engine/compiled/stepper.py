@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from pcnet.engine.compiled.engine import CompiledEngine
-from pcnet.engine.compiled.program import Array, Layout
+from pcnet.engine.compiled.layout import Array, Layout
 from pcnet.engine.compiled.run import WORD
 from pcnet.engine.inputs import Observation
 
