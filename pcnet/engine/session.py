@@ -363,6 +363,8 @@ class Session:
                 engine.load(now.state)
                 self._loaded = now
             lead = Lead(now.tick, now.clock, None, now.rows)
+        if self._engine.stepper is not None:
+            self._engine.stepper.forget_derived()
         made = engine.advance(series, start, count, lead.tick, lead.clock, self.record.every)
         if made.ticks:
             rows = lead.rows
@@ -382,9 +384,8 @@ class Session:
     def _settle(self) -> None:
         """Bring what single ticks have done to where all else looks for it."""
         self._flush()
-        if self._lead is not None and self._lead.flipped:
-            assert self._engine.compiled is not None
-            self._engine.compiled.run.settle()
+        if self._lead is not None and self._engine.stepper is not None:
+            self._engine.stepper.engine.run.settle(self._lead.flipped)
             self._lead = self._lead._replace(flipped=False)
 
     @property
