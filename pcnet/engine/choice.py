@@ -33,6 +33,7 @@ class EngineChoice:
         preferred = os.environ.get("PCNET_ENGINE") or "auto"
         if preferred not in get_args(Engine):
             raise SettingError(f"PCNET_ENGINE must be 'auto', 'compiled' or 'eager', not {preferred!r}")
+        self.asked: Engine = wanted
         self.wanted: Engine = "eager" if wanted == "auto" and preferred == "eager" else wanted
         self._few = 0 if preferred == "compiled" else FEW
         self.compiled: CompiledEngine | None = None
@@ -40,6 +41,12 @@ class EngineChoice:
         self.why_eager = "" if self.wanted != "eager" else "asked for"
         self._eager_ticks = 0
         self._series: tuple[Mapping[str, Tensor], Series] | None = None
+
+    def continue_with(self, acting: Engine) -> None:
+        """Let the engine go on that acted before, whatever PCNET_ENGINE says here."""
+        if self.asked == "auto":
+            self.wanted = "auto" if acting == "compiled" else "eager"
+            self.why_eager = "" if self.wanted != "eager" else "as before"
 
     def choose(self, model: Model, program: Program, interval: Interval, record: Record, total: int | None) -> None:
         """Decide which engine acts, at the first observation. total: number of observations of the run, if known."""

@@ -647,8 +647,18 @@ class Session:
         """Where the session is, for checkpoints."""
         return self._now
 
-    def restore(self, batch_shape: Sequence[int], make: Callable[[GraphState], Snapshot]) -> None:
-        """Continue from a checkpoint; make: gives the snapshot, from a state of the right form."""
+    def restore(
+        self, batch_shape: Sequence[int], make: Callable[[GraphState], Snapshot], acting: Engine | None = None
+    ) -> None:
+        """Continue from a checkpoint.
+
+        Args:
+            batch_shape: The batch dimensions.
+            make: Gives the snapshot, from a state of the right form.
+            acting: With engine="auto", the engine that goes on; chosen anew unless given.
+        """
+        if acting is not None:
+            self._engine.continue_with(acting)
         with torch.inference_mode():
             self._bind_to(torch.Size(batch_shape))
             self._now = make(self._now.state)
@@ -664,6 +674,7 @@ class Session:
                 made._bind_to(self.program.spec.batch_shape)
                 made._now = self._now
                 made._load()
+            made._engine.continue_with(self.acting_engine)
             if self._engine.compiled is not None:
                 made._engine.choose(made.model, made.program, made._interval, made.record, None)
             self.recorder.truncate(self._now.rows)
