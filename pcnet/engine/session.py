@@ -397,8 +397,18 @@ class Session:
         """Where the session is, for checkpoints."""
         return self._bound.now
 
-    def restore(self, batch_shape: Sequence[int], make: Callable[[GraphState], Snapshot]) -> None:
-        """Continue from a checkpoint; make: gives the snapshot, from a state of the right form."""
+    def restore(
+        self, batch_shape: Sequence[int], make: Callable[[GraphState], Snapshot], acting: Engine | None = None
+    ) -> None:
+        """Continue from a checkpoint.
+
+        Args:
+            batch_shape: The batch dimensions.
+            make: Gives the snapshot, from a state of the right form.
+            acting: With engine="auto", the engine that goes on; chosen anew unless given.
+        """
+        if acting is not None:
+            self._engine.continue_with(acting)
         with torch.inference_mode():
             self._run = run = self._bind_to(torch.Size(batch_shape))
             run.now = make(run.now.state)
@@ -414,6 +424,7 @@ class Session:
                 made._run = run = made._bind_to(self._run.program.spec.batch_shape)
                 run.now = self._run.now
                 run.show()
+            made._engine.continue_with(self.acting_engine)
             if self._engine.lead is not None:
                 made._engine.choose(run, None)
             recorder = self.recorder

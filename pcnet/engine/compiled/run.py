@@ -224,9 +224,10 @@ class CompiledRun:
         )  # fmt: skip
         return words
 
-    def settle(self) -> None:
-        """Take over the state from the other buffer."""
-        self._state[0] = self._other
+    def settle(self, flipped: bool) -> None:
+        """Take over from single ticks; flipped: whether they have left the state in the other buffer."""
+        if flipped:
+            self._state[0] = self._other
         self._stale[:] = EVERYTHING
 
     def _settings_of(self, slot: int) -> Array:
