@@ -35,8 +35,8 @@ lint: $(STAMP)
 docs: $(STAMP)  ## the documentation into output/docs, for reading from disk; a warning is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
-bench: $(STAMP)  ## microseconds an observation, beside an extended Kalman filter in the same run
-	$(BIN)/python examples/benchmark.py
+bench: $(STAMP)  ## microseconds an observation, beside filters of other packages in the same run; PYHGF: a python that has pyhgf
+	$(BIN)/python examples/benchmark.py $(if $(PYHGF),--pyhgf $(PYHGF))
 	$(BIN)/python examples/benchmark_size.py
 
 soak: $(STAMP)  ## a million observations: constant memory, sound beliefs, the same digits after a resumption

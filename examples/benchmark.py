@@ -2,8 +2,8 @@
 
 Run:  python examples/benchmark.py            (make bench)
 One thread. The reference is an extended Kalman filter in numpy with the parameters in its state: it tracks states and
-learns parameters, but is told the noise and has no free energy. filterpy and dynamax are timed if they are installed.
-Each number is the minimum of several passes, because other load only adds time.
+learns parameters, but is told the noise and has no free energy. The filters of other packages are timed if these are
+installed; see `rivals.py`. Each number is the minimum of several passes, because other load only adds time.
 """
 
 from __future__ import annotations
@@ -17,54 +17,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from rivals import RIVALS, SAMPLES, STEPS, TITLES, Array, Timed, process, start
 
 import pcnet as pc
 from pcnet.graphs import Level, adaptive_filter, hierarchy, odem
 
-Array = NDArray[np.float64]
-SAMPLES, STEPS, FEW, BATCH = 10_000, 1000, 60, 756
-
-
-def process(samples: int) -> Array:
-    """The paper's Lotka–Volterra process with white noise, (samples, 3)."""
-    rng = np.random.default_rng(0)
-    interaction = np.array([[0.0, 0.2, -0.4], [-0.2, 0.0, 0.1], [0.4, -0.1, 0.0]])
-    x, rows = 5 * np.array([0.45, 0.22, 0.33]), []
-    for _ in range(samples):
-        rows.append(x + 0.1 * rng.normal(size=3))
-        x = np.clip(x + 0.01 * (x * (interaction @ x) + 0.05 * rng.normal(size=3)), 0, 5)
-    return np.array(rows)
-
-
-def lotka_volterra(x: Array, a: Array) -> tuple[Array, Array, Array]:
-    """The flow and its Jacobians with respect to state and parameters."""
-    matrix = np.array([[0, a[0], a[1]], [-a[0], 0, a[2]], [-a[1], -a[2], 0]])
-    growth = matrix @ x
-    jacobian_theta = np.array(
-        [[x[0] * x[1], x[0] * x[2], 0], [-x[0] * x[1], 0, x[1] * x[2]], [0, -x[0] * x[2], -x[1] * x[2]]]
-    )
-    return x * growth, np.diag(growth) + x[:, None] * matrix, jacobian_theta
-
-
-def kalman(observations: Array, flow: Callable[..., tuple[Array, Array, Array]], prior: Array, sd: float) -> Array:
-    """Extended Kalman filter of states and parameters; returns the last mean."""
-    dt, n, p = 0.01, 3, len(prior)
-    mean = np.concatenate([observations[0], prior])
-    covariance = np.diag([0.01] * n + [sd**2] * p)
-    Q = np.diag([(dt * 0.05) ** 2] * n + [0.0] * p)
-    R, eye = 0.01 * np.eye(n), np.eye(n + p)
-    for y in observations:
-        velocity, jacobian, jacobian_theta = flow(mean[:n], mean[n:])
-        F = eye.copy()
-        F[:n, :n] += dt * jacobian
-        F[:n, n:] = dt * jacobian_theta
-        mean[:n] += dt * velocity
-        covariance = F @ covariance @ F.T + Q
-        gain = np.linalg.solve(covariance[:n, :n] + R, covariance[:n]).T
-        mean = mean + gain @ (y - mean[:n])
-        covariance = covariance - gain @ covariance[:n]
-    return mean
+FEW, BATCH = 60, 756
 
 
 def settings(batch: int) -> dict[str, torch.Tensor]:
@@ -166,75 +124,23 @@ def stepped(model: pc.Model, record: Any) -> Callable[[], object]:
     return run
 
 
-def filterpy_step() -> tuple[Callable[[], object], int] | None:
-    """filterpy's extended Kalman filter of states and parameters, if it is installed."""
-    try:
-        from filterpy.kalman import ExtendedKalmanFilter
-    except ImportError:
-        return None
-    series = process(STEPS)
-    H = np.eye(3, 6)
-
-    def run() -> None:
-        rival = ExtendedKalmanFilter(dim_x=6, dim_z=3)
-        rival.x = np.concatenate([series[0], [0.3, -0.2, 0.3]])
-        rival.P, rival.R = np.diag([0.01] * 3 + [0.0625] * 3), 0.01 * np.eye(3)
-        rival.Q = np.diag([(0.01 * 0.05) ** 2] * 3 + [0.0] * 3)
-        for y in series:
-            velocity, jacobian, slope = lotka_volterra(rival.x[:3], rival.x[3:])
-            F = np.eye(6)
-            F[:3, :3] += 0.01 * jacobian
-            F[:3, 3:] = 0.01 * slope
-            rival.x = rival.x + np.concatenate([0.01 * velocity, np.zeros(3)])
-            rival.P = F @ rival.P @ F.T + rival.Q
-            rival.update(y, lambda _: H, lambda x: x[:3])
-
-    return run, STEPS
-
-
-def dynamax_step() -> tuple[Callable[[], object], int] | None:
-    """dynamax's extended Kalman filter of states and parameters under jit, if it is installed."""
-    try:
-        import jax
-        import jax.numpy as jnp
-        from dynamax.nonlinear_gaussian_ssm import ParamsNLGSSM, extended_kalman_filter
-    except ImportError:
-        return None
-    jax.config.update("jax_enable_x64", True)
-
-    def dynamics(z: Any) -> Any:
-        x, a = z[:3], z[3:]
-        matrix = jnp.array([[0.0, a[0], a[1]], [-a[0], 0.0, a[2]], [-a[1], -a[2], 0.0]])
-        return jnp.concatenate([x + 0.01 * x * (matrix @ x), a])
-
-    series = jnp.asarray(process(SAMPLES))
-    parameters = ParamsNLGSSM(
-        initial_mean=jnp.concatenate([series[0], jnp.array([0.3, -0.2, 0.3])]),
-        initial_covariance=jnp.diag(jnp.array([0.01] * 3 + [0.0625] * 3)),
-        dynamics_function=dynamics,
-        dynamics_covariance=jnp.diag(jnp.array([(0.01 * 0.05) ** 2] * 3 + [1e-12] * 3)),
-        emission_function=lambda z: z[:3],
-        emission_covariance=0.01 * jnp.eye(3),
-    )
-    jitted = jax.jit(lambda y: extended_kalman_filter(parameters, y).filtered_means)
-    jitted(series).block_until_ready()
-    return lambda: jitted(series).block_until_ready(), SAMPLES
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--passes", type=int, default=6, help="number of timings; the minimum is shown")
     parser.add_argument("--models", nargs="*", default=list(MODELS), help="rows of the table; all unless given")
     parser.add_argument("--samples", type=int, default=SAMPLES, help="observations of a compiled run")
+    parser.add_argument("--rivals", nargs="*", default=list(RIVALS), help="filters of other packages; all unless given")
+    parser.add_argument("--pyhgf", metavar="PYTHON", help="the interpreter of an environment that has pyhgf")
     options = parser.parse_args()
     torch.set_num_threads(1)
     print(f"Python {platform.python_version()}, torch {torch.__version__}, 1 thread, {platform.processor() or 'cpu'}")
-    timed: dict[str, tuple[Callable[[], object], int]] = {
-        "numpy": (partial(kalman, process(STEPS), lotka_volterra, np.array([0.3, -0.2, 0.3]), 0.25), STEPS)
+    started = {
+        name: start(name, options.pyhgf if name.startswith("pyhgf") else None)
+        for name in dict.fromkeys(["numpy", *options.rivals])
     }
-    for name, rival in (("filterpy", filterpy_step()), ("dynamax, jit", dynamax_step())):
-        if rival is not None:
-            timed[name] = rival
+    timed: dict[str, tuple[Callable[[], object], int]] = {
+        name: (each.run, each.samples) for name, each in started.items() if isinstance(each, Timed)
+    }
     engines: dict[str, str] = {}
     for name in options.models:
         model = MODELS[name]()
@@ -256,10 +162,10 @@ def main() -> None:
     print(
         "µs per observation; in brackets: relative to a step of an extended Kalman filter in numpy, which is told the"
     )
-    print(f"noise. batch: per observation and element of {BATCH}. All with their usual recording.\n")
-    for name in ("numpy", "filterpy", "dynamax, jit"):
-        if name in costs:
-            print(f"extended Kalman filter, {name:<14} {costs[name]:8.2f} ({costs[name] / reference:5.2f})")
+    print(f"noise. batch: per observation and element of {BATCH}. All of pcnet with its usual recording.\n")
+    for name, each in started.items():
+        shown = f"{costs[name]:8.2f} ({costs[name] / reference:5.2f})" if isinstance(each, Timed) else f"    {each}"
+        print(f"{TITLES[name]:<58} {shown}")
     columns = ("run", "step", "recorded step", "batch", "eager")
     print(f"\n{'':<30} " + " ".join(f"{column:>16}" for column in columns))
     for name in options.models:

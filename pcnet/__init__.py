@@ -1,15 +1,16 @@
 """pcnet: message-passing predictive coding in generalised coordinates of motion."""
 
-from pcnet import errors, graphs, nodes, simulate
-from pcnet.engine.checkpoint import resume
-from pcnet.engine.fit import Fit
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from pcnet import errors, graphs, nodes
 from pcnet.engine.inputs import Sample
 from pcnet.functions import systems
 from pcnet.functions.network import Network
 from pcnet.functions.registry import register
 from pcnet.functions.traced import TracedFunction
-from pcnet.io.model_files import load_model, save_model
 from pcnet.model.graph import Graph
+from pcnet.model.hypotheses import Hypotheses
 from pcnet.model.model import Model
 from pcnet.model.schedule import (
     Act,
@@ -37,8 +38,14 @@ from pcnet.numerics import estimators, integrators, kernels
 from pcnet.numerics.dwell_time import DwellTime
 from pcnet.results.recorder import Record
 from pcnet.results.result import Result
-from pcnet.sweeps.study import Study
-from pcnet.sweeps.sweep import sweep
+
+if TYPE_CHECKING:
+    from pcnet import simulate
+    from pcnet.engine.checkpoint import resume
+    from pcnet.engine.fit import Fit
+    from pcnet.io.model_files import load_model, save_model
+    from pcnet.sweeps.study import Study
+    from pcnet.sweeps.sweep import sweep
 
 __all__ = [
     "Act",
@@ -49,6 +56,7 @@ __all__ = [
     "Fit",
     "GeneralisedStateNode",
     "Graph",
+    "Hypotheses",
     "InputNode",
     "KalmanStateNode",
     "LikelihoodNode",
@@ -83,3 +91,26 @@ __all__ = [
     "sweep",
     "systems",
 ]
+
+_ON_FIRST_USE = {
+    "Fit": "pcnet.engine.fit",
+    "Study": "pcnet.sweeps.study",
+    "load_model": "pcnet.io.model_files",
+    "resume": "pcnet.engine.checkpoint",
+    "save_model": "pcnet.io.model_files",
+    "sweep": "pcnet.sweeps.sweep",
+}
+"""Names that are imported at their first use, by module: `import pcnet` is faster without them."""
+
+
+def __getattr__(name: str) -> Any:
+    if name == "simulate":
+        return import_module("pcnet.simulate")
+    if name not in _ON_FIRST_USE:
+        raise AttributeError(f"module 'pcnet' has no attribute {name!r}")
+    found = globals()[name] = getattr(import_module(_ON_FIRST_USE[name]), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

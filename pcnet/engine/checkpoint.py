@@ -58,7 +58,8 @@ def save(session: Session, path: Path, recording: bool = True) -> Path:
         "model": digest(session.model),
         "dtype": str(session.dtype).removeprefix("torch."),
         "on_divergence": session.on_divergence,
-        "engine": session.acting_engine,
+        "engine": session.engine,
+        "acting_engine": session.acting_engine,
         "record": [record.quantities, record.nodes, record.every, record.messages],
         "times": session.recorder.times if recording else [],
         "strides": {name: value.stride() for name, value in tensors.items()},
@@ -139,7 +140,8 @@ def resume(
         return Snapshot(about["tick"], state, Clock(*about["clock"]), relative, log, Outputs({}), rows)
 
     try:
-        session.restore(about["batch_shape"], snapshot, further)
+        acting = about.get("acting_engine") if engine is None else None
+        session.restore(about["batch_shape"], snapshot, further, acting)
         session.recorder.restore(about["times"], full, raw, None if running is None else running.to(place))
     except (KeyError, RuntimeError) as error:
         raise CheckpointError(f"{str(path)!r} is of a graph with other nodes than this one: {error}") from None

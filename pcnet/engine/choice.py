@@ -28,11 +28,18 @@ class EngineChoice:
         preferred = os.environ.get("PCNET_ENGINE") or "auto"
         if preferred not in get_args(Engine):
             raise SettingError(f"PCNET_ENGINE must be 'auto', 'compiled' or 'eager', not {preferred!r}")
+        self._asked: Engine = wanted
         self._wanted: Engine = "eager" if wanted == "auto" and preferred == "eager" else wanted
         self._few = 0 if preferred == "compiled" else FEW
         self.lead: Lead | None = None
         self.eager_ticks = 0
         self._why_eager = "" if self._wanted != "eager" else "asked for"
+
+    def continue_with(self, acting: Engine) -> None:
+        """Let the engine go on that acted before, whatever PCNET_ENGINE says here."""
+        if self._asked == "auto":
+            self._wanted = "auto" if acting == "compiled" else "eager"
+            self._why_eager = "" if self._wanted != "eager" else "as before"
 
     def choose(self, run: Run, total: int | None) -> None:
         """Decide which engine acts, before the first observation. total: number of observations, if known."""
@@ -50,8 +57,8 @@ class EngineChoice:
                 warnings.warn("llvmlite is not installed, so that models run eagerly and slowly", stacklevel=2)
             return
         from pcnet.engine.compiled.engine import compiled_engine
+        from pcnet.engine.compiled.errors import UntraceableError
         from pcnet.engine.compiled.lead import Lead
-        from pcnet.engine.compiled.trace import UntraceableError
 
         try:
             self.lead = Lead(run, compiled_engine(run.program, run.interval, run.record))

@@ -29,6 +29,7 @@ class ArrayLike(Protocol):
 
 ARRAYS = (Tensor, np.ndarray, list, tuple, ArrayLike)
 SINGLE = (Mapping, Sample)  # items of a list that are single observations
+PLAIN = (Tensor, np.ndarray)  # types without a mask; numpy imports its masked arrays only when they are named
 
 
 class ObservationReader:
@@ -108,7 +109,7 @@ class ObservationReader:
         """A value with `own` trailing dimensions, (..., dim) or (..., time, dim), as a tensor."""
         size = self.sizes[name]
         try:
-            if isinstance(value, np.ma.MaskedArray):
+            if type(value) not in PLAIN and isinstance(value, np.ma.MaskedArray):
                 value = np.ma.filled(value.astype(np.float64), np.nan)
             tensor = value.detach() if isinstance(value, Tensor) else torch.from_numpy(np.array(value))
             if tensor.is_complex():

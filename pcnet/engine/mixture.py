@@ -21,7 +21,7 @@ from pcnet.engine.state import GraphState
 from pcnet.errors import DivergenceError, ScheduleError
 from pcnet.model.hypotheses import Hypotheses
 from pcnet.model.links import Weighs
-from pcnet.model.model import RunOptions
+from pcnet.model.model import Engine, RunOptions
 from pcnet.model.node import BatchSpec
 from pcnet.model.protocols import Assumes
 from pcnet.numerics.trees import tree_map
@@ -94,11 +94,13 @@ class MixtureSession(Session):
     def _weighs_observations(self, name: str) -> bool:
         return all(link.child.observes for link in self.graph.below(self.graph[name]) if isinstance(link, Weighs))
 
-    def _bind_rows(self, rows: int) -> Run:
-        """A run of so many rows, with an engine of its own."""
+    def _bind_rows(self, rows: int, acting: Engine | None = None) -> Run:
+        """A run of so many rows, with an engine of its own. acting: the engine that acted before."""
         before = self._engine
         self._engine = EngineChoice(self.engine)
         self._engine.eager_ticks = before.eager_ticks
+        if acting is not None:
+            self._engine.continue_with(acting)
         shape = torch.Size((rows, *self._shape))
         spec = BatchSpec(shape.numel(), self.dtype, self.device, shape)
         policy = "stop" if self.on_divergence == "raise" else self.on_divergence
@@ -202,7 +204,7 @@ class MixtureSession(Session):
             rest = {name: pick(getattr(now.state, name)) for name in now.state._fields[1:]}
             relative = None if now.relative_dt is None else pick(now.relative_dt)
             same = len(source) == self._bound.program.spec.batch_shape[0]
-            run = self._bound if same else self._bind_rows(len(source))
+            run = self._bound if same else self._bind_rows(len(source), self.acting_engine)
             state = run.now.state._replace(nodes=nodes, **rest)
             run.now = now._replace(state=state, relative_dt=relative, log=DivergenceLog(now.log.events, {}))
             self._assume_kinds(run)
@@ -458,7 +460,11 @@ class MixtureSession(Session):
         return found
 
     def restore(
-        self, batch_shape: Sequence[int], make: Callable[[GraphState], Snapshot], further: dict[str, Tensor]
+        self,
+        batch_shape: Sequence[int],
+        make: Callable[[GraphState], Snapshot],
+        further: dict[str, Tensor],
+        acting: Engine | None = None,
     ) -> None:
         self._shape, self._total = torch.Size(batch_shape[1:]), None
         self._bank = Bank(*(further.pop(f"bank/{name}").numpy() for name in Bank._fields))
@@ -478,7 +484,7 @@ class MixtureSession(Session):
                     observations[int(number)] = {**observations[int(number)], node: value}
             self._opening = Opening(list(zip(observations, times, strict=True)), means)
         with torch.inference_mode():
-            run = self._bind_rows(batch_shape[0])
+            run = self._bind_rows(batch_shape[0], acting)
             run.now = make(run.now.state)._replace(rows=0)
             run.show()
         self._table = self.recorder_for(self.record)
@@ -488,7 +494,7 @@ class MixtureSession(Session):
         made = MixtureSession(self.model, **options)
         if self._run is not None:
             further, now = self.further_tensors(), self._bound.now
-            made.restore(list(self.program.spec.batch_shape), lambda _: now, further)
+            made.restore(list(self.program.spec.batch_shape), lambda _: now, further, self.acting_engine)
             made._table.restore(self._table.times, *self._table.state())
         return made
 

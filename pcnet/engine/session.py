@@ -408,12 +408,22 @@ class Session:
         return {}
 
     def restore(
-        self, batch_shape: Sequence[int], make: Callable[[GraphState], Snapshot], further: dict[str, Tensor]
+        self,
+        batch_shape: Sequence[int],
+        make: Callable[[GraphState], Snapshot],
+        further: dict[str, Tensor],
+        acting: Engine | None = None,
     ) -> None:
-        """Continue from a checkpoint; make: gives the snapshot, from a state of the right form.
+        """Continue from a checkpoint.
 
-        further: the tensors of `further_tensors`; KeyError if one is missing.
+        Args:
+            batch_shape: The batch dimensions.
+            make: Gives the snapshot, from a state of the right form.
+            further: The tensors of `further_tensors`; KeyError if one is missing.
+            acting: With engine="auto", the engine that goes on; chosen anew unless given.
         """
+        if acting is not None:
+            self._engine.continue_with(acting)
         with torch.inference_mode():
             self._run = run = self._bind_to(torch.Size(batch_shape))
             run.now = make(run.now.state)
@@ -429,6 +439,7 @@ class Session:
                 made._run = run = made._bind_to(self._run.program.spec.batch_shape)
                 run.now = self._run.now
                 run.show()
+            made._engine.continue_with(self.acting_engine)
             if self._engine.lead is not None:
                 made._engine.choose(run, None)
             recorder = self.recorder

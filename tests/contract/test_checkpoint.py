@@ -2,9 +2,9 @@
 
 import json
 import multiprocessing
+import os
 import random
 import signal
-import threading
 import time
 from functools import partial
 from pathlib import Path
@@ -172,18 +172,28 @@ def killable(kind):
     )
 
 
-def victim(path, out, ticks, end, kind):
-    """Resume, save after every observation, and wait at `end` to be killed; at the end of the stream write the result.
+def victim(path, out, cache, ticks, end, kind, engine):
+    """Resume, save after every few observations, and be killed after `end`; at the end of the stream write the result.
 
-    `ticks` is without a lock, because a process that is killed would keep it.
+    From `end` on, the next observations are taken in again and again, and the same checkpoint is written, so that the
+    process is within one or the other when it is killed, however fast it is. `ticks` is without a lock, because a
+    process that is killed would keep it.
     """
-    graph, schedule = killable(kind)
-    session = pc.resume(path, pc.Model(graph, schedule)) if path.exists() else graph.start(schedule)
-    for y in STREAM[session.tick : end]:
-        session.step(y).save(path)
+    os.environ["PCNET_CACHE"] = str(cache)
+    model = killable(kind)
+    session = pc.resume(path, model) if path.exists() else model.start(engine=engine)
+    while session.tick < end:
+        part = STREAM[session.tick : min(end, session.tick + 1 + session.tick % 3)]
+        if len(part) == 1:
+            session.step(part[0])
+        else:
+            session.run(part if len(part) == 2 else iter(part))
+        session.save(path)
+        assert session.acting_engine == engine
         ticks.value = session.tick
-    if end < len(STREAM):
-        threading.Event().wait()
+    while end < len(STREAM):
+        pc.resume(path, model).run(STREAM[end:])
+        session.save(path)
     np.savez(out, mean=session.result().mean("x"), action=float(session.free_action))
 
 
@@ -194,16 +204,17 @@ def reached(ticks, aim, process):
 STREAM = 1 + 0.1 * np.random.default_rng(0).normal(size=(60, 3))
 
 
+@pytest.mark.parametrize("engine", ["eager", "compiled"])
 @pytest.mark.parametrize("kind", ["paper", "adaptive filter"])
-def test_a_run_killed_at_random_moments_resumes(kind, tmp_path):
-    """kill -9 at random moments, most of them within a step or while a file is written."""
+def test_a_run_killed_at_random_moments_resumes(kind, engine, tmp_path, monkeypatch):
+    """kill -9 at random moments, within an observation or while a checkpoint or compiled code is written."""
     chance = random.Random(0)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["pcnet", "torch"])
-    path, out = tmp_path / "run.safetensors", tmp_path / "done.npz"
+    path, out, cache = tmp_path / "run.safetensors", tmp_path / "done.npz", tmp_path / "cache"
     ticks = context.RawValue("i", 0)
     for end in (15, 30, 45, 59, 60):
-        process = context.Process(target=victim, args=(path, out, ticks, end, kind))
+        process = context.Process(target=victim, args=(path, out, cache, ticks, end, kind, engine))
         process.start()
         if end < len(STREAM):
             aim = chance.randrange(ticks.value + 1, end)
@@ -212,8 +223,9 @@ def test_a_run_killed_at_random_moments_resumes(kind, tmp_path):
             process.kill()
         process.join(PATIENCE)
         assert process.exitcode == (-signal.SIGKILL if end < len(STREAM) else 0)
-    graph, schedule = killable(kind)
-    whole = graph.run(STREAM, schedule=schedule)
+    monkeypatch.setenv("PCNET_CACHE", "")  # code that is compiled here, not by the processes that were killed
+    whole = killable(kind).run(STREAM, engine=engine)
+    assert whole.engine == engine
     found = np.load(out)
     np.testing.assert_array_equal(found["mean"], whole.mean("x"))
     assert float(found["action"]) == float(whole.free_action)

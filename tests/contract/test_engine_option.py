@@ -1,5 +1,7 @@
 """The option `engine` wherever models run: files, watchers, pages and modules."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +10,8 @@ import pcnet as pc
 from pcnet.errors import SettingError
 from pcnet.graphs import odem
 from pcnet.results.result import Result
+from support.cases import CASES
+from support.compare import same
 
 Y = pc.simulate.glv_process(samples=120, noise="white", seed=2).observations
 
@@ -82,3 +86,32 @@ def test_an_unknown_engine_in_the_environment_is_named(monkeypatch):
     monkeypatch.setenv("PCNET_ENGINE", "fast")
     with pytest.raises(SettingError, match="PCNET_ENGINE must be 'auto', 'compiled' or 'eager', not 'fast'"):
         odem(orders=2).start()
+
+
+def test_a_resumed_session_may_become_eager_if_the_first_was_free_to(tmp_path, monkeypatch):
+    """Its next ticks cannot be compiled, so that it gives up; with engine="auto" that is no error."""
+    monkeypatch.setenv("PCNET_ENGINE", "compiled")
+    graph, schedule, stream, _ = CASES["stack"]()  # some ticks need a pseudo-inverse
+    session = graph.start(schedule).run(iter(stream[:7]))
+    assert session.acting_engine == "compiled"
+    again = pc.resume(session.save(tmp_path / "run"), pc.Model(graph, schedule))
+    for each in (session, again):
+        each.run(iter(stream[7:]))
+    assert "linalg_pinv" in again.engine_report
+    assert again.acting_engine == "eager"
+    same(session.result(), again.result(), 1e-9)
+
+
+def test_a_resumed_session_keeps_its_engine_whatever_the_environment_says(tmp_path, monkeypatch):
+    for before, after in (("compiled", "eager"), ("eager", "compiled")):
+        monkeypatch.setenv("PCNET_ENGINE", before)
+        session = odem(orders=2).start()
+        for y in Y[:5]:
+            session.step(y)
+        monkeypatch.setenv("PCNET_ENGINE", after)
+        again = pc.resume(session.save(tmp_path / "run"), odem(orders=2))
+        assert (again.engine, again.acting_engine) == ("auto", before)
+        for each in (again, copy.deepcopy(session), session):
+            each.run(Y[5:])
+            assert each.result().engine == before
+        same(session.result(), again.result())

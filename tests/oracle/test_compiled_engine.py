@@ -173,6 +173,25 @@ def test_steps_streams_and_arrays_have_the_same_digits(name):
         torch.testing.assert_close(other.mean("x"), torch.as_tensor(whole.mean("x"))[..., -1, :, :], rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("name", ["odem glv", "odem with gaps", "adaptive filter with gaps"])
+def test_steps_may_alternate_with_runs_and_eager_ticks(name):
+    """All variants are there from the start, so that nothing is laid out anew in between."""
+    model, observations, _ = MODELS[name]()
+    model = pc.Model(model.graph, pc.adaptive_filtering(every=4) if "filter" in name else pc.odem(every=4))
+    observations = observations.clone()
+    observations[77] = torch.nan  # left to the eager engine by a model whose curvature is then singular
+    whole = model.run(observations, engine="compiled")
+    for first in (1, 2, 3):
+        session = model.start(engine="compiled")
+        while session.tick < 150:
+            for y in observations[session.tick : session.tick + first]:
+                session.step(y)
+            if session.tick < 150:
+                session.run(observations[session.tick : session.tick + 4])
+        for key, trace in whole.traces.items():
+            np.testing.assert_array_equal(session.result().traces[key].values, trace.values, err_msg=key)
+
+
 @pytest.mark.parametrize("name", ["odem glv", "adaptive filter with gaps", "odem batch"])
 def test_a_resumed_session_goes_on_to_the_same_digits(name, tmp_path):
     model, observations, _ = MODELS[name]()

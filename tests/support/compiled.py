@@ -7,9 +7,9 @@ import torch
 
 from pcnet.engine.compiled import loop_code, scalar_code
 from pcnet.engine.compiled.ir import Module
+from pcnet.engine.compiled.layout import Layout, pack, slots, unpack
 from pcnet.engine.compiled.lowering import kind_of
 from pcnet.engine.compiled.native import compiled, processor
-from pcnet.engine.compiled.program import Layout, pack, slots, unpack
 from pcnet.engine.compiled.scalar_rules import lower
 from pcnet.engine.compiled.trace import record
 from pcnet.engine.compiled.values import Values

@@ -103,6 +103,18 @@ def test_two_processes_and_a_third_give_the_same_digits(folder):
     assert later.split()[1] == "compiled"
 
 
+def test_a_process_that_finds_all_code_does_not_import_the_compiler(folder):
+    ask = PROGRAM + "import sys; print('pcnet.engine.compiled.tick_compiler' in sys.modules)"
+    environment = os.environ | {"PCNET_CACHE": str(folder)}
+    found = [
+        subprocess.run(
+            [sys.executable, "-c", ask], env=environment, capture_output=True, text=True, timeout=600, check=True
+        ).stdout.split()[-1]
+        for _ in range(2)
+    ]
+    assert found == ["True", "False"]
+
+
 def test_two_threads_share_a_model(folder):
     model, found, errors = odem(orders=2), {}, []
 

@@ -44,9 +44,12 @@ def run(tmp_path, monkeypatch, capsys):
         ),
         (
             "benchmark.py",
-            ["--passes", "1", "--samples", "150", "--models", "odem lorenz, 2 orders"],
+            [
+                *("--passes", "1", "--samples", "150", "--models", "odem lorenz, 2 orders"),
+                *("--rivals", "filterpy", "pyhgf-rust", "--pyhgf", "no-such-python"),
+            ],
             0,
-            ["Kalman", "recorded step", "lorenz"],
+            ["numpy", "( 1.00)", "filterpy", "Rust", "does not start: FileNotFoundError", "recorded step", "lorenz"],
         ),
     ],
 )

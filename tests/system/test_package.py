@@ -1,4 +1,4 @@
-"""The wheel contains only the package, and runs where only the wheel is."""
+"""The wheel contains only the package, and runs where only the wheel is; importing it leaves out what is slow."""
 
 import subprocess
 import sys
@@ -7,6 +7,7 @@ import zipfile
 
 import pytest
 
+import pcnet
 from support.paths import ROOT
 
 SCRIPT = """
@@ -16,6 +17,16 @@ assert pcnet.__file__.startswith(sys.argv[1]), pcnet.__file__
 graph, schedule = odem(orders=2, every=2)
 print(graph.run(np.ones((4, 3)), schedule=schedule).mean("x").shape)
 """
+IMPORT = """
+import sys, torch
+before = set(sys.modules)
+import pcnet, pcnet.graphs
+print(*sorted({name.partition(".")[0] for name in set(sys.modules) - before}))
+"""
+HEAVY = {
+    "filelock", "h5netcdf", "llvmlite", "loky", "matplotlib", "networkx", "pandas", "safetensors", "scipy", "sqlite3",
+    "sympy", "typer", "xarray", "yaml",
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -67,3 +78,17 @@ def test_top_level_links_point_into_the_package():
     for name in ("nodes", "graphs"):
         assert (ROOT / name).is_symlink()
         assert (ROOT / name).resolve() == ROOT / "pcnet" / name
+
+
+def test_an_import_leaves_out_what_few_runs_need():
+    done = subprocess.run([sys.executable, "-c", IMPORT], cwd=ROOT, capture_output=True, text=True, check=True)
+    found = set(done.stdout.split())
+    assert "pcnet" in found
+    assert not found & HEAVY
+
+
+def test_names_that_are_imported_at_their_first_use():
+    assert set(pcnet.__all__) <= set(dir(pcnet))
+    assert all(hasattr(pcnet, name) for name in pcnet.__all__)
+    with pytest.raises(AttributeError, match="module 'pcnet' has no attribute 'sweap'"):
+        pcnet.sweap  # noqa: B018

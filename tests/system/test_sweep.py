@@ -514,6 +514,7 @@ def test_models_are_batched_by_shape_and_large_batches_are_split(monkeypatch):
 
 
 MEASURE = """
+import gc
 from pathlib import Path
 import numpy as np
 import pcnet as pc
@@ -528,6 +529,7 @@ sweeps.MAX_BATCH = 10**9
 seen = pc.simulate.glv_process(samples=4, noise="white", seed=1).observations.numpy()
 grid = {"kappa": [1.0, 0.5], "every": [2]}
 pc.sweep(odem, grid, seen, processes=1)
+gc.collect()  # garbage that is still there would make room for what is measured
 Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
 before = memory("VmRSS")
 study = pc.sweep(odem, grid, np.broadcast_to(seen, (1000, *seen.shape)), processes=1, memory="15 MB")
@@ -538,13 +540,13 @@ print(memory("VmHWM") - before, study.counts["done"])
 @pytest.mark.usefixtures("eager")
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc to measure")
 def test_memory_stays_within_about_the_budget():
-    """The 2000 inversions at once would take three times as much."""
+    """The 2000 inversions at once would take 46 MB."""
     found = subprocess.run(
         [sys.executable, "-c", MEASURE], capture_output=True, text=True, timeout=PATIENCE, check=True
     )
     grown, done = map(int, found.stdout.split())
     assert done == 2000
-    assert 5e6 < grown < 25e6
+    assert 5e6 < grown < 30e6
 
 
 # --- a newcomer's mistakes ---------------------------------------------------------------------------------------

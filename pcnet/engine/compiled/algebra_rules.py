@@ -8,8 +8,9 @@ from functools import reduce
 import numpy as np
 
 from pcnet.engine.compiled.elementwise_rules import sign_of
+from pcnet.engine.compiled.errors import UntraceableError
 from pcnet.engine.compiled.lowering import Ids, Lowering, RuleTable, base_name, kind_of
-from pcnet.engine.compiled.trace import Operation, Ref, UntraceableError
+from pcnet.engine.compiled.trace import Operation, Ref
 from pcnet.engine.compiled.values import BOOL, DOUBLE
 
 RULES = RuleTable()

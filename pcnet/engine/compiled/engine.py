@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pcnet.engine.clock import ROUNDING, Clock, Interval
+from pcnet.engine.compiled.element import varying_settings
+from pcnet.engine.compiled.errors import UntraceableError
+from pcnet.engine.compiled.layout import Array, Layout, TickKind
 from pcnet.engine.compiled.manifest import identity
-from pcnet.engine.compiled.program import Array, Layout, TickKind, varying_settings
 from pcnet.engine.compiled.run import Block, CompiledRun, width_for
-from pcnet.engine.compiled.trace import UntraceableError
 from pcnet.engine.compiled.variants import Variants
 from pcnet.engine.program import Program
 from pcnet.engine.state import GraphState
@@ -65,12 +66,13 @@ def compiled_engine(program: Program, interval: Interval, record: Record) -> Com
         (record.quantities, record.nodes, record.messages),
         tuple(sorted(program.counted_once)),
     )
+    about = digest(model)
     # weights of modules, and nodes of a graph, may have changed since an earlier session
-    key = (*details, digest(model), *map(id, model.graph.nodes.values()))
+    key = (*details, about, *map(id, model.graph.nodes.values()))
     kept: dict[object, Variants] = model.compiled
     variants = kept.get(key)
     if variants is None or not variants.is_valid:
-        variants = kept[key] = Variants(Layout(program, settings), width, record, identity(model, details))
+        variants = kept[key] = Variants(Layout(program, settings), width, record, identity(model, about, details))
     return CompiledEngine(program, interval, variants, settings)
 
 

@@ -131,6 +131,8 @@ class Lead:
                 engine.load(run.snapshot.state)
                 self._loaded = run.snapshot
             place = self._at_snapshot()
+        if self._stepper is not None:
+            self._stepper.forget_derived()
         made = engine.advance(series, start, count, place.tick, place.clock, run.record.every)
         if made.ticks:
             rows = place.rows
@@ -164,8 +166,8 @@ class Lead:
     def _settle(self) -> None:
         """Bring what single ticks have done to where all else looks for it."""
         self._flush()
-        if self.place is not None and self.place.flipped:
-            self.engine.run.settle()
+        if self.place is not None and self._stepper is not None:
+            self.engine.run.settle(self.place.flipped)
             self.place = self.place._replace(flipped=False)
 
     def _flush(self) -> None:

@@ -7,10 +7,11 @@ from typing import Any, Protocol
 
 from pcnet.engine.compiled import kernels
 from pcnet.engine.compiled.algebra_rules import PIVOT
+from pcnet.engine.compiled.errors import UntraceableError
 from pcnet.engine.compiled.ir import Function, Module
 from pcnet.engine.compiled.loop_places import address, cell, contiguous, nest, plus
 from pcnet.engine.compiled.lowering import base_name, kind_of
-from pcnet.engine.compiled.trace import Operation, Ref, UntraceableError
+from pcnet.engine.compiled.trace import Operation, Ref
 from pcnet.engine.compiled.values import DOUBLE
 
 

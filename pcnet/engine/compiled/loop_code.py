@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from pcnet.engine.compiled import elementwise_rules
+from pcnet.engine.compiled.errors import UntraceableError
 from pcnet.engine.compiled.ir import Function, Module, literal
 from pcnet.engine.compiled.loop_algebra import WRITERS
 from pcnet.engine.compiled.loop_places import (
@@ -31,7 +32,7 @@ from pcnet.engine.compiled.loop_places import (
 from pcnet.engine.compiled.lowering import Lowering, base_name, kind_of
 from pcnet.engine.compiled.scalar_code import PARAMETERS, ValueWriter, Written
 from pcnet.engine.compiled.scalar_rules import RULES
-from pcnet.engine.compiled.trace import Operation, Ref, Storage, Trace, UntraceableError
+from pcnet.engine.compiled.trace import Operation, Ref, Storage, Trace
 from pcnet.engine.compiled.values import BOOL, DOUBLE, Values
 
 MOVES = frozenset(

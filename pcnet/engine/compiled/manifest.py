@@ -15,20 +15,20 @@ from typing import Any
 
 import torch
 
+from pcnet.engine.compiled.layout import Slot, TickKind
 from pcnet.engine.compiled.native import platform
-from pcnet.engine.compiled.program import Slot, TickKind
-from pcnet.model.digest import covers, digest
+from pcnet.model.digest import covers
 from pcnet.model.model import Model
 
 
-def identity(model: Model, details: object) -> str | None:
+def identity(model: Model, about: str, details: object) -> str | None:
     """The key of the list of a model; None if its digest does not cover it.
 
-    details: what the variants depend on beside the model.
+    about: the digest. details: what the variants depend on beside the model.
     """
     if not covers(model):
         return None
-    parts = (digest(model), repr(details), _sources(), torch.__version__, platform())
+    parts = (about, repr(details), _sources(), torch.__version__, platform())
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 

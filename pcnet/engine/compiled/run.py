@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pcnet.engine.compiled.driver import ENTRY, FIELDS, KIND, MAX_VARIANTS, run_function
-from pcnet.engine.compiled.program import Array, Layout, TickKind, pack, unpack
+from pcnet.engine.compiled.layout import Array, Layout, TickKind, pack, unpack
 from pcnet.engine.compiled.variants import Variants
 from pcnet.engine.program import Program
 
@@ -224,9 +224,10 @@ class CompiledRun:
         )  # fmt: skip
         return words
 
-    def settle(self) -> None:
-        """Take over the state from the other buffer."""
-        self._state[0] = self._other
+    def settle(self, flipped: bool) -> None:
+        """Take over from single ticks; flipped: whether they have left the state in the other buffer."""
+        if flipped:
+            self._state[0] = self._other
         self._stale[:] = EVERYTHING
 
     def _settings_of(self, slot: int) -> Array:

@@ -8,17 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from pcnet.engine.compiled import algebra_rules, elementwise_rules, shape_rules
+from pcnet.engine.compiled.errors import TooLargeError, UntraceableError
 from pcnet.engine.compiled.lowering import Ids, Lowering, RuleTable, base_name
-from pcnet.engine.compiled.trace import Operation, Trace, UntraceableError
+from pcnet.engine.compiled.trace import Operation, Trace
 from pcnet.engine.compiled.values import BOOL, Values
 
 RULES = RuleTable(elementwise_rules.RULES | shape_rules.RULES | algebra_rules.RULES)
 MAX_VALUES = 30_000
 """A tick with more values than this is not lowered to scalars."""
-
-
-class TooLargeError(Exception):
-    """A tick has too many scalar operations."""
 
 
 @RULES.add("guard")

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from pcnet.engine.compiled.errors import UntraceableError
 from pcnet.engine.compiled.lowering import Ids, Lowering, RuleTable, base_name, kind_of
-from pcnet.engine.compiled.trace import Operation, UntraceableError
+from pcnet.engine.compiled.trace import Operation
 from pcnet.engine.compiled.values import BOOL, DOUBLE, Values
 
 RULES = RuleTable()

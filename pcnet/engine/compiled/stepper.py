@@ -8,11 +8,11 @@ import numpy as np
 from torch import Tensor
 
 from pcnet.engine.compiled.engine import CompiledEngine
-from pcnet.engine.compiled.program import Array, Layout
-from pcnet.engine.compiled.run import WORD
+from pcnet.engine.compiled.layout import Array, Layout
+from pcnet.engine.compiled.run import EVERYTHING, WORD
 from pcnet.engine.inputs import Observation
 
-_STATE, _OTHER, _RECORD = WORD["state"], WORD["other"], WORD["record"]
+_STATE, _OTHER, _RECORD, _STALE = WORD["state"], WORD["other"], WORD["record"], WORD["stale"]
 
 
 class Stepper:
@@ -53,6 +53,10 @@ class Stepper:
     def valid(self) -> bool:
         """Whether the memory that this refers to is still in use."""
         return self._version == self.engine.run.version
+
+    def forget_derived(self) -> None:
+        """Derive anew what depends on slow ticks, because another loop changes the state."""
+        self._words[_STALE] = EVERYTHING
 
     def read(self, observation: Any) -> bool:
         """Read an observation of a plain form, all of it seen; False if it needs a closer look."""

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from pcnet.engine.compiled.errors import UntraceableError
 from pcnet.numerics.tracing import kernel_calls_go_to
 
 CREATION = frozenset(
@@ -25,10 +26,6 @@ CREATION = frozenset(
 RESHAPING = frozenset({"squeeze_", "unsqueeze_", "t_", "transpose_", "as_strided_", "detach_", "_unsafe_view"})
 """Operations that give another view, though their schemas do not say so."""
 IGNORED = frozenset({"_linalg_check_errors", "_assert_async", "_assert_tensor_metadata"})
-
-
-class UntraceableError(Exception):
-    """A tick cannot be recorded: it does something that compiled code cannot."""
 
 
 class Ref(NamedTuple):

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor
 
-from pcnet.engine.compiled import loop_code, manifest, scalar_code
+from pcnet.engine.compiled import manifest
 from pcnet.engine.compiled.cache import ObjectCache
 from pcnet.engine.compiled.driver import MAX_VARIANTS
-from pcnet.engine.compiled.ir import Module
-from pcnet.engine.compiled.native import Library, code_key, compiled, processor
-from pcnet.engine.compiled.program import LARGEST, DivergesError, ElementProgram, ElementTick, Layout, TickKind, lowered
-from pcnet.engine.compiled.scalar_rules import TooLargeError
-from pcnet.engine.compiled.trace import Outside, UntraceableError
+from pcnet.engine.compiled.element import ElementProgram
+from pcnet.engine.compiled.errors import DivergesError, UntraceableError
+from pcnet.engine.compiled.layout import Layout, TickKind
+from pcnet.engine.compiled.native import Library
 from pcnet.engine.program import Program
 from pcnet.results.recorder import Record
+
+if TYPE_CHECKING:
+    from pcnet.engine.compiled.trace import Outside
 
 MAX_ATTEMPTS = 4
 """Ticks of a kind that are recorded in vain before the kind is left to the eager engine."""
@@ -104,6 +105,9 @@ class Variants:
             state: The state before it, (1, ...), by path.
             given: What is given at it, (1, ...), by name.
         """
+        from pcnet.engine.compiled.element_tick import ElementTick  # these are needed only to compile a tick
+        from pcnet.engine.compiled.tick_compiler import compile_tick
+
         with self._lock:
             failed = self.reasons.setdefault(kind, [])
             if len(failed) >= MAX_ATTEMPTS:
@@ -116,7 +120,7 @@ class Variants:
                 outcomes = tick.outcomes()
                 if outcomes in self._outcomes.setdefault(kind, set()):
                     return False  # a matter of rounding, or a number that is too large: for the eager engine
-                variant = self._made(tick, outcomes)
+                variant = compile_tick(tick, outcomes, self.width, self._cache)
             except DivergesError:
                 return False
             except UntraceableError as error:
@@ -131,28 +135,3 @@ class Variants:
             self.all.append(variant)
             self._save()
             return True
-
-    def _made(self, element_tick: ElementTick, outcomes: tuple[bool, ...]) -> Variant:
-        started = time.perf_counter()
-        recording, kind = element_tick.record(), element_tick.kind
-        if recording.trace.is_large:
-            raise UntraceableError("its matrices are so large that torch is faster than compiled code")
-        self.layout.record = recording.record
-        module = Module(self.width, processor().fused)
-        form, size = "scalars", 0
-        try:
-            tick = lowered(recording, self.layout)
-            size = tick.size
-            written = scalar_code.write(module, tick)
-        except TooLargeError:
-            form, size = "loops", len(recording.trace.operations)
-            module = Module(self.width, processor().fused)
-            written = loop_code.write(module, recording.trace, self.layout.starts(recording.record), LARGEST)
-        text = module.text()
-        recorded = time.perf_counter()
-        library = compiled(text, self._cache, vectorise=form == "loops", quick=kind.first)
-        seconds = recorded - started, time.perf_counter() - recorded
-        sets = (written.derived, written.depends, written.changes)
-        return Variant(
-            kind, outcomes, library, *sets, form, size, seconds, text, code_key(text), recording.trace.outside
-        )
