@@ -80,24 +80,28 @@ class Kalman:
         self.covariance = self.covariance - gain @ s @ gain.T
 
 
+def step_matrices(matrix: np.ndarray, dt: float, integrator: str = "rk4") -> tuple[np.ndarray, np.ndarray]:
+    """F of a step of ẋ = Ax, and M of its second half."""
+    eye, a = np.eye(len(matrix)), dt * matrix
+    if integrator == "local_linearisation":
+        return expm(a), expm(a / 2)
+    f = eye + a + a @ a / 2 + a @ a @ a / 6 + a @ a @ a @ a / 24
+    d = f - eye
+    return f, eye + d / 2 - d @ d / 8 + d @ d @ d / 16  # √(I + D) to third order
+
+
 def transition(
     matrix: np.ndarray, variance, dt: float, integrator: str = "rk4", process_noise: str = "diffusion"
 ) -> tuple[np.ndarray, np.ndarray]:
-    """F and Q of one step of ẋ = Ax + ω, as an integrator of some order defines them.
+    """F and Q of one step of ẋ = Ax + ω.
 
-    A diffusion of density T gathers h/6 (T + 4MTMᵀ + FTFᵀ), and noise that is held BTBᵀ with B = h/6 (I + 4M + F), with
-    M the matrix of the second half of the step; by Euler's method hT and h²T.
+    A diffusion of density T gathers h/6 (T + 4MTMᵀ + FTFᵀ), and noise that is held BTBᵀ with B = h/6 (I + 4M + F); by
+    Euler's method hT and h²T.
     """
-    eye, a = np.eye(len(matrix)), dt * matrix
-    density = np.diag(np.broadcast_to(variance, len(matrix)))
+    eye, density = np.eye(len(matrix)), np.diag(np.broadcast_to(variance, len(matrix)))
     if integrator == "euler":
-        return eye + a, density * (dt if process_noise == "diffusion" else dt**2)
-    if integrator == "rk4":
-        f = eye + a + a @ a / 2 + a @ a @ a / 6 + a @ a @ a @ a / 24
-        d = f - eye
-        half = eye + d / 2 - d @ d / 8 + d @ d @ d / 16  # √(I + D) to third order
-    else:
-        f, half = expm(a), expm(a / 2)
+        return eye + dt * matrix, density * (dt if process_noise == "diffusion" else dt**2)
+    f, half = step_matrices(matrix, dt, integrator)
     if process_noise == "diffusion":
         return f, dt / 6 * (density + 4 * half @ density @ half.T + f @ density @ f.T)
     gain = dt / 6 * (eye + 4 * half + f)
