@@ -176,12 +176,12 @@ def drift() -> Figure:
             mapping=pc.systems.linear([[1.0, 0.0]]),
             parameter_mean=[2.0],
             parameter_sd=[0.1],
-            expected_precision=[1e4, 100.0],
+            process_noise_sd=[0.002, 0.02],
         ),
-        Level(lambda x, _: 0.0 * x, 1, initial_mean=[2.0], initial_sd=0.5, expected_precision=100.0),
+        Level(lambda x, _: 0.0 * x, 1, initial_mean=[2.0], initial_sd=0.5, process_noise_sd=0.1),
         dt=dt,
         channels=1,
-        expected_precision_y=10.0,
+        observation_noise_sd=0.3,
         every=20,
     )
     result = model.run(observations)
@@ -296,18 +296,18 @@ def study() -> Figure:
         "lorenz": {"parameter_mean": [30.0], "parameter_sd": 9.0},
     }
 
-    def build(model: str, precision_x: float, precision_y: float) -> pc.Model:
-        expected = {"expected_precision_x": precision_x, "expected_precision_y": precision_y}
-        return adaptive_filter(getattr(pc.systems, model), 3, 0.01, **priors[model], **expected, sd_lambda=0.1)
+    def build(model: str, noise_x: float, noise_y: float) -> pc.Model:
+        noise = {"process_noise_sd": noise_x, "observation_noise_sd": noise_y}
+        return adaptive_filter(getattr(pc.systems, model), 3, 0.01, **priors[model], **noise, noise_sd=0.1)
 
     grid = {
         "model": ["lotka_volterra", "lorenz"],
-        "precision_x": [10.0, 100.0, 1000.0],
-        "precision_y": [10.0, 30.0, 100.0, 300.0],
+        "noise_x": [0.003, 0.01, 0.03],
+        "noise_y": [0.06, 0.1, 0.2, 0.3],
     }
     world = populations(400)
     made = pc.sweep(build, grid, world.observations, truth={"x": world.states}, processes=1)
-    return made.plot("precision_x", "precision_y", by="model")
+    return made.plot("noise_x", "noise_y", by="model")
 
 
 @picture

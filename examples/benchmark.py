@@ -49,9 +49,9 @@ def tracking(**options: Any) -> pc.Model:
 
 def two_levels() -> pc.Model:
     """A slow state above the parameters of the adaptive filter."""
-    above = Level(pc.systems.linear(-0.1 * np.eye(3)), 3, expected_precision=50.0)
+    above = Level(pc.systems.linear(-0.1 * np.eye(3)), 3, process_noise_sd=0.14)
     below = Level(
-        pc.systems.lotka_volterra, 3, parameter_mean=[0.3, -0.2, 0.3], parameter_sd=[0.25] * 3, expected_precision=100.0
+        pc.systems.lotka_volterra, 3, parameter_mean=[0.3, -0.2, 0.3], parameter_sd=[0.25] * 3, process_noise_sd=0.1
     )
     return hierarchy(below, above, dt=0.01, every=16)
 
@@ -89,7 +89,7 @@ MODELS: dict[str, Callable[[], pc.Model]] = {
 BATCHES: dict[str, Callable[[], pc.Model]] = {
     "odem glv, 2 orders": lambda: odem(model="glv", orders=2, **settings(BATCH)),
     "odem glv, 3 orders": lambda: odem(model="glv", orders=3, **settings(BATCH)),
-    "adaptive filter, white noise": lambda: tracking(expected_precision_y=torch.logspace(-1, 2, BATCH)[:, None]),
+    "adaptive filter, white noise": lambda: tracking(observation_noise_sd=torch.logspace(0.5, -1, BATCH)[:, None]),
 }
 
 

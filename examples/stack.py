@@ -26,7 +26,7 @@ from torch import Tensor
 import pcnet as pc
 from pcnet.functions.closed_form import Linear, Quadratic
 from pcnet.graphs import Level, hierarchy
-from pcnet.graphs.adaptive_filter import kernel_of, noise_estimator
+from pcnet.graphs.adaptive_filter import kernel_of
 from pcnet.nodes import CategoricalNode, KalmanStateNode, ParameterNode, PrecisionNode, SensoryNode
 from pcnet.numerics.estimators import Newton
 
@@ -34,6 +34,9 @@ DT, EVERY, PERIOD, DWELL = 0.01, 64, 50.0, 25.0
 VALUES = (0.2, 0.35, 0.05)
 FORGETTING = torch.tensor([0.0, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.9], dtype=torch.float64)
 
+
+SIMULATED: dict[str, Any] = {"integrator": "euler", "process_noise": "held"}
+"""As the process is simulated: Euler steps, with noise that is held constant over each."""
 
 C = pc.systems.lotka_volterra.coefficients
 FLOW = Quadratic(torch.stack([C[..., 0] - 0.4 * C[..., 2] + 0.1 * C[..., 3], C[..., 1]], -1))
@@ -64,24 +67,15 @@ def world(a12: Tensor, width: float, seeds: list[int]) -> Tensor:
 
 def one_level(correlation_time: float | None) -> pc.Model:
     """a₁₂ as a parameter, with a batch of forgetting factors, for a batch of processes and seeds."""
-    x, y = KalmanStateNode("x1", dim=3, flow=FLOW), SensoryNode("y", dim=3, orders=1, dt=DT)
+    x, y = KalmanStateNode("x1", dim=3, flow=FLOW, **SIMULATED), SensoryNode("y", dim=3, orders=1, dt=DT)
     a12 = ParameterNode("theta1", mean=[0.2], sd=0.2, estimator=Newton(forgetting_factor=FORGETTING[:, None, None]))
     graph = pc.Graph()
     graph.predicts(x, y)
     graph.parametrises(a12, x)
-    for name, node, expected in (("noise1", x, 400.0), ("noise_y", y, 100.0)):
-        graph.weighs(
-            PrecisionNode(
-                name,
-                mean=math.log(expected),
-                sd=2.0,
-                kernel=kernel_of(correlation_time),
-                channels="shared",
-                estimator=noise_estimator(process=node is x),
-            ),
-            node,
-        )
-    return pc.Model(graph, pc.adaptive_filtering(EVERY))
+    for name, node, noise_sd in (("noise1", x, 0.05), ("noise_y", y, 0.1)):
+        log, kernel = -2 * math.log(noise_sd), kernel_of(correlation_time)
+        graph.weighs(PrecisionNode(name, mean=log, sd=1.6, kernel=kernel, channels="shared"), node)
+    return pc.Model(graph, pc.adaptive_filtering(learn_every=EVERY))
 
 
 def categorical(correlation_time: float | None, dwell: float | None = None) -> pc.Model:
@@ -96,13 +90,14 @@ def categorical(correlation_time: float | None, dwell: float | None = None) -> p
             3,
             parameter_mean=[0.2],
             parameter_sd=0.01,
-            expected_precision=400.0,
+            process_noise_sd=0.05,
             learn_noise=True,
             correlation_time=correlation_time,
+            **SIMULATED,
         ),
         CategoricalNode("which", values=[[value] for value in VALUES], **transition),
         dt=DT,
-        expected_precision_y=100.0,
+        observation_noise_sd=0.1,
         correlation_time_y=correlation_time,
         every=EVERY,
     )
@@ -117,21 +112,21 @@ def oscillator(correlation_time: float | None, period: float) -> pc.Model:
             3,
             parameter_mean=[0.2],
             parameter_sd=0.003,
-            expected_precision=400.0,
+            process_noise_sd=0.05,
             learn_noise=True,
             correlation_time=correlation_time,
+            **SIMULATED,
         ),
         Level(
             Linear([[0.0, 0.0, 0.0], [0.0, 0.0, -omega], [0.0, omega, 0.0]]),
             3,
             mapping=Linear([[1.0, 1.0, 0.0]]),
-            expected_precision=[1e10, 2500.0, 2500.0],
+            process_noise_sd=[1e-5, 0.016, 0.016],
             initial_mean=[0.2, 0.0, 0.0],
             initial_sd=[0.05, 0.15, 0.15],
-            substeps=8,
         ),
         dt=DT,
-        expected_precision_y=100.0,
+        observation_noise_sd=0.1,
         correlation_time_y=correlation_time,
         every=EVERY,
     )

@@ -203,7 +203,7 @@ class NoiseSource(NamedTuple):
     place: slice  # among the noise inputs
     covariance: Tensor  # (B, m, m)
     kernel: Kernel
-    hold: Tensor  # how long white noise is held constant, (B,)
+    hold: Tensor  # how long white noise is held constant, (B,); 1 for a diffusion, whose covariance is per unit of time
 
 
 class System:
@@ -237,8 +237,9 @@ class System:
         self.sources: list[NoiseSource] = []
         self._inputs: dict[str, list[slice]] = {name: [] for name in self.nodes}
         self.noises = 0
-        for name in self.nodes:
-            hold = self.repeated(session.intervals * session.program.period(name, "predict"))
+        for name, node in self.nodes.items():
+            held = session.intervals * session.program.period(name, "predict")
+            hold = self.repeated(held if node.holds_noise else torch.ones_like(held))
             for covariance, kernel in [] if order[name].observes else self.noises_of(name):
                 here = slice(self.noises, self.noises + covariance.shape[-1])
                 self._inputs[name].append(here)

@@ -49,6 +49,11 @@ class ForecastStep(NamedTuple):
 class Forecasts(ABC):
     """A node that takes part in forecasts, which integrate ż of all such nodes together."""
 
+    @property
+    def holds_noise(self) -> bool:
+        """Whether its white noise is held constant from one prediction to the next; otherwise it is a diffusion."""
+        return True
+
     def forecast_start(self, ctx: Context) -> ForecastStart | None:
         """The belief about its own variables, if it has any."""
         return None

@@ -666,6 +666,10 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], FlowForecasts, ForecastsAl
             found.append(ForecastStep(belief.mean[:, here], covariance, below))
         return found
 
+    @property
+    def holds_noise(self) -> bool:
+        return self.process_noise == "held"
+
     def forecast_start(self, ctx: Context) -> ForecastStart:
         return ForecastStart(ctx.state.belief.mean[:, : self.dim], self.covariance(ctx))
 

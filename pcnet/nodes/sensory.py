@@ -68,7 +68,6 @@ class SensoryErrors(NamedTuple):
 
 Context = NodeContext[SensoryState, SensoryBound]
 OUTLIER = 100.0  # variance that an outlier has more than usual noise, in variances of that
-MOST_ODDS = 60.0  # bound of log-odds, against overflow
 
 
 @settings
@@ -400,13 +399,14 @@ class SensoryNode(Node[SensoryState, SensoryBound], Forecasts, Assumes):
         share, e2 = ctx.state.outliers[:, None], error**2
         total = distribution.covariance.diagonal(dim1=-2, dim2=-1)
         wide = total + OUTLIER * noise.variance
-        log_ratio = 0.5 * (e2 * (1 / total - 1 / wide) + (total / wide).log())
-        odds = share / (1 - share) * log_ratio.clamp_max(MOST_ODDS).exp()
-        probability = odds / (1 + odds)
+        log_odds = (share / (1 - share)).log() + 0.5 * (e2 * (1 / total - 1 / wide) + (total / wide).log())
+        less = (-log_odds.abs()).exp()  # the smaller of odds and 1/odds, which cannot overflow
+        probability = torch.where(log_odds > 0, 1.0, less) / (1 + less)
+        log_total = log_odds.clamp_min(0.0) + (1 + less).log()  # log(1 + odds)
         inflation = 1 / (1 - probability + probability / (1 + OUTLIER))
         extra = noise.variance * (inflation - 1)
         more = total + extra
-        gain = (1 - share).log() + (1 + odds).log() + 0.5 * (e2 / more - e2 / total + (more / total).log())
+        gain = (1 - share).log() + log_total + 0.5 * (e2 / more - e2 / total + (more / total).log())
         gain = torch.where(ctx.state.seen > 0, gain, 0.0).sum(-1)
         levels = torch.eye(self.dim, dtype=extra.dtype, device=extra.device)
         levels = levels if noise.levels == self.dim else torch.ones_like(levels[:1])

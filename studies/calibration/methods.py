@@ -34,13 +34,15 @@ def _adaptive_filter(case: Case, prior: Prior, observations: Tensor) -> Beliefs:
         parameter_sd=list(model.sd),
         mapping=process.observe if partial else None,
         channels=len(process.observed),
-        expected_precision_x=[1 / (sd**2 * prior.x) for sd in (process.state_sd if several else process.state_sd[:1])],
-        expected_precision_y=1 / (process.observation_sd**2 * prior.y),
+        process_noise_sd=[sd * math.sqrt(prior.x) for sd in (process.state_sd if several else process.state_sd[:1])],
+        observation_noise_sd=process.observation_sd * math.sqrt(prior.y),
         correlation_time=process.width * DT * math.sqrt(2) if process.width else None,
         noise_per_channel=several,
         initial_mean=first_state(case, observations) if partial else None,
         initial_sd=model.initial_sd,
         model_error_time=None if model.right else MODEL_ERROR_TIME,
+        integrator="euler",  # as the process is simulated, with noise that is held constant over each step
+        process_noise="held",
     )
     return _run(case, filter_model, observations, "noise_x", "noise_y")
 

@@ -167,7 +167,6 @@ def killable(kind):
         0.01,
         parameter_mean=[0.3, -0.2, 0.3],
         parameter_sd=0.25,
-        every=7,
         model_error_time=1.0,
     )
 

@@ -29,7 +29,7 @@ def graph(orders=2, derivatives="backward", channels="each", **options):
 
 
 def filtered(**options):
-    return pc.graphs.adaptive_filter(FLOW, 2, 0.1, parameter_mean=[0.3], parameter_sd=0.2, every=2, **options)
+    return pc.graphs.adaptive_filter(FLOW, 2, 0.1, parameter_mean=[0.3], parameter_sd=0.2, **options)
 
 
 value = st.sampled_from(EXTREMES) | st.floats(-10, 10)

@@ -215,17 +215,18 @@ class TestStudentT(GeneralisedModel):
 
 
 class KalmanModel(NodeContract):
-    schedule = adaptive_filtering(3)
+    schedule = adaptive_filtering()
+    estimator = Newton(decaying_forgetting=0.5)
 
     def build(self, scale):
         x = KalmanStateNode("x", dim=2, flow=BENT_FLOW, initial_mean=torch.from_numpy(FIRST) * scale[..., None])
         y = SensoryNode("y", dim=3, orders=1, dt=DT)
         graph = pc.Graph()
         graph.predicts(x, y, via=BENT_MAPPING)
-        fast = Newton(decaying_forgetting=0.5, covariance_reset=True)
+        fast = self.estimator
         graph.parametrises(ParameterNode("theta", mean=[0.8, 0.3], sd=scale[..., None], estimator=fast), x)
         graph.parametrises(ParameterNode("gain", mean=[1.1], sd=0.3, estimator=fast), x, of=y)
-        level = NoiseScoring(decaying_forgetting=0.5, max_step=0.3, step_limit_sd=2.0)
+        level = NoiseScoring(max_step=0.3)
         graph.weighs(
             PrecisionNode("noise_x", mean=scale[..., None], sd=1.0, correlation_time=0.4 * scale, estimator=level), x
         )
@@ -241,9 +242,20 @@ class TestKalmanStateNode(KalmanModel):
     name = "x"
 
 
+class TestKalmanStateNodeWithItsParameters(KalmanModel):
+    name = "x"
+    estimator = None
+
+
 class TestParameterNodeOfAKalmanState(KalmanModel):
     name = "theta"
-    test_gradient_is_the_slope_of_the_free_energy = None  # it is that of the whole past: see above
+    test_gradient_is_the_slope_of_the_free_energy = None  # it is that of the whole past
+
+
+class TestParameterNodeInTheBeliefOfAKalmanState(KalmanModel):
+    name = "theta"
+    estimator = None
+    test_gradient_is_the_slope_of_the_free_energy = None
 
 
 class TestPrecisionNodeOfAKalmanState(KalmanModel):

@@ -23,6 +23,7 @@ from pcnet.nodes import (
     SensoryNode,
 )
 from pcnet.numerics.dwell_time import DwellTime
+from pcnet.numerics.estimators import Newton
 from pcnet.numerics.integrators import LocalLinearisation
 
 RECORD = ["mean", "sd", "covariance", "observation", "prediction", "error", "weighted_error", "energy"]
@@ -37,13 +38,21 @@ def tracking(**options):
     return adaptive_filter(pc.systems.lotka_volterra, 3, 0.01, **settings)
 
 
+def walking(**options):
+    """The same with parameters that drift, or that are learned beside the state."""
+    model = tracking()
+    settings = options or {"walk_sd": 0.1}
+    theta = ParameterNode("theta", mean=[0.3, -0.2, 0.3], sd=0.25, **settings)
+    return pc.Model(model.graph.with_nodes(dict(model.graph.nodes) | {"theta": theta}), model.schedule)
+
+
 def oscillator(x, theta):
     return torch.stack([x[..., 1], -theta[..., 0] * x[..., 0]], -1)
 
 
 def two_levels(above=None):
-    first = Level(oscillator, 2, parameter_mean=[1.0], parameter_sd=[0.2], expected_precision=100.0, learn_noise=True)
-    second = Level(pc.systems.linear([[-0.1]]), 1, mapping=lambda x, _: 1.0 + x, expected_precision=50.0)
+    first = Level(oscillator, 2, parameter_mean=[1.0], parameter_sd=[0.2], process_noise_sd=0.1, learn_noise=True)
+    second = Level(pc.systems.linear([[-0.1]]), 1, mapping=lambda x, _: 1.0 + x, process_noise_sd=0.14)
     return hierarchy(first, above or second, dt=0.05, every=16)
 
 
@@ -81,12 +90,23 @@ MODELS = {
     "adaptive filter": lambda: (tracking(), Y, {}),
     "adaptive filter with gaps": lambda: (tracking(), GAPS, {}),
     "adaptive filter at irregular times": lambda: (tracking(), Y, {"times": TIMES}),
-    "adaptive filter batch": lambda: (tracking(expected_precision_x=[[1.0], [100.0], [1e4]]), GAPS, {}),
-    "adaptive filter, noise by channel": lambda: (tracking(noise_per_channel=True), Y, {}),
+    "adaptive filter batch": lambda: (tracking(process_noise_sd=[[1.0], [0.1], [0.01]]), GAPS, {}),
+    "adaptive filter, shared noise levels": lambda: (tracking(noise_per_channel=False), Y, {}),
     "adaptive filter, a batch of series": lambda: (tracking(), torch.stack([Y, Y.flip(-1)]), {}),
     "adaptive filter, a network as flow": lambda: (
         adaptive_filter(lambda x, _: 0.1 * NETWORK(x), 3, 0.01), Y, {}
     ),
+    "adaptive filter, outliers": lambda: (tracking(outliers=0.05), GAPS, {}),
+    "adaptive filter by derivatives": lambda: (tracking(linearisation="taylor", substeps=2), GAPS, {}),
+    "adaptive filter by local linearisation": lambda: (tracking(integrator="local_linearisation"), Y, {}),
+    "adaptive filter by local linearisation and derivatives": lambda: (
+        tracking(integrator="local_linearisation", linearisation="taylor"), Y, {"times": TIMES}
+    ),
+    "adaptive filter, noise that is held": lambda: (tracking(integrator="euler", process_noise="held"), Y, {}),
+    "adaptive filter, model error": lambda: (tracking(model_error_time=1.0), Y, {}),
+    "adaptive filter, Matérn noise": lambda: (tracking(correlation_time=pc.kernels.Matern(0.05, 1.5)), GAPS, {}),
+    "adaptive filter, walking parameters": lambda: (walking(), Y, {}),
+    "adaptive filter, parameters by Newton's method": lambda: (walking(estimator=Newton()), Y, {}),
     "smooth noise": lambda: (tracking(correlation_time=0.05), Y, {}),
     "two levels": lambda: (two_levels(), Y[:, :2], {}),
     "a category above": lambda: (
@@ -137,7 +157,7 @@ def test_loops_agree_too(name, monkeypatch):
 
 BATCHES = {
     "odem": (odem, {"kappa": [1.0, 0.5, 0.25, 0.7, 0.9], "every": [64, 128, 32, 16, 16]}, Y),
-    "adaptive filter": (tracking, {"expected_precision_x": [[1.0], [10.0], [1e2], [1e3], [1e4]]}, GAPS),
+    "adaptive filter": (tracking, {"process_noise_sd": [[1.0], [0.3], [0.1], [0.03], [0.01]]}, GAPS),
 }
 
 
@@ -298,7 +318,7 @@ def test_auto_compiles_long_runs_and_says_so(monkeypatch):
 
 
 def test_fits_and_forecasts_agree():
-    model = tracking(expected_precision_x=1e3, expected_precision_y=1e3)
+    model = tracking(process_noise_sd=0.03, observation_noise_sd=0.03)
     eager, found = (model.fit(Y, max_iterations=4, engine=engine) for engine in ("eager", "compiled"))
     assert found.result.engine == "compiled"
     np.testing.assert_allclose(found.free_actions, eager.free_actions, rtol=1e-6)
@@ -335,7 +355,7 @@ def models(draw):
     every = draw(st.sampled_from([1, 5, 16]))
     if kalman:
         settings = {"parameter_mean": [1.0], "parameter_sd": 0.2} if learned else {}
-        model = adaptive_filter(flow, dim, 0.1, mapping=mapping, channels=channels, every=every, **settings)
+        model = adaptive_filter(flow, dim, 0.1, mapping=mapping, channels=channels, **settings)
     else:
         step = LocalLinearisation(step_size=0.1)
         x = GeneralisedStateNode("x", dim=dim, orders=orders + 1, flow=flow, integrator=step)

@@ -12,7 +12,6 @@ import pcnet as pc
 from pcnet.errors import GraphError
 from pcnet.functions import check
 from pcnet.functions.traced import TracedFunction, as_function
-from pcnet.numerics import estimators
 
 LIKE = torch.zeros(0, dtype=torch.float64)
 
@@ -22,19 +21,6 @@ def default_dtype():
     """Lets a test set the default dtype of torch, and restores it."""
     yield torch.set_default_dtype
     torch.set_default_dtype(torch.float32)
-
-
-def test_the_limit_of_a_covariance_reset_is_computed_in_the_dtype_of_the_run():
-    n, z = 3, estimators.ONE_PERCENT_QUANTILE
-    eye = torch.eye(n, dtype=torch.float64)[None]
-    gradient = torch.tensor([[5.0, 7.0, 11.0]], dtype=torch.float64)
-    accumulated = estimators.GradientAccumulator.zeros(gradient)._replace(
-        precision=4 * eye, prior_precision=eye, recent_gradient=gradient, recent_curvature=2 * eye
-    )
-    found = estimators.reset_covariance(accumulated, gradient, z)
-    surprise = (25 + 49 + 121) / (2 + 2 * 2 / 4 + 4 * torch.finfo(torch.float64).eps ** 0.5)
-    limit = n * (1 - 2 / (9 * n) + z * (2 / (9 * n)) ** 0.5) ** 3
-    assert found[0, 0, 0].item() == pytest.approx(1 + 3 * limit / surprise, rel=1e-13)
 
 
 @pytest.mark.parametrize("numbers", [(2, 2.0), (2.0, 2)])

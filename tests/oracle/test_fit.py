@@ -60,9 +60,10 @@ def model(kind: str, **options) -> pc.Graph:
         parameter_sd=PRIOR_SD,
         mapping=pc.systems.linear([[1.0, 0.0]]),
         channels=1,
-        expected_precision_x=math.exp(LEVELS[0]),
-        expected_precision_y=math.exp(LEVELS[1]),
-        sd_lambda=LEVEL_SD,
+        process_noise_sd=math.exp(-0.5 * LEVELS[0]),
+        observation_noise_sd=math.exp(-0.5 * LEVELS[1]),
+        noise_sd=LEVEL_SD,
+        noise_per_channel=False,
         initial_mean=START,
         initial_sd=START_SD,
         **options,
@@ -76,10 +77,16 @@ def surprise(kind: str, data: np.ndarray):
         theta, levels = values[:2], values[2:]
         one = torch.eye(2, dtype=torch.float64)
         at = [spring(one[i], theta) if kind == "spring" else one[i] @ FLOW.T for i in range(2)]
-        f, push = one + DT * torch.stack(at, 1), DT * theta if kind == "pushed" else torch.zeros(2).to(theta)
+        a = DT * torch.stack(at, 1)
+        reach = one + a @ (one / 2 + a @ (one / 6 + a / 24))  # a step by Runge and Kutta: x + h(I + a/2 + …)ẋ
+        apart = a @ reach
+        f, push = one + apart, DT * reach @ theta if kind == "pushed" else torch.zeros(2).to(theta)
+        half = one + apart / 2 - apart @ apart / 8 + apart @ apart @ apart / 16
+        q = DT / 6 * (-levels[0]).exp() * (one + 4 * half @ half.T + f @ f.T)
         mean, covariance, total = START, START_SD**2 * one, torch.zeros((), dtype=torch.float64)
-        for (y,) in torch.as_tensor(data):
-            mean, covariance = f @ mean + push, f @ covariance @ f.T + DT**2 * (-levels[0]).exp() * one
+        for t, (y,) in enumerate(torch.as_tensor(data)):
+            if t:
+                mean, covariance = f @ mean + push, f @ covariance @ f.T + q
             if torch.isnan(y):
                 continue
             s, e = covariance[0, 0] + (-levels[1]).exp(), y - mean[0]
@@ -253,8 +260,8 @@ def turning(x, theta):
 
 
 @pytest.mark.parametrize("samples", [200, pytest.param(2_000, marks=pytest.mark.slow)])
-def test_a_fit_is_more_accurate_than_one_online_run(samples):
-    """Three species, six realisations, default noise guesses: closer to the truth than one online run."""
+def test_a_fit_and_an_online_run_recover_the_parameters(samples):
+    """Three species, six realisations, default noise guesses: within the intervals of the fit."""
     world = pc.simulate.glv_process(samples, noise="white", clamp_observations=False, seed=list(range(11, 17)))
     graph, schedule = adaptive_filter(
         pc.systems.lotka_volterra, 3, 0.01, parameter_mean=[0.3, -0.2, 0.3], parameter_sd=0.25
@@ -268,8 +275,8 @@ def test_a_fit_is_more_accurate_than_one_online_run(samples):
     def error(mean) -> float:
         return float(np.mean(((mean - truth) / fit.sd("theta")) ** 2))
 
-    assert error(fit.mean("theta")) < error(online.mean("theta").numpy())
     assert error(fit.mean("theta")) < 1.93  # χ² of 18 numbers, one in a hundred is larger
+    assert error(online.mean("theta").numpy()) < 1.93
 
 
 # --- asking for the impossible ---------------------------------------------------------------------------------------
@@ -353,7 +360,7 @@ def test_online_estimators_are_rejected_or_replaced():
 
 def test_predicted_parameters_cannot_be_fitted_after_a_pass():
     spring_ = pc.TracedFunction(lambda x, k: torch.stack([x[..., 1], -k[..., 0] * x[..., 0]], -1))
-    above = Level(lambda x, theta: -0.01 * x, 1, expected_precision=100.0, initial_mean=[1.0])
+    above = Level(lambda x, theta: -0.01 * x, 1, process_noise_sd=0.1, initial_mean=[1.0])
     stack, _ = hierarchy(Level(spring_, 2, parameter_mean=[1.0], parameter_sd=0.01, learn_noise=True), above, dt=0.05)
     with pytest.raises((GraphError, ScheduleError), match="predicted from above"):
         stack.fit(np.zeros((4, 2)))

@@ -252,16 +252,16 @@ def test_predicted_parameters_move_with_the_state_above():
     np.testing.assert_allclose(draws.std(), found.sd("x")[-1, 0], rtol=0.06)
 
 
-def test_white_noise_of_a_slow_level_is_held_between_its_ticks():
-    """A drifting state on a clock N times slower: its variance grows by N dt/π per time unit."""
-    every, dt, precision = 4, 0.05, 50.0
-    above = Level(lambda x, theta: 0.0 * x, 1, expected_precision=precision, initial_mean=[1.0], initial_sd=0.1)
+def test_white_noise_of_a_slow_level_is_a_diffusion():
+    """The variance of a drifting state on a slower clock grows by D² per time unit."""
+    every, dt, noise = 4, 0.05, 0.14
+    above = Level(lambda x, theta: 0.0 * x, 1, process_noise_sd=noise, initial_mean=[1.0], initial_sd=0.1)
     below = Level(lambda x, k: -k * x, 1, parameter_mean=[1.0], parameter_sd=0.01, initial_mean=[1.0])
     graph, schedule = hierarchy(below, above, dt=dt, every=every, learn_noise_y=False)
     session = graph.start(schedule).run(np.ones((2 * every, 1)))
     base = float(session.sd("x2"))
     found = session.forecast(2.0).sd("x2")[-1, 0]
-    np.testing.assert_allclose(found, math.sqrt(base**2 + 2.0 * every * dt / precision), rtol=1e-8)
+    np.testing.assert_allclose(found, math.sqrt(base**2 + 2.0 * noise**2), rtol=1e-8)
 
 
 def test_batches_with_different_sampling_intervals():
@@ -283,7 +283,7 @@ def test_batches_with_different_sampling_intervals():
 def test_samples_of_a_singular_covariance():
     """It has no Cholesky factor; the rest must still be sampled."""
     graph, schedule = adaptive_filter(
-        lambda x, theta: 0.0 * x, 2, 0.1, initial_mean=[1.0, 2.0], initial_sd=[1e-170, 0.5], expected_precision_x=1e200
+        lambda x, theta: 0.0 * x, 2, 0.1, initial_mean=[1.0, 2.0], initial_sd=[1e-170, 0.5], process_noise_sd=1e-100
     )
     draws = graph.start(schedule).step(None).sample(0.1, 4000, seed=0).values["x"][:, 0]
     np.testing.assert_allclose(draws.mean(0), [1.0, 2.0], atol=0.04)
@@ -291,13 +291,26 @@ def test_samples_of_a_singular_covariance():
 
 
 def test_a_forecast_does_not_depend_on_the_last_gap():
-    """Noise treated as white has its strength at the sampling interval, however long the last gap was."""
+    """Far ahead, the noise of an observation has its variance and the white rest that goes with the interval."""
     graph, _ = adaptive_filter(
         lambda x, theta: 0.0 * x, 1, 0.1, correlation_time_y=Matern(0.3, 1.5), initial_mean=[0.0]
     )
-    regular, late = (graph.start(pc.adaptive_filtering()).step([0.0], t=0.0).step([0.0], t=t) for t in (0.1, 0.9))
-    noise = [
-        float(session.forecast(0.1).sd("y")[0, 0] ** 2 - session.forecast(0.1).sd("x")[0, 0] ** 2)
-        for session in (regular, late)
-    ]
-    np.testing.assert_allclose(noise[0], noise[1], rtol=1e-9)
+    regular, late = (graph.start(pc.states_only()).step([0.0], t=0.0).step([0.0], t=t) for t in (0.1, 0.9))
+    for session in (regular, late):
+        found = session.forecast(8.0)
+        noise = found.sd("y")[-1, 0] ** 2 - found.sd("x")[-1, 0] ** 2
+        np.testing.assert_allclose(noise, 1.0 + 8.5e-4 * 0.3 / 0.1, rtol=1e-9)
+
+
+@pytest.mark.parametrize("process_noise", ["diffusion", "held"])
+def test_draws_of_a_kalman_state_have_the_moments_of_its_forecast(process_noise):
+    """A diffusion of density D² grows by D²t; noise that is held over an interval h by D²ht."""
+    graph, schedule = adaptive_filter(
+        lambda x, theta: 0.0 * x, 1, 0.1, process_noise_sd=0.5, process_noise=process_noise, initial_mean=[0.0]
+    )
+    session = graph.start(schedule).step([0.0])
+    base, grown = float(session.sd("x")), 0.25 * (1.0 if process_noise == "diffusion" else 0.1)
+    found, draws = session.forecast(2.0), session.sample(2.0, 4000, seed=0).values["x"][:, -1, 0]
+    expected = math.sqrt(base**2 + 2.0 * grown)
+    np.testing.assert_allclose(found.sd("x")[-1, 0], expected, rtol=1e-8)
+    np.testing.assert_allclose(draws.std(), expected, rtol=0.06)

@@ -18,7 +18,7 @@ from pcnet.nodes import CategoricalNode, KalmanStateNode, ParameterNode, Precisi
 from pcnet.numerics.dwell_time import DwellTime
 from pcnet.numerics.estimators import Newton, RobbinsMonro
 from pcnet.numerics.kernels import SquaredExponential, White
-from support.kalman import DT, STILL, Kalman
+from support.kalman import DT, STILL, Kalman, transition
 from support.levels import CRUISE, OBSERVATIONS, STAY, VALUES, switching
 from support.paths import DATA
 
@@ -26,37 +26,37 @@ from support.paths import DATA
 def velocity_stack(*above: Level, every: int = 5) -> pc.Model:
     """A position whose velocity the levels above predict, with all noises known."""
     lowest = Level(
-        CRUISE, 1, parameter_mean=[0.0], parameter_sd=1e-7, expected_precision=4.0, initial_mean=[0.0], initial_sd=0.5
+        CRUISE, 1, parameter_mean=[0.0], parameter_sd=1e-7, process_noise_sd=0.5, initial_mean=[0.0], initial_sd=0.5
     )
-    return hierarchy(lowest, *above, dt=DT, expected_precision_y=math.e, learn_noise_y=False, every=every)
+    return hierarchy(lowest, *above, dt=DT, observation_noise_sd=math.exp(-0.5), learn_noise_y=False, every=every)
 
 
-def filter_of_both(transition: np.ndarray, noise: np.ndarray, first: np.ndarray, every: int = 5):
+def filter_of_both(matrix: np.ndarray, variance, first: np.ndarray, every: int = 5):
     """Mean and covariance of position and velocity (and what moves it), which change at the end of each window."""
-    n = len(transition)
+    n = len(matrix)
     f = np.eye(1 + n)
     f[0, 1] = DT
     q, g = np.zeros((1 + n, 1 + n)), np.eye(1, 1 + n)
-    q[0, 0] = 0.25 * DT**2
+    q[0, 0] = 0.25 * DT
     mean, covariance = np.zeros(1 + n), np.zeros((1 + n, 1 + n))
     covariance[0, 0], covariance[1:, 1:] = 0.25, first
     oracle = Kalman(f, q, g, np.array([[math.exp(-1.0)]]), mean, covariance)
-    window = np.eye(1 + n)
-    window[1:, 1:] = transition
+    last = 0
     for t, y in enumerate(OBSERVATIONS):
         oracle.step(y)
         if (t + 1) % every == 0:
-            oracle.mean, oracle.covariance = window @ oracle.mean, window @ oracle.covariance @ window.T
-            oracle.covariance[1:, 1:] += noise
+            window, noise = np.eye(1 + n), np.zeros((1 + n, 1 + n))
+            window[1:, 1:], noise[1:, 1:] = transition(matrix, variance, DT * (t - last))
+            oracle.mean, oracle.covariance = window @ oracle.mean, window @ oracle.covariance @ window.T + noise
+            last = t
         yield oracle.mean.copy(), oracle.covariance.copy()
 
 
 def test_a_random_walk_above_equals_the_joint_kalman_filter():
     """Exact, for every message of a window up and down."""
-    walk = Level(Linear([[0.0]]), 1, expected_precision=1 / 0.09, initial_mean=[0.0], initial_sd=2.0)
+    walk = Level(Linear([[0.0]]), 1, process_noise_sd=0.3, initial_mean=[0.0], initial_sd=2.0)
     result = velocity_stack(walk).graph.run(OBSERVATIONS, velocity_stack(walk).schedule, record=["mean", "sd"])
-    step = 0.09 * (5 * DT) ** 2
-    oracle = list(filter_of_both(np.eye(1), np.array([[step]]), np.array([[4.0]])))
+    oracle = list(filter_of_both(np.zeros((1, 1)), 0.09, np.array([[4.0]])))
     for t in range(4, len(OBSERVATIONS), 5):
         mean, covariance = oracle[t]
         np.testing.assert_allclose(result.mean("theta1")[t], mean[1:], rtol=1e-6, atol=1e-8)
@@ -76,14 +76,13 @@ def test_an_oscillator_above_is_close_to_the_joint_kalman_filter():
         Linear(turn),
         2,
         mapping=Linear([[1.0, 0.0]]),
-        expected_precision=[25.0, 50.0],
+        process_noise_sd=[0.2, 50**-0.5],
         initial_mean=[0.0, 0.0],
         initial_sd=[0.7, 1.1],
     )
     model = velocity_stack(above)
     result = model.graph.run(OBSERVATIONS, model.schedule, record=["mean", "sd"])
-    transition, noise = np.eye(2) + 5 * DT * turn, np.diag([1 / 25, 1 / 50]) * (5 * DT) ** 2
-    oracle = list(filter_of_both(transition, noise, np.diag([0.49, 1.21])))
+    oracle = list(filter_of_both(turn, [1 / 25, 1 / 50], np.diag([0.49, 1.21])))
     for t in range(4, len(OBSERVATIONS), 5):
         mean, covariance = oracle[t]
         sd = np.sqrt(np.diag(covariance))
@@ -98,8 +97,8 @@ def test_an_oscillator_above_is_close_to_the_joint_kalman_filter():
 
 def test_three_levels_have_three_clocks():
     """Clocks of 1, 4 and 16 observations."""
-    middle = Level(CRUISE, 1, parameter_mean=[0.0], parameter_sd=0.1, expected_precision=100.0, initial_mean=[0.0])
-    top = Level(Linear([[-0.1]]), 1, expected_precision=100.0, initial_mean=[0.0])
+    middle = Level(CRUISE, 1, parameter_mean=[0.0], parameter_sd=0.1, process_noise_sd=0.1, initial_mean=[0.0])
+    top = Level(Linear([[-0.1]]), 1, process_noise_sd=0.1, initial_mean=[0.0])
     model = velocity_stack(middle, top, every=4)
     assert set(model.graph.nodes) == {
         "x1",
@@ -128,12 +127,12 @@ def test_categories_on_top_of_a_hierarchy():
     by_hand = switching(5)
     expected = by_hand[0].run(data, by_hand[1], record=["probability"]).get("which", "probability")
     lowest = Level(
-        CRUISE, 1, parameter_mean=[0.0], parameter_sd=1e-6, expected_precision=4.0, initial_mean=[0.0], initial_sd=0.5
+        CRUISE, 1, parameter_mean=[0.0], parameter_sd=1e-6, process_noise_sd=0.5, initial_mean=[0.0], initial_sd=0.5
     )
-    model = hierarchy(lowest, above, dt=DT, expected_precision_y=math.e, learn_noise_y=False, every=5)
+    model = hierarchy(lowest, above, dt=DT, observation_noise_sd=math.exp(-0.5), learn_noise_y=False, every=5)
     found = model.graph.run(data, model.schedule, record=["probability"]).get("which", "probability")
     np.testing.assert_allclose(found, expected, rtol=1e-9)
-    middle = Level(CRUISE, 1, parameter_mean=[0.0], parameter_sd=1e-6, expected_precision=4.0, initial_mean=[0.0])
+    middle = Level(CRUISE, 1, parameter_mean=[0.0], parameter_sd=1e-6, process_noise_sd=0.5, initial_mean=[0.0])
     model = velocity_stack(middle, above, every=3)
     found = model.graph.run(data, model.schedule, record=["probability"]).get("which", "probability")
     assert (np.flatnonzero(np.diff(found[:, 0])) + 2).tolist() == [9, 18, 27, 36]  # on a clock of nine observations
@@ -142,14 +141,14 @@ def test_categories_on_top_of_a_hierarchy():
 def test_variances_before_the_first_observation():
     """The variance of the lowest state grows by its noise; those above keep their priors."""
     middle = Level(
-        CRUISE, 1, parameter_mean=[0.0], parameter_sd=0.1, expected_precision=100.0, initial_mean=[0.0], initial_sd=0.7
+        CRUISE, 1, parameter_mean=[0.0], parameter_sd=0.1, process_noise_sd=0.1, initial_mean=[0.0], initial_sd=0.7
     )
-    top = Level(Linear([[-0.1]]), 1, expected_precision=100.0, initial_mean=[0.0], initial_sd=0.3)
+    top = Level(Linear([[-0.1]]), 1, process_noise_sd=0.1, initial_mean=[0.0], initial_sd=0.3)
     graph, schedule = velocity_stack(middle, top, every=4)
     data = OBSERVATIONS.copy()
     data[:3] = np.nan
     result = graph.run(data, schedule, record=["sd", "mean"])
-    alone = np.sqrt(0.25 + 0.25 * DT**2 * np.arange(1, 4))
+    alone = np.sqrt(0.25 + 0.25 * DT * np.arange(3))
     np.testing.assert_allclose(result.sd("x1")[:3, 0, 0], alone, rtol=1e-5)
     np.testing.assert_allclose(result.sd("x2")[:3, 0, 0], 0.7)
     np.testing.assert_allclose(result.sd("x3")[:3, 0, 0], 0.3)
@@ -192,16 +191,17 @@ def test_parameters_below_a_kalman_state_need_newton():
 
 def evidence(value: float, data: np.ndarray) -> float:
     """The log-probability of the data under one velocity, by a Kalman filter of the position."""
-    q, r = np.array([[0.25 * DT**2]]), np.array([[math.exp(-1.0)]])
+    q, r = np.array([[0.25 * DT]]), np.array([[math.exp(-1.0)]])
     oracle = Kalman(np.eye(1), q, np.eye(1), r, np.zeros(1), np.array([[0.25]]))
     for t, y in enumerate(data):
-        oracle.step(y - value * DT * (t + 1))
+        oracle.step(y - value * DT * t)
     return oracle.log_evidence
 
 
-def test_categories_are_updated_by_bayes_and_then_by_transitions():
+@pytest.mark.parametrize("estimator", [None, Newton()], ids=["joint", "scored"])
+def test_categories_are_updated_by_bayes_and_then_by_transitions(estimator):
     """After one window: the evidence of each value, then the transition."""
-    graph, schedule = switching(every=40)
+    graph, schedule = switching(every=40, estimator=estimator)
     result = graph.run(OBSERVATIONS, schedule, record=["probability", "mean", "sd"])
     log = np.array([evidence(value, OBSERVATIONS) for (value,) in VALUES])
     posterior = np.exp(log - log.max()) / np.exp(log - log.max()).sum()
@@ -363,7 +363,7 @@ def test_a_convolution_is_inverted_causally():
     ahead, reaches 0.1448 for states and 0.1613 for the cause.
     """
     d = np.load(DATA / "spm_convolution.npz")
-    lasts, variance, substeps, width = 3.0, 0.3, 16, 0.5 * math.sqrt(2)
+    lasts, variance, width = 3.0, 0.3, 0.5 * math.sqrt(2)
     flow = np.zeros((3, 3))
     flow[:2, :2], flow[:2, 2:], flow[2, 2] = d["M1_pE_f"], d["M1_pE_h"], -1 / lasts
     gain = np.concatenate([d["M1_pE_g"], np.zeros((4, 1))], 1)
@@ -374,14 +374,13 @@ def test_a_convolution_is_inverted_causally():
         initial_mean=np.zeros(3),
         initial_sd=[0.01, 0.01, 0.1],
         learn_noise=False,
-        substeps=substeps,
     )
     y = SensoryNode("y", dim=4, orders=1, dt=1.0)
     graph = pc.Graph()
     graph.predicts(x, y, via=Linear(gain))
-    # noise that is another at each substep, as strong as SPM's and as what the cause asks for
+    # as strong as SPM's noise, and as what the cause asks for
     strength = SquaredExponential(width).correlation_integral.item() / d["M1_W"][0, 0]
-    variances = substeps * np.array([strength, strength, 2 * variance / lasts])
+    variances = np.array([strength, strength, 2 * variance / lasts])
     graph.weighs(PrecisionNode("noise_x", mean=-np.log(variances), sd=1.0, kernel=White()), x)
     graph.weighs(PrecisionNode("noise_y", mean=math.log(d["M1_V"][0, 0]), sd=1.0, correlation_time=width), y)
     result = graph.run(d["Y"].T, STILL, record=["mean"])

@@ -79,7 +79,7 @@ def with_trouble(policy):
 
 def of_adaptive_filter(**options):
     graph, schedule = adaptive_filter(
-        pc.systems.lotka_volterra, 3, 0.01, parameter_mean=[0.3, -0.2, 0.3], parameter_sd=0.25, every=3, **options
+        pc.systems.lotka_volterra, 3, 0.01, parameter_mean=[0.3, -0.2, 0.3], parameter_sd=0.25, **options
     )
     _, _, stream, _ = with_gaps()
     return graph, schedule, stream, None
@@ -87,7 +87,7 @@ def of_adaptive_filter(**options):
 
 def of_levels():
     """Two levels, of which the upper one acts within the few observations."""
-    above = Level(lambda x, theta: -0.01 * x, 1, expected_precision=100.0, initial_mean=[1.0])
+    above = Level(lambda x, theta: -0.01 * x, 1, process_noise_sd=0.1, initial_mean=[1.0])
     graph, schedule = hierarchy(
         Level(SPRING, 2, parameter_mean=[1.0], parameter_sd=0.01, learn_noise=True), above, dt=0.05, every=3
     )
@@ -104,7 +104,7 @@ def of_categories():
     graph.parametrises(theta, x)
     graph.predicts(CategoricalNode("recorded", values=[[0.5], [1.5]], stay=0.9), theta)  # checkpoints use this word too
     graph.weighs(
-        PrecisionNode("nx", prior_precision=100.0, sd=0.5, kernel=White(), estimator=NoiseScoring(step_limit_sd=2.0)), x
+        PrecisionNode("nx", prior_precision=100.0, sd=0.5, kernel=White(), estimator=NoiseScoring(max_step=0.5)), x
     )
     graph.weighs(PrecisionNode("ny", prior_precision=100.0, sd=0.5, kernel=Matern(0.1, 0.5), estimator=Newton()), y)
     levels = (LevelNodes(("x",), ("nx", "ny"), ("theta",)), LevelNodes(("recorded",), (), ()))

@@ -9,7 +9,7 @@ import torch
 
 import pcnet as pc
 from pcnet.model.context import NodeContext
-from pcnet.model.messages import Error
+from pcnet.model.messages import BlockPosterior, Error
 from pcnet.model.node import BatchSpec
 from pcnet.numerics.trees import flatten
 
@@ -82,7 +82,11 @@ class NodeContract:
             for links, send in ((local.below, node.prediction), (local.above, node.error)):
                 for link in links:
                     first, second = send(local, link), send(local, link)
-                    if not isinstance(first, Error):
+                    if isinstance(first, BlockPosterior):
+                        parts = [(first.mean, second.mean), (first.covariance, second.covariance)]
+                        with pytest.raises(AttributeError):
+                            first.mean = None
+                    elif not isinstance(first, Error):
                         parts = zip(_flat(first.value), _flat(second.value), strict=True)
                         with pytest.raises(AttributeError):
                             first.value = None

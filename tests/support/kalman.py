@@ -4,8 +4,10 @@ import math
 
 import numpy as np
 import torch
+from scipy.linalg import expm
 
 import pcnet as pc
+from pcnet.engine.session import Session
 from pcnet.functions.closed_form import Linear
 from pcnet.model.schedule import LevelNodes, Schedule, act, adaptive_filtering
 from pcnet.nodes import KalmanStateNode, PrecisionNode, SensoryNode
@@ -47,15 +49,26 @@ def linear_graph(learn_noise: bool = False, **options) -> pc.Graph:
 
 
 class Kalman:
-    """The textbook's filter of x ← Fx + noise (Q), y = Gx + noise (R), in numpy."""
+    """The textbook's filter of x ← Fx + noise (Q), y = Gx + noise (R), in numpy.
+
+    Mean and covariance are at first those at the time of the first observation.
+    """
 
     def __init__(self, f, q, g, r, mean, covariance) -> None:
         self.f, self.q, self.g, self.r, self.mean, self.covariance = f, q, g, r, mean, covariance
-        self.log_evidence = 0.0
+        self.log_evidence, self.steps = 0.0, 0
 
     def step(self, y: np.ndarray) -> None:
+        if self.steps:
+            self.predict()
+        self.steps += 1
+        self.update(y)
+
+    def predict(self) -> None:
         self.mean = self.f @ self.mean
         self.covariance = self.f @ self.covariance @ self.f.T + self.q
+
+    def update(self, y: np.ndarray) -> None:
         seen = np.isfinite(y)
         g, r, y = self.g[seen], self.r[np.ix_(seen, seen)], y[seen]
         if not len(y):
@@ -67,9 +80,46 @@ class Kalman:
         self.covariance = self.covariance - gain @ s @ gain.T
 
 
-def kalman(dt: float = DT) -> Kalman:
-    q = STATE_VARIANCE * dt**2 * np.eye(2)
-    return Kalman(np.eye(2) + dt * FLOW, q, GAIN, np.diag(NOISE_VARIANCE), FIRST, 0.81 * np.eye(2))
+def step_matrices(matrix: np.ndarray, dt: float, integrator: str = "rk4") -> tuple[np.ndarray, np.ndarray]:
+    """F of a step of ẋ = Ax, and M of its second half."""
+    eye, a = np.eye(len(matrix)), dt * matrix
+    if integrator == "local_linearisation":
+        return expm(a), expm(a / 2)
+    f = eye + a + a @ a / 2 + a @ a @ a / 6 + a @ a @ a @ a / 24
+    d = f - eye
+    return f, eye + d / 2 - d @ d / 8 + d @ d @ d / 16  # √(I + D) to third order
+
+
+def transition(
+    matrix: np.ndarray, variance, dt: float, integrator: str = "rk4", process_noise: str = "diffusion"
+) -> tuple[np.ndarray, np.ndarray]:
+    """F and Q of one step of ẋ = Ax + ω.
+
+    A diffusion of density T gathers h/6 (T + 4MTMᵀ + FTFᵀ), and noise that is held BTBᵀ with B = h/6 (I + 4M + F); by
+    Euler's method hT and h²T.
+    """
+    eye, density = np.eye(len(matrix)), np.diag(np.broadcast_to(variance, len(matrix)))
+    if integrator == "euler":
+        return eye + dt * matrix, density * (dt if process_noise == "diffusion" else dt**2)
+    f, half = step_matrices(matrix, dt, integrator)
+    if process_noise == "diffusion":
+        return f, dt / 6 * (density + 4 * half @ density @ half.T + f @ density @ f.T)
+    gain = dt / 6 * (eye + 4 * half + f)
+    return f, gain @ density @ gain.T
+
+
+def exact_transition(matrix: np.ndarray, variance, dt: float) -> tuple[np.ndarray, np.ndarray]:
+    """F = exp(AΔ) and Q = ∫exp(As) T exp(Aᵀs) ds of a diffusion, by Van Loan's method."""
+    n = len(matrix)
+    density = np.diag(np.broadcast_to(variance, n))
+    whole = expm(dt * np.block([[-matrix, density], [np.zeros((n, n)), matrix.T]]))
+    f = whole[n:, n:].T
+    return f, f @ whole[:n, n:]
+
+
+def kalman(dt: float = DT, **scheme) -> Kalman:
+    f, q = transition(FLOW, STATE_VARIANCE, dt, **scheme)
+    return Kalman(f, q, GAIN, np.diag(NOISE_VARIANCE), FIRST, 0.81 * np.eye(2))
 
 
 def bent_flow(x, theta):
@@ -86,8 +136,15 @@ BENT_FLOW, BENT_MAPPING = pc.TracedFunction(bent_flow), pc.TracedFunction(bent_m
 GATHER = Schedule(
     on_start=STILL.on_start,
     acts=(*STILL.acts, act("accumulate", "parameter", "precision")),
-    name="tracking without learning",
+    on_end=(act("update_covariance", "parameter", "precision"),),
+    name="filtering without learning",
 )
+"""Scores are accumulated, and exact, as for fits to recorded data."""
+
+
+def one_pass(graph: pc.Graph, observations) -> Session:
+    """A pass over recorded data before its last actions, with the scores that it has accumulated."""
+    return Session(pc.Model(graph, GATHER), record=()).run(observations)
 
 
 def central_differences(evidence, point: np.ndarray, step: float) -> np.ndarray:

@@ -21,10 +21,10 @@ OBSERVATIONS = np.cumsum(np.random.default_rng(11).standard_normal((40, 1)), 0) 
 VALUES, STAY = [[-0.2], [0.0], [0.15]], 0.85
 
 
-def switching(every: int, freedom: float = 1e-6) -> tuple[pc.Graph, pc.Schedule]:
+def switching(every: int, freedom: float = 1e-6, estimator: Newton | None = None) -> tuple[pc.Graph, pc.Schedule]:
     x = KalmanStateNode("x", dim=1, flow=CRUISE, initial_mean=[0.0], initial_sd=0.5, learn_noise=False)
     y = SensoryNode("y", dim=1, orders=1, dt=DT)
-    a = ParameterNode("a", mean=[0.0], sd=freedom, estimator=Newton())
+    a = ParameterNode("a", mean=[0.0], sd=freedom, estimator=estimator)
     graph = pc.Graph()
     graph.predicts(x, y)
     graph.parametrises(a, x)

@@ -6,9 +6,7 @@ import pytest
 import torch
 
 import pcnet as pc
-from pcnet.engine.program import ScheduledAction
 from pcnet.errors import ScheduleError, SettingError
-from pcnet.model.schedule import LevelNodes
 from pcnet.nodes import GeneralisedStateNode, ParameterNode, PrecisionNode
 from support.models import build
 
@@ -143,26 +141,3 @@ def test_a_node_named_like_a_role_is_rejected():
 def test_unknown_actions_are_rejected():
     with pytest.raises(SettingError, match="action"):
         pc.act("jump", "state")
-
-
-@pytest.mark.parametrize(
-    ("every", "expected"), [(10, [1, 2, 4, 8, 10, 20, 30, 40]), (8, [1, 2, 4, 8, 16, 24, 32, 40]), (1, range(1, 41))]
-)
-def test_warmup_by_doubling(every, expected):
-    line = ScheduledAction("update", (), 1, (every,), None, doubling=True)
-    assert [tick + 1 for tick in range(40) if line.due(tick)] == list(expected)
-
-
-def test_warmup_by_doubling_of_each_batch_element():
-    """Each element steps at the ticks of a run of its own."""
-    periods = torch.tensor([10, 3])
-    line = ScheduledAction("update", (), 1, (3, 10), periods, doubling=True)
-    for tick in range(40):
-        due = [ScheduledAction("update", (), 1, (int(period),), None, doubling=True).due(tick) for period in periods]
-        found = line.due(tick)
-        assert (found.tolist() if isinstance(found, torch.Tensor) else [found, found]) == due
-
-
-def test_warmup_needs_a_single_level():
-    with pytest.raises(ScheduleError, match="warmup='doubling' needs a single level"):
-        pc.adaptive_filtering(levels=(LevelNodes(), LevelNodes(("z",))), warmup="doubling")

@@ -17,7 +17,6 @@ import pcnet as pc
 from pcnet.errors import PcnetError, SettingError, SpecificationError
 from pcnet.functions import registry
 from pcnet.graphs import odem
-from pcnet.graphs.adaptive_filter import noise_estimator
 from pcnet.io.model_files import json_schema
 from pcnet.io.strict_yaml import Loader, parse
 from pcnet.model.node import Node
@@ -99,13 +98,11 @@ def of_paper(**options):
 def kalman_levels():
     """A Kalman state below categories, with every kernel and estimator that goes with it."""
     graph, _, stream, _ = cases.of_categories()
-    x = KalmanStateNode("x", dim=2, flow=SPRING, initial_sd=[0.5, 0.25], n_pulses=7, substeps=2)
+    x = KalmanStateNode("x", dim=2, flow=SPRING, initial_sd=[0.5, 0.25], orders=4, substeps=2, linearisation="taylor")
     drift = PrecisionNode(
-        "drift", mean=0.1, sd=2.0, kernel=Matern(1.5, 0.5), channels="shared", estimator=noise_estimator(True)
+        "drift", mean=0.1, sd=2.0, kernel=Matern(1.5, 0.5), channels="shared", estimator=NoiseScoring()
     )
-    parameter_estimator = NoiseScoring(
-        forgetting_factor=0.01, decaying_forgetting=0.5, covariance_reset=False, max_step=0.5, step_limit_sd=3.0
-    )
+    parameter_estimator = NoiseScoring(forgetting_factor=0.01, decaying_forgetting=0.5, max_step=0.5, first=3)
     ny = PrecisionNode(
         "ny", prior_precision=9.0, sd=0.5, correlation_time=0.2, correlation_time_sd=0.3, estimator=parameter_estimator
     )
@@ -398,6 +395,7 @@ ADDED = {"ExplicitEuler", "SquaredExponential"}
     [
         ("adaptive_filtering", adaptive_filtering()),
         ({"adaptive_filtering": {"every": 4}}, adaptive_filtering(4)),
+        ({"adaptive_filtering": {"learn_every": 8}}, adaptive_filtering(learn_every=8)),
         (
             {"adaptive_filtering": {"every": 4, "levels": [{"states": ["x"], "parameters": []}, {"states": ["z"]}]}},
             adaptive_filtering(4, levels=(LevelNodes(("x",), parameters=()), LevelNodes(("z",)))),
@@ -420,7 +418,8 @@ def test_schedules_by_name(given, made):
         ({"levels": [{"states": "x"}]}, "states must be a list"),
         ({"levels": [3]}, "level 0 must be a mapping"),
         ({"every": "often"}, "schedule adaptive_filtering"),
-        ({"every": 0}, "whole numbers"),
+        ({"every": 0, "levels": [{"states": ["x"]}, {"states": ["z"]}]}, "whole numbers"),
+        ({"learn_every": 0}, "whole numbers"),
     ],
 )
 def test_invalid_levels_are_rejected(options, words):

@@ -17,7 +17,7 @@ OBSERVATIONS = pc.simulate.glv_process(samples=40, noise="white", seed=2).observ
 MODELS = {
     "odem": lambda: odem(orders=2, every=4),
     "adaptive filter": lambda: adaptive_filter(
-        pc.systems.lotka_volterra, 3, 0.01, parameter_mean=[0.3, -0.2, 0.3], parameter_sd=0.25, every=4
+        pc.systems.lotka_volterra, 3, 0.01, parameter_mean=[0.3, -0.2, 0.3], parameter_sd=0.25
     ),
 }
 
@@ -68,8 +68,8 @@ def kalman_graph(**options):
     graph = pc.Graph()
     graph.predicts(x, y)
     graph.parametrises(pc.ParameterNode("theta", mean=[0.3, -0.2, 0.3], sd=0.25, **options), x)
-    graph.weighs(pc.PrecisionNode("noise_x", mean=[0.0], sd=2.0, kernel=White(), channels="shared"), x)
-    graph.weighs(pc.PrecisionNode("noise_y", mean=[0.0], sd=2.0, kernel=White(), channels="shared"), y)
+    graph.weighs(pc.PrecisionNode("noise_x", mean=[0.0], sd=1.6, kernel=White()), x)
+    graph.weighs(pc.PrecisionNode("noise_y", mean=[0.0], sd=1.6, kernel=White()), y)
     return graph
 
 
