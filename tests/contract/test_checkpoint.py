@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 import pcnet as pc
 from pcnet.errors import CheckpointError
-from pcnet.graphs import adaptive_filter, odem
+from pcnet.graphs import odem
 from pcnet.nodes import (
     GeneralisedStateNode,
     PrecisionNode,
@@ -31,6 +31,7 @@ from support.cases import (
     stack,
 )
 from support.compare import same
+from support.filters import single_filter
 from support.waiting import PATIENCE, wait_until
 
 
@@ -161,7 +162,7 @@ def test_a_rejected_first_observation_leaves_the_session_unstarted():
 def killable(kind):
     if kind == "paper":
         return odem(every=7, orders=2)
-    return adaptive_filter(
+    return single_filter(
         pc.systems.lotka_volterra,
         3,
         0.01,

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import pcnet as pc
 from pcnet.errors import PcnetError
 from pcnet.nodes import GeneralisedStateNode, ParameterNode, PrecisionNode, SensoryNode
+from support.filters import single_filter
 
 EXTREMES = [0.0, -0.0, 1.0, -3.5, 1e-300, 1e150, 1e155, 1e300, -1e300, 1.7e308, math.nan, math.inf, -math.inf]
 FLOW = pc.systems.LotkaVolterra(2)
@@ -29,7 +30,7 @@ def graph(orders=2, derivatives="backward", channels="each", **options):
 
 
 def filtered(**options):
-    return pc.graphs.adaptive_filter(FLOW, 2, 0.1, parameter_mean=[0.3], parameter_sd=0.2, **options)
+    return single_filter(FLOW, 2, 0.1, parameter_mean=[0.3], parameter_sd=0.2, **options)
 
 
 value = st.sampled_from(EXTREMES) | st.floats(-10, 10)
@@ -44,6 +45,7 @@ row = (
     | st.integers()
     | st.lists(st.lists(value, min_size=2, max_size=2), max_size=2)
 )
+
 time = st.none() | st.floats() | st.sampled_from([0, 1, "1", [1.0], 10**400])
 
 

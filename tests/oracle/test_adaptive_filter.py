@@ -11,11 +11,11 @@ from scipy.optimize import minimize
 import pcnet as pc
 from pcnet.errors import GraphError, SettingError
 from pcnet.functions.closed_form import Linear
-from pcnet.graphs import adaptive_filter
 from pcnet.model.schedule import LevelNodes, adaptive_filtering
 from pcnet.nodes import GeneralisedStateNode, KalmanStateNode, ParameterNode, PrecisionNode, SensoryNode
 from pcnet.numerics.estimators import Newton
 from pcnet.numerics.kernels import White
+from support.filters import single_filter
 from support.kalman import (
     FIRST,
     FLOW,
@@ -129,7 +129,7 @@ def test_parameters_that_walk_equal_the_joint_kalman_filter(walk_sd, gaps):
 
 
 def test_walks_are_rejected_where_they_cannot_be_carried():
-    graph = adaptive_filter(lambda x, theta: -theta * x, 1, 0.1, parameter_mean=[1.0], parameter_sd=0.1).graph
+    graph = single_filter(lambda x, theta: -theta * x, 1, 0.1, parameter_mean=[1.0], parameter_sd=0.1).graph
     theta = ParameterNode("theta", mean=[1.0], sd=0.1, walk_sd=0.1, estimator=Newton())
     with pytest.raises(GraphError, match="'theta' has a walk_sd, which is for parameters of one KalmanStateNode"):
         graph.with_nodes(dict(graph.nodes) | {"theta": theta}).start(adaptive_filtering())
@@ -201,7 +201,6 @@ def test_outliers_are_rejected_where_they_have_no_meaning():
 
 # --- noise levels ----------------------------------------------------------------------------------------------------
 @pytest.mark.slow
-@pytest.mark.xfail(strict=True, reason="online scores leave out ∂m/∂l, so that levels are identified only together")
 @pytest.mark.parametrize("guess", [0.2, 1.0, 5.0])
 def test_noise_levels_reach_the_maximum_of_the_likelihood(guess):
     """A level that reverts to 0, observed with noise, 5,000 samples; guesses of both sds wrong by a factor."""
@@ -224,7 +223,7 @@ def test_noise_levels_reach_the_maximum_of_the_likelihood(guess):
         return total
 
     best = minimize(surprise, [0.0, 0.0], method="Nelder-Mead", options={"xatol": 1e-4, "fatol": 1e-6}).x
-    model = adaptive_filter(
+    model = single_filter(
         Linear([[-decay]]),
         1,
         dt,

@@ -19,6 +19,7 @@ from pcnet.numerics.estimators import Newton, NoiseScoring
 from pcnet.numerics.generalised import temporal_precision
 from pcnet.numerics.kernels import Autocorrelation, Matern, SquaredExponential, White
 from pcnet.numerics.precision import Precision
+from support.filters import single_filter
 from support.kalman import (
     DT,
     FIRST,
@@ -156,13 +157,13 @@ def test_forecasts_include_the_uncertainty_of_parameters():
 
 @pytest.mark.parametrize("correlation_time", [0.3, Matern(0.3, 0.5)])
 def test_initialisation_with_coloured_noise(correlation_time):
-    model = pc.graphs.adaptive_filter(lambda x, _: -x, 2, DT, correlation_time=correlation_time)
+    model = single_filter(lambda x, _: -x, 2, DT, correlation_time=correlation_time)
     session = model.graph.start(model.schedule).step([3.0, -1.0])
     np.testing.assert_allclose(session.mean("x")[0].numpy(), [3.0, -1.0], rtol=0.2)
 
 
 def test_a_reset_after_a_long_pause():
-    model = pc.graphs.adaptive_filter(lambda x, _: -x, 1, 0.01, correlation_time=0.1)
+    model = single_filter(lambda x, _: -x, 1, 0.01, correlation_time=0.1)
     session = model.graph.start(model.schedule, on_divergence="reset")
     for i in range(20):
         session.step([1.0], t=0.01 * i)
@@ -192,7 +193,7 @@ def test_given_noise_levels_stay_constant():
 )
 def test_invalid_noise_settings_are_rejected(options, message):
     with pytest.raises(SettingError, match=message):
-        pc.graphs.adaptive_filter(lambda x, _: -x, 1, 0.01, **options)
+        single_filter(lambda x, _: -x, 1, 0.01, **options)
 
 
 @pytest.mark.parametrize("node", LOGS)
@@ -236,7 +237,7 @@ def test_a_correlation_time_wrong_by_a_factor_of_three_is_recovered():
         width=width / math.sqrt(2),
         seed=list(range(20)),
     )
-    model = pc.graphs.adaptive_filter(
+    model = single_filter(
         flow,
         2,
         dt,
@@ -281,7 +282,7 @@ def test_a_kalman_state_uses_the_learned_correlation_time():
 
 
 def test_a_correlation_time_cannot_be_fitted_in_passes():
-    model = pc.graphs.adaptive_filter(lambda x, _: -x, 3, DT, correlation_time=WIDTH, correlation_time_sd=1.0)
+    model = single_filter(lambda x, _: -x, 3, DT, correlation_time=WIDTH, correlation_time_sd=1.0)
     with pytest.raises(GraphError, match="learns a lengthscale"):
         model.graph.fit(OBSERVATIONS)
 
@@ -292,7 +293,7 @@ def test_batch_elements_with_different_correlation_times_equal_single_runs(width
     data = np.random.default_rng(5).standard_normal((60, 1)).cumsum(0) / 10
 
     def run(smoothness):
-        model = pc.graphs.adaptive_filter(lambda x, _: -x, 1, 0.01, correlation_time=smoothness)
+        model = single_filter(lambda x, _: -x, 1, 0.01, correlation_time=smoothness)
         return model.graph.run(data, model.schedule, record=["mean"]).mean("x")
 
     both = run(torch.tensor([0.004, 0.05], dtype=torch.float64))

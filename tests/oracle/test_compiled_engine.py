@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import pcnet as pc
 from pcnet.engine.compiled import scalar_rules
 from pcnet.errors import DivergenceError, ObservationError, SettingError
-from pcnet.graphs import Level, adaptive_filter, hierarchy, odem
+from pcnet.graphs import Level, hierarchy, odem
 from pcnet.nodes import (
     CategoricalNode,
     CauseNode,
@@ -25,6 +25,7 @@ from pcnet.nodes import (
 from pcnet.numerics.dwell_time import DwellTime
 from pcnet.numerics.estimators import Newton
 from pcnet.numerics.integrators import LocalLinearisation
+from support.filters import single_filter
 
 RECORD = ["mean", "sd", "covariance", "observation", "prediction", "error", "weighted_error", "energy"]
 Y = pc.simulate.glv_process(samples=150, noise="white", seed=3).observations
@@ -35,7 +36,7 @@ TIMES = torch.cumsum(0.01 * (0.5 + torch.rand(150, generator=DRAW, dtype=torch.f
 
 def tracking(**options):
     settings = {"parameter_mean": [0.3, -0.2, 0.3], "parameter_sd": 0.25} | options
-    return adaptive_filter(pc.systems.lotka_volterra, 3, 0.01, **settings)
+    return single_filter(pc.systems.lotka_volterra, 3, 0.01, **settings)
 
 
 def walking(**options):
@@ -94,7 +95,7 @@ MODELS = {
     "adaptive filter, shared noise levels": lambda: (tracking(noise_per_channel=False), Y, {}),
     "adaptive filter, a batch of series": lambda: (tracking(), torch.stack([Y, Y.flip(-1)]), {}),
     "adaptive filter, a network as flow": lambda: (
-        adaptive_filter(lambda x, _: 0.1 * NETWORK(x), 3, 0.01), Y, {}
+        single_filter(lambda x, _: 0.1 * NETWORK(x), 3, 0.01), Y, {}
     ),
     "adaptive filter, outliers": lambda: (tracking(outliers=0.05), GAPS, {}),
     "adaptive filter by derivatives": lambda: (tracking(linearisation="taylor", substeps=2), GAPS, {}),
@@ -355,7 +356,7 @@ def models(draw):
     every = draw(st.sampled_from([1, 5, 16]))
     if kalman:
         settings = {"parameter_mean": [1.0], "parameter_sd": 0.2} if learned else {}
-        model = adaptive_filter(flow, dim, 0.1, mapping=mapping, channels=channels, **settings)
+        model = single_filter(flow, dim, 0.1, mapping=mapping, channels=channels, **settings)
     else:
         step = LocalLinearisation(step_size=0.1)
         x = GeneralisedStateNode("x", dim=dim, orders=orders + 1, flow=flow, integrator=step)

@@ -11,14 +11,15 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
+from pcnet.engine.compiled.program import LARGEST, Layout
 
 import pcnet as pc
 from pcnet.engine.compiled import scalar_rules, variants
 from pcnet.engine.compiled.ir import Function
-from pcnet.engine.compiled.program import LARGEST, Layout
 from pcnet.engine.compiled.run import EVERYTHING, WORD, CompiledRun
 from pcnet.engine.compiled.values import DOUBLE
-from pcnet.graphs import Level, adaptive_filter, hierarchy, odem
+from pcnet.graphs import Level, hierarchy, odem
+from support.filters import single_filter
 
 TICKS = 40
 Y = pc.simulate.glv_process(samples=TICKS, noise="white", seed=3).observations
@@ -27,7 +28,7 @@ GAPS = torch.where(torch.rand(Y.shape, generator=torch.Generator().manual_seed(7
 
 def tracking():
     settings = {"parameter_mean": [0.3, -0.2, 0.3], "parameter_sd": 0.25, "every": 16}
-    return adaptive_filter(pc.systems.lotka_volterra, 3, 0.01, **settings)
+    return single_filter(pc.systems.lotka_volterra, 3, 0.01, **settings)
 
 
 def two_levels():

@@ -12,6 +12,7 @@ import pcnet as pc
 from pcnet.errors import GraphError
 from pcnet.functions import check
 from pcnet.functions.traced import TracedFunction, as_function
+from support.filters import single_filter
 
 LIKE = torch.zeros(0, dtype=torch.float64)
 
@@ -52,7 +53,7 @@ def test_an_adaptive_filter_does_not_depend_on_the_default_dtype(default_dtype, 
     found = []
     for dtype in (torch.float32, torch.float64):
         default_dtype(dtype)
-        graph, schedule = pc.graphs.adaptive_filter(
+        graph, schedule = single_filter(
             pc.systems.lotka_volterra, 3, 0.01, parameter_mean=[0.3, -0.2, 0.3], parameter_sd=0.25, **options
         )
         run = graph.start(schedule)

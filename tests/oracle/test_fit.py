@@ -9,12 +9,13 @@ import torch
 
 import pcnet as pc
 from pcnet.errors import DivergenceError, GraphError, ObservationError, ResultError, ScheduleError, SettingError
-from pcnet.graphs import Level, adaptive_filter, hierarchy, odem
+from pcnet.graphs import Level, hierarchy, odem
 from pcnet.model.schedule import LevelNodes
 from pcnet.model.specification import to_spec
 from pcnet.nodes import GeneralisedStateNode, KalmanStateNode, ParameterNode, PrecisionNode, SensoryNode
 from pcnet.numerics.estimators import Newton, NoiseScoring
 from pcnet.numerics.kernels import White
+from support.filters import single_filter
 
 DT, SAMPLES = 0.1, 45
 FLOW = torch.tensor([[-0.4, 1.0], [-1.2, -0.1]], dtype=torch.float64)
@@ -52,7 +53,7 @@ def record(seed: int, holes: bool = False) -> np.ndarray:
 
 
 def model(kind: str, **options) -> pc.Graph:
-    return adaptive_filter(
+    return single_filter(
         FLOWS[kind],
         2,
         DT,
@@ -263,7 +264,7 @@ def turning(x, theta):
 def test_a_fit_and_an_online_run_recover_the_parameters(samples):
     """Three species, six realisations, default noise guesses: within the intervals of the fit."""
     world = pc.simulate.glv_process(samples, noise="white", clamp_observations=False, seed=list(range(11, 17)))
-    graph, schedule = adaptive_filter(
+    graph, schedule = single_filter(
         pc.systems.lotka_volterra, 3, 0.01, parameter_mean=[0.3, -0.2, 0.3], parameter_sd=0.25
     )
     truth = np.array([0.2, -0.4, 0.1])
@@ -371,7 +372,7 @@ def test_divergence_in_the_first_pass_is_reported_and_other_elements_continue():
         return theta[..., :1] * x**3
 
     def graph(means) -> pc.Graph:
-        return adaptive_filter(
+        return single_filter(
             burst, 1, DT, parameter_mean=means, parameter_sd=1.0, initial_mean=[1.0], initial_sd=1e-3
         ).graph
 

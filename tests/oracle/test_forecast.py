@@ -10,9 +10,10 @@ from scipy.integrate import dblquad
 
 import pcnet as pc
 from pcnet.errors import DivergenceError, ObservationError, ResultError, SettingError
-from pcnet.graphs import Level, adaptive_filter, hierarchy, odem
+from pcnet.graphs import Level, hierarchy, odem
 from pcnet.nodes import GeneralisedStateNode, InputNode, ParameterNode, PrecisionNode, SensoryNode
 from pcnet.numerics.kernels import Matern
+from support.filters import single_filter
 
 A = np.array([[-0.5, 1.0], [-1.0, -0.2]])
 DT = 0.05
@@ -282,7 +283,7 @@ def test_batches_with_different_sampling_intervals():
 
 def test_samples_of_a_singular_covariance():
     """It has no Cholesky factor; the rest must still be sampled."""
-    graph, schedule = adaptive_filter(
+    graph, schedule = single_filter(
         lambda x, theta: 0.0 * x, 2, 0.1, initial_mean=[1.0, 2.0], initial_sd=[1e-170, 0.5], process_noise_sd=1e-100
     )
     draws = graph.start(schedule).step(None).sample(0.1, 4000, seed=0).values["x"][:, 0]
@@ -292,9 +293,7 @@ def test_samples_of_a_singular_covariance():
 
 def test_a_forecast_does_not_depend_on_the_last_gap():
     """Far ahead, the noise of an observation has its variance and the white rest that goes with the interval."""
-    graph, _ = adaptive_filter(
-        lambda x, theta: 0.0 * x, 1, 0.1, correlation_time_y=Matern(0.3, 1.5), initial_mean=[0.0]
-    )
+    graph, _ = single_filter(lambda x, theta: 0.0 * x, 1, 0.1, correlation_time_y=Matern(0.3, 1.5), initial_mean=[0.0])
     regular, late = (graph.start(pc.states_only()).step([0.0], t=0.0).step([0.0], t=t) for t in (0.1, 0.9))
     for session in (regular, late):
         found = session.forecast(8.0)
@@ -305,7 +304,7 @@ def test_a_forecast_does_not_depend_on_the_last_gap():
 @pytest.mark.parametrize("process_noise", ["diffusion", "held"])
 def test_draws_of_a_kalman_state_have_the_moments_of_its_forecast(process_noise):
     """A diffusion of density D² grows by D²t; noise that is held over an interval h by D²ht."""
-    graph, schedule = adaptive_filter(
+    graph, schedule = single_filter(
         lambda x, theta: 0.0 * x, 1, 0.1, process_noise_sd=0.5, process_noise=process_noise, initial_mean=[0.0]
     )
     session = graph.start(schedule).step([0.0])

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 import pcnet as pc
-from pcnet.graphs import Level, adaptive_filter, hierarchy, odem
+from pcnet.graphs import Level, hierarchy, odem
 from pcnet.model.schedule import LevelNodes, adaptive_filtering
 from pcnet.nodes import (
     CategoricalNode,
@@ -21,6 +21,7 @@ from pcnet.nodes import (
 from pcnet.numerics.estimators import Newton, NoiseScoring
 from pcnet.numerics.integrators import ImplicitEuler
 from pcnet.numerics.kernels import Matern, White
+from support.filters import single_filter
 from support.models import build
 
 TICKS = 14
@@ -78,7 +79,7 @@ def with_trouble(policy):
 
 
 def of_adaptive_filter(**options):
-    graph, schedule = adaptive_filter(
+    graph, schedule = single_filter(
         pc.systems.lotka_volterra, 3, 0.01, parameter_mean=[0.3, -0.2, 0.3], parameter_sd=0.25, **options
     )
     _, _, stream, _ = with_gaps()

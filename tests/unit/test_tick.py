@@ -9,14 +9,15 @@ import torch
 import pcnet as pc
 from pcnet.engine.tick import Inputs, tick
 from pcnet.errors import ScheduleError
-from pcnet.graphs import adaptive_filter, odem
+from pcnet.graphs import odem
 from pcnet.numerics.kernels import White
 from pcnet.numerics.trees import flatten
+from support.filters import single_filter
 
 OBSERVATIONS = pc.simulate.glv_process(samples=40, noise="white", seed=2).observations
 MODELS = {
     "odem": lambda: odem(orders=2, every=4),
-    "adaptive filter": lambda: adaptive_filter(
+    "adaptive filter": lambda: single_filter(
         pc.systems.lotka_volterra, 3, 0.01, parameter_mean=[0.3, -0.2, 0.3], parameter_sd=0.25
     ),
 }
@@ -76,7 +77,7 @@ def kalman_graph(**options):
 def test_a_graph_made_by_hand_learns_as_the_ready_made_one():
     """Without a schedule and without estimators, a graph with a Kalman state is the adaptive filter."""
     made = kalman_graph().run(OBSERVATIONS)
-    ready = adaptive_filter(pc.systems.lotka_volterra, 3, 0.01, parameter_mean=[0.3, -0.2, 0.3], parameter_sd=0.25).run(
+    ready = single_filter(pc.systems.lotka_volterra, 3, 0.01, parameter_mean=[0.3, -0.2, 0.3], parameter_sd=0.25).run(
         OBSERVATIONS
     )
     for name in ("x", "theta", "noise_x", "noise_y"):
@@ -93,11 +94,11 @@ def test_states_of_two_kinds_need_a_schedule_of_their_own():
 
 @pytest.mark.parametrize("series", [np.ones(30), torch.ones(30), [1.0] * 30])
 def test_a_series_of_one_channel_needs_no_second_dimension(series):
-    model = adaptive_filter(lambda x, theta: -x, 1, 0.1)
+    model = single_filter(lambda x, theta: -x, 1, 0.1)
     wanted = model.run(np.ones((30, 1)))
     np.testing.assert_array_equal(model.run(series).mean("x"), wanted.mean("x"))
 
 
 def test_the_number_of_channels_follows_from_the_mapping():
-    model = adaptive_filter(lambda x, theta: -x, 3, 0.1, mapping=lambda x, theta: x[..., :2] ** 2)
+    model = single_filter(lambda x, theta: -x, 3, 0.1, mapping=lambda x, theta: x[..., :2] ** 2)
     assert model.graph["y"].dim == 2
