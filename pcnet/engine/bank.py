@@ -41,7 +41,8 @@ class Bank(NamedTuple):
         """Log-weights, normalised, given the sums of log-evidence (..., K, B) at some times since the last review."""
         grown = self.log_weight + (evidence - self.evidence)
         grown = np.where(np.isfinite(grown), grown, -np.inf)
-        normalised: Array = grown - log_sum_exp(grown)
+        total = log_sum_exp(grown)
+        normalised: Array = grown - np.where(np.isfinite(total), total, 0.0)  # if no row is left, none has a weight
         return normalised
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -15,6 +14,7 @@ from pcnet.engine.bank import Array, Bank, Indices, Traits
 from pcnet.engine.choice import EngineChoice
 from pcnet.engine.divergence import DivergenceLog
 from pcnet.engine.inputs import Observation, Sample
+from pcnet.engine.opening import LENGTH, SHARE, Opening, largest
 from pcnet.engine.run import Run, Snapshot, common_batch_shape
 from pcnet.engine.session import Session
 from pcnet.engine.state import GraphState
@@ -24,6 +24,7 @@ from pcnet.model.links import Weighs
 from pcnet.model.model import Engine, RunOptions
 from pcnet.model.node import BatchSpec
 from pcnet.model.protocols import Assumes
+from pcnet.numerics.mixtures import mix
 from pcnet.numerics.trees import tree_map
 from pcnet.results.recorder import ENERGY, EVIDENCE, Column, Record, Recorder
 from pcnet.results.result import Divergence
@@ -31,18 +32,7 @@ from pcnet.results.result import Divergence
 if TYPE_CHECKING:
     from pcnet.engine.forecast import Draws, Forecast
 
-FIRST = 16
-"""Number of observations from which first guesses of noise levels are found."""
-INCREMENTS = 0.1  # first guess of the process noise of an interval, as a share of the increments of the states
 LOST = 1e4  # what a row loses in nats with an observation that it cannot take in, while others can
-SMALLEST = 1e-12  # smallest first guess of a variance, relative to the square of the largest observation
-
-
-class Opening(NamedTuple):
-    """The first observations with their times, and the means of the states after each of them, by node."""
-
-    observations: list[tuple[Observation, float | None]]
-    means: dict[str, list[Tensor]]
 
 
 class MixtureSession(Session):
@@ -69,7 +59,8 @@ class MixtureSession(Session):
         self._sum = np.zeros(self._shape.numel())  # log-evidence up to the last review
         self._reviewed, self._collected = 0, np.zeros(self._shape.numel())
         self._opening = Opening([], {}) if self.hypotheses.guess else None
-        run = self._begin({name: self._provisional(name, observation) for name in self.hypotheses.guess})
+        unknown = 2 * (SHARE * largest([observation], self._shape)).log()
+        run = self._begin(dict.fromkeys(self.hypotheses.guess, unknown))
         self._table = self.recorder_for(self.record)
         return run
 
@@ -148,7 +139,7 @@ class MixtureSession(Session):
             for name, node in self._nodes.items():
                 if node.role == "state":
                     self._opening.means.setdefault(name, []).append(self.read(name, "mean"))
-            if len(self._opening.observations) == FIRST:
+            if len(self._opening.observations) == LENGTH:
                 self._replay()
         self._look()
 
@@ -173,14 +164,12 @@ class MixtureSession(Session):
         run = self._bound
         if self.tick < banks.next_review(self._reviewed):
             return
-        self._collect()
-        run = self._bound
-        state, rows = run.now.state, self._bank.rows
-        evidence = self._evidence(state.sum_accuracy, state.missed)
+        rows, evidence = self._bank.rows, self._evidence_now()
         if self.on_divergence == "raise" and not np.isfinite(self._bank.now(evidence)).any(0).all():
-            event = run.now.log.events[-1] if run.now.log.events else None
-            why = "" if event is None else f": {event.why}"
+            events = run.now.log.events
+            why = f": {events[-1].why}" if events else ""
             raise DivergenceError(f"all hypotheses have diverged by observation {self.tick}{why}")
+        self._collect()
         tick, passed = self.tick, self.tick - self._reviewed
         walks = any(isinstance(node, Assumes) and node.assumption == "walk" for node in self._nodes.values())
         found = banks.review(self.hypotheses, self._bank, evidence, self._traits(), tick, passed, walks)
@@ -248,17 +237,6 @@ class MixtureSession(Session):
         total: Array = banks.log_sum_exp(np.where(np.isfinite(grown), grown, -np.inf))[..., 0, :]
         return total
 
-    # --- first guesses -------------------------------------------------------------------------------------------
-    def _provisional(self, name: str, observation: Observation) -> Tensor:
-        """Log-variances (B, 1) to begin with, from the size of the first observation alone."""
-        sizes = [
-            value.abs().nan_to_num(0.0).expand(*self._shape, -1).reshape(self._shape.numel(), -1)
-            for value in observation.values()
-        ]
-        size = torch.cat(sizes, -1).amax(-1, keepdim=True)
-        size = torch.where(size > 0, size, 1.0)
-        return 2 * (0.1 * size).log()
-
     def _replay(self) -> None:
         """Start again with first guesses from the first observations, and take these in once more."""
         opening = self._opening
@@ -266,28 +244,7 @@ class MixtureSession(Session):
         self._collect()
         self._opening = None
         interval = self._bound.program.interval[: self._shape.numel()]
-        guess = {}
-        seen = {
-            name: torch.stack(
-                [
-                    o[name].expand(*self._shape, -1).reshape(self._shape.numel(), -1)
-                    for o, _ in opening.observations
-                    if name in o
-                ]
-            )
-            for name in opening.observations[0][0]
-        }
-        largest = torch.cat([v.nan_to_num(0.0).abs().amax(0) for v in seen.values()], -1).amax(-1, keepdim=True)
-        floor = SMALLEST * torch.where(largest > 0, largest, 1.0) ** 2
-        for name in self.hypotheses.guess:
-            (child,) = {link.child for link in self.graph.below(self.graph[name])}
-            if child.observes:
-                third = seen[child.name].diff(n=3, dim=0)
-                variance = (third**2).nanmean(0) / 20
-            else:
-                means = torch.stack([m.reshape(self._shape.numel(), -1) for m in opening.means[child.name]])
-                variance = INCREMENTS**2 * (means.diff(dim=0) ** 2).mean(0) / interval[:, None]
-            guess[name] = torch.maximum(variance.nan_to_num(0.0), floor.to(variance)).log()
+        guess = opening.guesses(self.hypotheses.guess, self.graph, self._shape, interval)
         kept = self._sum, self._total_evidence(self._evidence_now())
         self._reviewed = 0
         with torch.inference_mode():
@@ -316,7 +273,7 @@ class MixtureSession(Session):
         """Weights of rows (..., K, B) in the mixture; none for rows that would be dropped now."""
         now = self._bank.now(evidence)
         weight = np.where(now > now.max(-2, keepdims=True) - self.hypotheses.drop, np.exp(now), 0.0)
-        normalised: Array = weight / weight.sum(-2, keepdims=True)
+        normalised: Array = weight / weight.sum(-2, keepdims=True).clip(np.finfo(np.float64).tiny)
         return normalised
 
     def read(self, node: str, quantity: str) -> Tensor:
@@ -331,7 +288,7 @@ class MixtureSession(Session):
 
         with torch.inference_mode():
             weight = self.weights.reshape(1, rows, batch).to(self.program.zeros)
-            mixed = _mix(quantity, get, weight)[0]
+            mixed = mix(quantity, get, weight)[0]
         return mixed.reshape(*self._shape, *mixed.shape[1:])
 
     def _collect(self) -> None:
@@ -361,7 +318,7 @@ class MixtureSession(Session):
             else:
                 node, dot, quantity = name.rpartition(".")
                 beside = {q: shaped[f"{node}{dot}{q}"][kept] for q in ("mean", quantity) if f"{node}{dot}{q}" in shaped}
-                values[name] = _mix(quantity, beside.__getitem__, weight[kept])
+                values[name] = mix(quantity, beside.__getitem__, weight[kept])
         self._table.add_block([times[i] for i in kept], values)
 
     @property
@@ -385,7 +342,7 @@ class MixtureSession(Session):
             def read() -> Tensor:
                 value = column.read() if column.transform is None else column.transform(column.read())
                 shaped = value.reshape(1, self._bank.rows, self._shape.numel(), *value.shape[1:])
-                return _mix(quantity, lambda _: shaped, self.weights.reshape(1, self._bank.rows, -1).to(shaped))[0]
+                return mix(quantity, lambda _: shaped, self.weights.reshape(1, self._bank.rows, -1).to(shaped))[0]
 
             return read
 
@@ -452,11 +409,7 @@ class MixtureSession(Session):
         found |= {"sum": torch.as_tensor(self._sum), "collected": torch.as_tensor(self._collected)}
         found["reviewed"] = torch.tensor(self._reviewed)
         if self._opening is not None:
-            times = [math.nan if t is None else t for _, t in self._opening.observations]
-            found["opening/times"] = torch.tensor(times, dtype=torch.float64)
-            for i, (observation, _) in enumerate(self._opening.observations):
-                found |= {f"opening/observation/{i}/{name}": value for name, value in observation.items()}
-            found |= {f"opening/mean/{name}": torch.stack(each) for name, each in self._opening.means.items()}
+            found |= {f"opening/{name}": value for name, value in self._opening.tensors().items()}
         return found
 
     def restore(
@@ -470,19 +423,8 @@ class MixtureSession(Session):
         self._bank = Bank(*(further.pop(f"bank/{name}").numpy() for name in Bank._fields))
         self._sum, self._collected = further.pop("sum").numpy(), further.pop("collected").numpy()
         self._reviewed = int(further.pop("reviewed"))
-        self._opening = None
-        if "opening/times" in further:
-            times = [None if math.isnan(t) else t for t in further.pop("opening/times").tolist()]
-            observations: list[Observation] = [{} for _ in times]
-            means: dict[str, list[Tensor]] = {}
-            for name, value in further.items():
-                kind, rest = name.removeprefix("opening/").split("/", 1)
-                if kind == "mean":
-                    means[rest] = list(value)
-                else:
-                    number, node = rest.split("/", 1)
-                    observations[int(number)] = {**observations[int(number)], node: value}
-            self._opening = Opening(list(zip(observations, times, strict=True)), means)
+        first = {name.removeprefix("opening/"): value for name, value in further.items()}
+        self._opening = Opening.of(first) if first else None
         with torch.inference_mode():
             run = self._bind_rows(batch_shape[0], acting)
             run.now = make(run.now.state)._replace(rows=0)
@@ -508,22 +450,3 @@ class MixtureSession(Session):
             means[name] = (w * mean).sum(0)
             sds[name] = np.sqrt((w * (sd**2 + (mean - means[name]) ** 2)).sum(0))
         return type(rows)(rows.times, means, sds)
-
-
-def _mix(quantity: str, get: Callable[[str], Tensor], weight: Tensor) -> Tensor:
-    """A quantity of the mixture (T, B, ...), from those of rows (T, K, B, ...) and their weights (T, K, B)."""
-
-    def average(value: Tensor) -> Tensor:
-        w = weight.reshape(*weight.shape, *(1,) * (value.dim() - 3))
-        return torch.where(w > 0, w * value, 0.0).sum(1)
-
-    if quantity == "sd":
-        mean, variance = get("mean"), get("sd") ** 2
-        away = mean - average(mean)[:, None]
-        return average(variance + away**2).sqrt()
-    if quantity == "covariance":
-        covariance = get("covariance")
-        mean = get("mean").reshape(*covariance.shape[:-1])
-        away = mean - average(mean)[:, None]
-        return average(covariance + away[..., :, None] * away[..., None, :])
-    return average(get(quantity))

@@ -1,0 +1,108 @@
+"""The first observations of a session, and first guesses of noise levels from them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pcnet.engine.inputs import Observation
+from pcnet.model.graph import Graph
+
+LENGTH = 16
+"""Number of observations from which first guesses are found."""
+SHARE = 0.1
+"""First guess of a noise before anything is known, as a share of the observation; and of the process noise of an
+interval, as a share of the increments of the states."""
+SMALLEST = 1e-12  # smallest first guess of a variance, relative to the square of the largest observation
+
+
+class Opening(NamedTuple):
+    """The first observations with their times, and the means (..., dim) of the states after each of them, by node."""
+
+    observations: list[tuple[Observation, float | None]]
+    means: dict[str, list[Tensor]]
+
+    def guesses(self, names: Iterable[str], graph: Graph, shape: torch.Size, interval: Tensor) -> dict[str, Tensor]:
+        """Log-variances (B, n) by precision node.
+
+        Those of observations from third differences, in which a smooth signal nearly vanishes and white noise has 20
+        times its variance. Those of processes from the increments of the states.
+
+        Args:
+            names: The precision nodes.
+            graph: The graph.
+            shape: The batch dimensions.
+            interval: Sampling interval, (B,).
+        """
+        found = {}
+        size = largest([each for each, _ in self.observations], shape)
+        for name in names:
+            child = graph.below(graph[name])[0].child
+            if child.observes:
+                values = [each[child.name] for each, _ in self.observations if child.name in each]
+                variance = (
+                    _third_differences(torch.stack([_flat(value, shape) for value in values])) if values else None
+                )
+            else:
+                means = torch.stack([_flat(value, shape) for value in self.means[child.name]])
+                variance = SHARE**2 * (means.diff(dim=0) ** 2).mean(0) / interval[:, None]
+            unknown = (SHARE * size) ** 2
+            variance = unknown if variance is None else torch.where(torch.isfinite(variance), variance, unknown)
+            found[name] = torch.maximum(variance, SMALLEST * size**2).log()
+        return found
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All of it by name, for a checkpoint."""
+        times = [math.nan if t is None else t for _, t in self.observations]
+        found = {"times": torch.tensor(times, dtype=torch.float64)}
+        for i, (observation, _) in enumerate(self.observations):
+            found |= {f"observation/{i}/{name}": value for name, value in observation.items()}
+        return found | {f"mean/{name}": torch.stack(each) for name, each in self.means.items()}
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor]) -> Opening:
+        """The opening that `tensors` gave."""
+        times = [None if math.isnan(t) else t for t in tensors["times"].tolist()]
+        observations: list[dict[str, Tensor]] = [{} for _ in times]
+        means: dict[str, list[Tensor]] = {}
+        for name, value in tensors.items():
+            kind, _, rest = name.partition("/")
+            if kind == "mean":
+                means[rest] = list(value)
+            elif kind == "observation":
+                number, _, node = rest.partition("/")
+                observations[int(number)][node] = value
+        return cls(list(zip(observations, times, strict=True)), means)
+
+
+def largest(observations: Iterable[Observation], shape: torch.Size) -> Tensor:
+    """The largest size of all observed values of each batch element, (B, 1); 1 where there are none."""
+    sizes = [_flat(value, shape).abs().nan_to_num(0.0) for each in observations for value in each.values()]
+    size = torch.cat(sizes, -1).amax(-1, keepdim=True) if sizes else torch.zeros(shape.numel(), 1, dtype=torch.float64)
+    return torch.where(size > 0, size, 1.0)
+
+
+def _flat(value: Tensor, shape: torch.Size) -> Tensor:
+    """A value (..., n) of the whole batch, (B, n)."""
+    return (
+        value.expand(*shape, value.shape[-1]).reshape(shape.numel(), -1)
+        if value.dim() <= len(shape) + 1
+        else value.reshape(shape.numel(), -1)
+    )
+
+
+def _third_differences(values: Tensor) -> Tensor:
+    """Variance of white noise in values (T, B, n), (B, n); NaN where too little is observed."""
+    if not bool(torch.isnan(values).any()):
+        return (values.diff(n=3, dim=0) ** 2).mean(0) / 20
+    found = torch.full_like(values[0], math.nan)
+    for b, c in torch.cartesian_prod(*(torch.arange(size) for size in values.shape[1:])).tolist():
+        seen = values[:, b, c]
+        seen = seen[torch.isfinite(seen)]
+        if len(seen) > 3:
+            found[b, c] = (seen.diff(n=3) ** 2).mean() / 20
+    return found

@@ -1,0 +1,208 @@
+"""Sessions under several hypotheses: mixtures of ordinary runs, with everything that a session can do."""
+
+import copy
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+import pcnet as pc
+from pcnet.errors import DivergenceError, SettingError
+from pcnet.graphs import adaptive_filter
+from pcnet.model.digest import digest
+from pcnet.model.specification import from_spec, to_spec
+
+DT = 0.1
+PROCESS = (0.25, 4.0)
+OBSERVATION = (0.5, 1.0, 3.0)
+FEW = pc.Hypotheses(
+    process_factors=PROCESS,
+    observation_factors=OBSERVATION,
+    process_tilt=0.3,
+    observation_tilt=0.7,
+    outliers=0.0,
+    walks=(),
+    drop=1e9,
+    merge=0.0,
+)
+"""Six rows that are never dropped nor merged."""
+
+
+def oscillator(x, theta):
+    return torch.stack([x[..., 1], -theta[..., 0] * torch.sin(x[..., 0]) - 0.2 * x[..., 1]], -1)
+
+
+def model(hypotheses=FEW, process=1.0, observation=1.0, **options):
+    settings = {"process_noise_sd": 0.3 * process**0.5, "observation_noise_sd": 0.2 * observation**0.5} | options
+    settings |= {"parameter_mean": [1.5], "parameter_sd": 0.5, "initial_mean": [1.0, 0.0]}
+    return adaptive_filter(oscillator, 2, DT, hypotheses=hypotheses, **settings)
+
+
+def data(samples=120, seed=0, elements=()):
+    rng = np.random.default_rng(seed)
+    x, rows = np.ones((*elements, 2)) * [1.0, 0.0], []
+    for _ in range(samples):
+        rows.append(x + 0.2 * rng.normal(size=x.shape))
+        for _ in range(10):
+            velocity = np.stack([x[..., 1], -2.0 * np.sin(x[..., 0]) - 0.2 * x[..., 1]], -1)
+            x = x + DT / 10 * velocity + 0.3 * (DT / 10) ** 0.5 * rng.normal(size=x.shape)
+    return np.stack(rows, -2)
+
+
+def test_a_mixture_is_the_average_of_separate_filters_by_their_evidence():
+    """Bayesian model averaging: moments of six filters that run alone, weighed by prior tilt and evidence."""
+    y = data()
+    quantities = ["mean", "sd", "covariance", "energy"]
+    found = model().run(y, record=quantities)
+    alone, tilt = [], []
+    for a in PROCESS:
+        for b in OBSERVATION:
+            alone.append(model(None, a, b).run(y, record=quantities))
+            tilt.append(0.3 * np.log(a) + 0.7 * np.log(b))
+    evidence = np.array(tilt)[:, None] + np.cumsum([each.accuracy for each in alone], 1)
+    start = np.logaddexp.reduce(tilt)
+    total = np.logaddexp.reduce(evidence, 0)
+    np.testing.assert_allclose(found.accuracy, np.diff(total, prepend=start), rtol=1e-8, atol=1e-9)
+    assert found.free_action == pytest.approx(start - total[-1], rel=1e-9)
+    weight = np.exp(evidence - total)
+    for node in ("x", "theta"):
+        means = np.stack([each.mean(node).reshape(len(y), -1) for each in alone])
+        covariances = np.stack([each.covariance(node) for each in alone])
+        mean = np.einsum("kt,ktn->tn", weight, means)
+        away = means - mean
+        covariance = np.einsum("kt,ktnm->tnm", weight, covariances + away[..., :, None] * away[..., None, :])
+        np.testing.assert_allclose(found.mean(node).reshape(len(y), -1), mean, rtol=1e-8, atol=1e-10)
+        np.testing.assert_allclose(found.covariance(node), covariance, rtol=1e-7, atol=1e-11)
+        sd = np.sqrt(np.einsum("tnn->tn", covariance))
+        np.testing.assert_allclose(found.sd(node).reshape(len(y), -1), sd, rtol=1e-7, atol=1e-10)
+
+
+def test_forecasts_are_those_of_all_hypotheses_together():
+    y = data(60)
+    session = model().start().run(y)
+    weight = session.weights.numpy()
+    found = session.forecast(1.0)
+    alone = [model(None, a, b).start().run(y).forecast(1.0) for a in PROCESS for b in OBSERVATION]
+    for name in ("x", "y"):
+        mean = sum(w * each.mean(name) for w, each in zip(weight, alone, strict=True))
+        second = sum(w * (each.sd(name) ** 2 + each.mean(name) ** 2) for w, each in zip(weight, alone, strict=True))
+        np.testing.assert_allclose(found.mean(name), mean, rtol=1e-8)
+        np.testing.assert_allclose(found.sd(name), np.sqrt(second - mean**2), rtol=1e-6)
+
+
+@pytest.mark.parametrize("cut", [5, 16, 40])
+def test_a_saved_or_copied_session_goes_on_to_the_same_digits(cut, tmp_path):
+    """Also within the first observations, from which guesses are found, and between two reviews."""
+    y, made = data(80), model(pc.Hypotheses(), process_noise_sd=None, observation_noise_sd=None)
+    whole = made.run(y)
+    session = made.start().run(y[:cut])
+    path = session.save(tmp_path / "session.pcnet")
+    copied = copy.deepcopy(session)
+    for other in (session, copied, pc.resume(path, made)):
+        result = other.run(y[cut:]).result()
+        for node in ("x", "theta", "noise_x"):
+            np.testing.assert_array_equal(result.mean(node), whole.mean(node))
+            np.testing.assert_array_equal(result.sd(node), whole.sd(node))
+        assert result.free_action == whole.free_action
+
+
+def test_single_steps_give_the_digits_of_a_run():
+    y, made = data(80), model(pc.Hypotheses(), process_noise_sd=None, observation_noise_sd=None)
+    session = made.start()
+    for value in y:
+        session.step(value)
+    np.testing.assert_array_equal(session.result().mean("x"), made.run(y).mean("x"))
+    np.testing.assert_allclose(session.mean("x"), session.result().mean("x")[-1], rtol=1e-12)
+    np.testing.assert_allclose(session.free_energy, -session.result().accuracy[-1], rtol=1e-9)
+
+
+@pytest.mark.parametrize("gaps", [False, True])
+def test_compiled_mixtures_equal_eager_ones(gaps):
+    y, made = data(100), model(pc.Hypotheses(), process_noise_sd=None, observation_noise_sd=None)
+    if gaps:
+        y[np.random.default_rng(1).random(y.shape) < 0.2] = np.nan
+    eager, compiled = (made.run(y, engine=engine) for engine in ("eager", "compiled"))
+    assert compiled.engine == "compiled"
+    for node in ("x", "theta", "noise_x", "noise_y"):
+        np.testing.assert_allclose(compiled.mean(node), eager.mean(node), rtol=1e-7, atol=1e-9)
+        np.testing.assert_allclose(compiled.sd(node), eager.sd(node), rtol=1e-6, atol=1e-9)
+
+
+def test_elements_of_a_batch_do_not_affect_each_other():
+    y, made = data(70, elements=(3,)), model(pc.Hypotheses(), process_noise_sd=None, observation_noise_sd=None)
+    together = made.run(y)
+    for i in range(3):
+        alone = made.run(y[i])
+        np.testing.assert_allclose(together.mean("x")[i], alone.mean("x"), rtol=1e-9, atol=1e-11)
+        np.testing.assert_allclose(together.sd("theta")[i], alone.sd("theta"), rtol=1e-9)
+        assert together.free_action[i] == pytest.approx(alone.free_action, rel=1e-9)
+
+
+def test_no_first_guess_is_needed_whatever_the_units():
+    """The same data in other units give the same beliefs in those units, from guesses found in the data."""
+    y = data(200)
+
+    def run(unit):
+        made = adaptive_filter(
+            lambda x, theta: torch.stack([x[..., 1], -theta[..., 0] * x[..., 0]], -1),
+            2,
+            DT,
+            parameter_mean=[1.5],
+            parameter_sd=0.5,
+            initial_sd=unit,
+        )
+        return made.run(unit * y)
+
+    one, other = run(1.0), run(1000.0)
+    np.testing.assert_allclose(other.mean("x"), 1000.0 * one.mean("x"), rtol=1e-6, atol=1e-3)
+    np.testing.assert_allclose(other.mean("theta"), one.mean("theta"), rtol=1e-6)
+
+
+def test_draws_have_the_moments_of_the_forecast():
+    session = model().start().run(data(60))
+    forecast, draws = session.forecast(0.5), session.sample(0.5, draws=2000, seed=1)
+    values = draws.values["x"][:, -1]
+    assert draws.values["x"].shape == (2000, 5, 2)
+    np.testing.assert_allclose(values.mean(0), forecast.mean("x")[-1], atol=4 * forecast.sd("x")[-1].max() / 2000**0.5)
+    np.testing.assert_allclose(values.std(0), forecast.sd("x")[-1], rtol=0.15)
+
+
+def test_error_flow_and_messages_can_be_recorded():
+    result = model().run(data(40), record=pc.Record.flow())
+    assert result.error_flow().surprise("y").shape == (40,)
+    assert np.isfinite(result.traces["x to theta.error"].values).all()
+
+
+def test_a_specification_holds_the_hypotheses():
+    name = "tests.contract.test_mixture.oscillator"
+    pc.register(name)(oscillator)
+    made = model(dataclasses.replace(FEW, guess=("noise_x",)))
+    again = from_spec(to_spec(made))
+    assert digest(again) == digest(made)
+    assert again.hypotheses.observation_factors == OBSERVATION
+    assert digest(model(None)) != digest(made)
+
+
+def test_a_model_with_hypotheses_does_not_unpack_into_a_graph_and_a_schedule():
+    with pytest.raises(SettingError, match=r"use model\.graph and model\.schedule"):
+        _, _ = model()
+
+
+def test_hypotheses_that_cannot_take_an_observation_lose_their_weight():
+    """One huge value: rows hold or not, but the mixture goes on, and recovers."""
+    y = data(120)
+    y[60] = 1e200
+    session = model(pc.Hypotheses()).start(on_divergence="hold").run(y)
+    result = session.result()
+    assert np.isfinite(result.mean("x")).all()
+    clean = model(pc.Hypotheses()).run(np.where(np.abs(y) > 1e100, np.nan, y))
+    np.testing.assert_allclose(result.mean("x")[-1], clean.mean("x")[-1], atol=0.3)
+
+
+def test_an_error_says_when_all_hypotheses_have_diverged():
+    made = adaptive_filter(
+        lambda x, theta: 50 * x**3, 1, DT, initial_mean=[1.0], process_noise_sd=0.1, observation_noise_sd=0.1
+    )
+    with pytest.raises(DivergenceError, match="all hypotheses have diverged"):
+        made.run(np.ones((40, 1)))
