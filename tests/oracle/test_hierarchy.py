@@ -65,6 +65,43 @@ def test_a_random_walk_above_equals_the_joint_kalman_filter():
         np.testing.assert_allclose(result.sd("x1")[t, 0] ** 2, covariance[:1, 0], rtol=1e-6)
 
 
+@pytest.mark.parametrize("freedom", [1e-7, 0.3, 2.0])
+def test_parameters_that_deviate_from_the_level_above_equal_the_joint_kalman_filter(freedom):
+    """Position, θ = velocity above + deviation, and that velocity: exact in the first window and at its end."""
+    lowest = Level(
+        CRUISE,
+        1,
+        parameter_mean=[0.0],
+        parameter_sd=freedom,
+        process_noise_sd=0.5,
+        initial_mean=[0.0],
+        initial_sd=0.5,
+    )
+    walk = Level(Linear([[0.0]]), 1, process_noise_sd=0.3, initial_mean=[0.2], initial_sd=1.5)
+    model = hierarchy(lowest, walk, dt=DT, observation_noise_sd=math.exp(-0.5), learn_noise_y=False, every=5)
+    result = model.run(OBSERVATIONS[:5], record=["mean", "sd", "energy"])
+    f, first = np.eye(3), np.zeros((3, 3))
+    f[0, 1] = DT
+    first[0, 0], first[1:, 1:] = 0.25, 2.25
+    first[1, 1] += freedom**2
+    q, r = np.diag([0.25 * DT, 0.0, 0.0]), np.array([[math.exp(-1.0)]])
+    oracle = Kalman(f, q, np.eye(1, 3), r, np.array([0.0, 0.2, 0.2]), first)
+    for t in range(5):
+        oracle.step(OBSERVATIONS[t])
+        if t == 4:  # the velocity moves, and the next θ deviates anew
+            window = np.array([[1.0, 0.0, 0.0], [0.0, 0.0, 1.0], [0.0, 0.0, 1.0]])
+            oracle.mean, oracle.covariance = window @ oracle.mean, window @ oracle.covariance @ window.T
+            oracle.covariance[1:, 1:] += 0.09 * 4 * DT
+            oracle.covariance[1, 1] += freedom**2
+        found = [result.mean("x1")[t, 0, 0], result.mean("theta1")[t, 0]]
+        sd = [result.sd("x1")[t, 0, 0], result.sd("theta1")[t, 0]]
+        np.testing.assert_allclose(found, oracle.mean[:2], rtol=1e-8, atol=1e-10)
+        np.testing.assert_allclose(sd, np.sqrt(np.diag(oracle.covariance)[:2]), rtol=1e-8)
+    np.testing.assert_allclose(result.mean("x2")[-1, 0, 0], oracle.mean[2], rtol=1e-8)
+    np.testing.assert_allclose(result.sd("x2")[-1, 0, 0], math.sqrt(oracle.covariance[2, 2]), rtol=1e-8)
+    assert result.accuracy.sum() == pytest.approx(oracle.log_evidence, rel=1e-9)
+
+
 def test_an_oscillator_above_is_close_to_the_joint_kalman_filter():
     """Exact in the first window.
 

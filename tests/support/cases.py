@@ -138,6 +138,10 @@ CASES = {
         correlation_time=0.05, correlation_time_sd=0.5
     ),
     "adaptive filter, model error": lambda: of_adaptive_filter(model_error_time=1.0),
+    "adaptive filter, outliers": lambda: of_adaptive_filter(outliers=0.05, linearisation="taylor"),
+    "adaptive filter, Matérn noise": lambda: of_adaptive_filter(
+        correlation_time=Matern(0.05, 1.5), integrator="local_linearisation", substeps=2
+    ),
     "levels": of_levels,
     "categories": of_categories,
 }
