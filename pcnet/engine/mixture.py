@@ -18,12 +18,14 @@ from pcnet.engine.opening import LENGTH, SHARE, Opening, largest
 from pcnet.engine.run import Run, Snapshot, common_batch_shape
 from pcnet.engine.session import Session
 from pcnet.engine.state import GraphState
+from pcnet.engine.threads import ThreadLimit
 from pcnet.errors import DivergenceError, ScheduleError
 from pcnet.model.hypotheses import Hypotheses
 from pcnet.model.links import Weighs
 from pcnet.model.model import Engine, RunOptions
 from pcnet.model.node import BatchSpec
 from pcnet.model.protocols import Assumes
+from pcnet.nodes import PrecisionNode
 from pcnet.numerics.mixtures import mix
 from pcnet.numerics.trees import tree_map
 from pcnet.results.recorder import ENERGY, EVIDENCE, Column, Record, Recorder
@@ -47,6 +49,11 @@ class MixtureSession(Session):
     _shape: torch.Size
 
     @property
+    def _next_review(self) -> int:
+        """Number of observations after which rows are reviewed."""
+        return banks.next_review(self._reviewed)
+
+    @property
     def hypotheses(self) -> Hypotheses:
         found = self.model.hypotheses
         assert found is not None
@@ -58,6 +65,7 @@ class MixtureSession(Session):
         self._total = total
         self._sum = np.zeros(self._shape.numel())  # log-evidence up to the last review
         self._reviewed, self._collected = 0, np.zeros(self._shape.numel())
+        self._last_energy = torch.zeros(self._shape, dtype=torch.float64)
         self._opening = Opening([], {}) if self.hypotheses.guess else None
         unknown = 2 * (SHARE * largest([observation], self._shape)).log()
         run = self._begin(dict.fromkeys(self.hypotheses.guess, unknown))
@@ -76,7 +84,9 @@ class MixtureSession(Session):
                 factors = observation if self._weighs_observations(name) else process
                 shift = torch.as_tensor(np.repeat(factors, batch)).to(program.zeros)[:, None]
                 if name in guess:
-                    shift = shift + guess[name].to(shift).repeat(self._bank.rows, 1)
+                    assert isinstance(node, PrecisionNode)
+                    found = guess[name].to(shift).repeat(self._bank.rows, 1)
+                    nodes[name] = node.with_guess(program.bound[name], nodes[name], found)
                 nodes[name] = node.assume(program.bound[name], nodes[name], shift)
         run.now = run.now._replace(state=state._replace(nodes=nodes))
         self._assume_kinds(run)
@@ -131,6 +141,13 @@ class MixtureSession(Session):
         run.now = now._replace(state=now.state._replace(nodes=nodes))
 
     # --- observations --------------------------------------------------------------------------------------------
+    def step(self, observation: Any, t: float | None = None) -> Session:
+        super().step(observation, t)
+        if self.tick >= self._next_review:
+            with torch.inference_mode(), ThreadLimit(self.threads):
+                self._look()
+        return self
+
     def _take(self, given: Observation | Sample, t: float | None, total: int | None = None) -> None:
         super()._take(given, t, total)
         if self._opening is not None:
@@ -148,7 +165,7 @@ class MixtureSession(Session):
     ) -> None:
         while start < stop:
             opening = self._run is None or self._opening is not None
-            ahead = 1 if opening else banks.next_review(self._reviewed) - self.tick
+            ahead = 1 if opening else self._next_review - self.tick
             end = min(stop, start + ahead)
             if opening:
                 observation = {name: value[start] for name, value in series.items()}
@@ -162,7 +179,7 @@ class MixtureSession(Session):
     def _look(self) -> None:
         """Check that rows are left, and review them if it is time."""
         run = self._bound
-        if self.tick < banks.next_review(self._reviewed):
+        if self.tick < self._next_review:
             return
         rows, evidence = self._bank.rows, self._evidence_now()
         if self.on_divergence == "raise" and not np.isfinite(self._bank.now(evidence)).any(0).all():
@@ -173,6 +190,7 @@ class MixtureSession(Session):
         tick, passed = self.tick, self.tick - self._reviewed
         walks = any(isinstance(node, Assumes) and node.assumption == "walk" for node in self._nodes.values())
         found = banks.review(self.hypotheses, self._bank, evidence, self._traits(), tick, passed, walks)
+        self._last_energy = self._energy()
         self._sum = self._sum + self._total_evidence(evidence)
         self._reviewed, self._collected = tick, np.zeros_like(self._sum)
         same = found.bank.rows == rows and bool((found.source == np.arange(rows)[:, None]).all())
@@ -363,6 +381,11 @@ class MixtureSession(Session):
 
     @property
     def free_energy(self) -> Tensor:
+        if self.tick == self._reviewed:  # by the weights before the review
+            return self._last_energy
+        return self._energy()
+
+    def _energy(self) -> Tensor:
         state = self._bound.now.state
         now = self._evidence_now()
         before = self._evidence(state.sum_accuracy - state.accuracy, state.missed)
@@ -407,7 +430,7 @@ class MixtureSession(Session):
         self._collect()
         found = {f"bank/{name}": torch.as_tensor(value) for name, value in self._bank._asdict().items()}
         found |= {"sum": torch.as_tensor(self._sum), "collected": torch.as_tensor(self._collected)}
-        found["reviewed"] = torch.tensor(self._reviewed)
+        found |= {"reviewed": torch.tensor(self._reviewed), "last_energy": self._last_energy}
         if self._opening is not None:
             found |= {f"opening/{name}": value for name, value in self._opening.tensors().items()}
         return found
@@ -422,7 +445,7 @@ class MixtureSession(Session):
         self._shape, self._total = torch.Size(batch_shape[1:]), None
         self._bank = Bank(*(further.pop(f"bank/{name}").numpy() for name in Bank._fields))
         self._sum, self._collected = further.pop("sum").numpy(), further.pop("collected").numpy()
-        self._reviewed = int(further.pop("reviewed"))
+        self._reviewed, self._last_energy = int(further.pop("reviewed")), further.pop("last_energy")
         first = {name.removeprefix("opening/"): value for name, value in further.items()}
         self._opening = Opening.of(first) if first else None
         with torch.inference_mode():

@@ -93,7 +93,7 @@ class Assumes(ABC):
 
     @abstractmethod
     def assume(self, bound: Any, state: Any, value: Tensor) -> Any:
-        """The state under an assumption, one value for each batch element (B,), or one for each channel (B, n)."""
+        """The state under an assumption, one value for each batch element, (B,) or (B, 1)."""
 
 
 class FitsRecordedData(ABC):

@@ -44,7 +44,7 @@ class Reference(NamedTuple):
 
     parameters: Tensor  # those that are not part of the belief, (B, p)
     variance: Tensor  # (B, all channels)
-    first_variance: Tensor  # that of the start, (B, all channels)
+    first_guess: Tensor  # of the variance, (B, all channels)
     lengthscale: Tensor  # (B, noises)
     transitions: Tensor  # number of the last transition of the parameters of each link, (B, links)
 
@@ -263,7 +263,9 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], FlowForecasts, ForecastsAl
             variance = layout.by_source(block, variances[:, block.channels]).repeat(1, 1, block.model.n_latents)
             parts[..., block.latents, block.latents].diagonal(dim1=-2, dim2=-1).copy_(variance)
         numbers = self._transition_numbers(ctx)
-        reference = Reference(self._scored_parameters(ctx), variances, variances, self._lengthscales(ctx), numbers)
+        guesses = [each.variance if each.first_guess is None else each.first_guess for each in self._noises(ctx)]
+        guess, lengthscales = torch.cat(guesses, 1), self._lengthscales(ctx)
+        reference = Reference(self._scored_parameters(ctx), variances, guess, lengthscales, numbers)
         nothing = tree_map(torch.zeros_like, state)
         started = nothing._replace(
             belief=nothing.belief._replace(mean=mean, covariance_by_source=parts), reference=reference, time=ctx.time
@@ -510,7 +512,7 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], FlowForecasts, ForecastsAl
             parts = belief.covariance_by_source
             parts = torch.cat([parts[:, :1], parts[:, 1:] * change.exp()[..., None, None]], 1)
             belief = belief._replace(covariance_by_source=parts)
-        now = Reference(theta, variance, reference.first_variance, self._lengthscales(ctx), numbers)
+        now = Reference(theta, variance, reference.first_guess, self._lengthscales(ctx), numbers)
         return state._replace(belief=belief, reference=now)
 
     def _follow_joint(
@@ -578,7 +580,7 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], FlowForecasts, ForecastsAl
         variance = reference.variance[:, block.channels]
         if block.model.is_white:
             return layout.by_source(block, variance)
-        rest = self._noise_model(ctx, block).rest(ctx.dt)[:, None] * reference.first_variance[:, block.channels]
+        rest = self._noise_model(ctx, block).rest(ctx.dt)[:, None] * reference.first_guess[:, block.channels]
         return torch.constant_pad_nd(rest[:, None], (0, 0, 0, layout.n_levels))
 
     def _jacobian(self, ctx: Context, link: Predicts, mapping: Regression) -> Tensor:

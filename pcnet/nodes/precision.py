@@ -215,11 +215,19 @@ class PrecisionNode(SlowBelief, Assumes):
         return PrecisionState(mean, precision, log_det, mean, precision, log_det, accumulated)
 
     def assume(self, bound: PrecisionBound, state: PrecisionState, value: Tensor) -> PrecisionState:
-        """Log-variances that are higher by `value` than they were, and so is their prior."""
-        value = value[:, None] if value.dim() == 1 else value
+        """Log-variances that start higher by `value` than the first guess."""
+        return state._replace(mean=state.mean - self._shift(bound, state, value))
+
+    def with_guess(self, bound: PrecisionBound, state: PrecisionState, log_variance: Tensor) -> PrecisionState:
+        """The state with a first guess of the log-variances, (B, n), higher by so much than that of the settings."""
+        shift = self._shift(bound, state, log_variance)
+        return state._replace(mean=state.mean - shift, prior_mean=state.prior_mean - shift)
+
+    def _shift(self, bound: PrecisionBound, state: PrecisionState, value: Tensor) -> Tensor:
+        """A change of log-variances (B, n) or (B, 1) in the form of the belief."""
         shift = torch.zeros_like(state.mean)
         shift[:, : bound.levels] = value if bound.levels > 1 else value.mean(1, keepdim=True)
-        return state._replace(mean=state.mean - shift, prior_mean=state.prior_mean - shift)
+        return shift
 
     def prediction(self, ctx: Context, link: AnyLink) -> NoisePrediction:
         shape, bound = link.child.shape, ctx.bound
@@ -234,7 +242,8 @@ class PrecisionNode(SlowBelief, Assumes):
             log_det, kernel = log_det + 2 * scale.log().sum(-1), kernel.with_lengthscale(lengthscale)
         total = shape.rows * mean.sum(-1) + shape.dim * log_det
         if self.channels != "full":
-            noise = Noise((-mean).exp(), kernel, bound.levels, learned)
+            guess = (-ctx.state.prior_mean[:, : bound.levels]).exp().expand(-1, shape.dim)
+            noise = Noise((-mean).exp(), kernel, bound.levels, learned, guess)
             precision = Precision(temporal, mean.exp(), total, learns_lengthscale=learned)
             return NoisePrediction(precision, kernel, noise, lambda: as_matrix(self.covariance(ctx)))
         factor = torch.eye(shape.dim, dtype=mean.dtype, device=mean.device).repeat(len(mean), 1, 1)

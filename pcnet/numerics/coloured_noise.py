@@ -42,6 +42,7 @@ class Noise(NamedTuple):
     kernel: Kernel  # its present autocorrelation
     levels: int
     learned_lengthscale: bool = False
+    first_guess: Tensor | None = None  # of the variance, (B, channels); None for the variance itself
 
 
 class NoiseTransition(NamedTuple):

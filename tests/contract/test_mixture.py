@@ -107,12 +107,16 @@ def test_a_saved_or_copied_session_goes_on_to_the_same_digits(cut, tmp_path):
         assert result.free_action == whole.free_action
 
 
-def test_single_steps_give_the_digits_of_a_run():
-    y, made = data(80), model(pc.Hypotheses(), process_noise_sd=None, observation_noise_sd=None)
-    session = made.start()
+@pytest.mark.parametrize("engine", ["eager", "compiled"])
+def test_single_steps_give_the_digits_of_a_run(engine):
+    """Also when few rows are left, so that compiled steps take a shorter way."""
+    y, made = data(200), model(pc.Hypotheses(drop=2.0), process_noise_sd=None, observation_noise_sd=None)
+    session, whole = made.start(engine=engine), made.start(engine=engine).run(y)
     for value in y:
         session.step(value)
-    np.testing.assert_array_equal(session.result().mean("x"), made.run(y).mean("x"))
+    assert len(session.weights) == len(whole.weights) == 4
+    np.testing.assert_array_equal(session.weights, whole.weights)
+    np.testing.assert_array_equal(session.result().mean("x"), whole.result().mean("x"))
     np.testing.assert_allclose(session.mean("x"), session.result().mean("x")[-1], rtol=1e-12)
     np.testing.assert_allclose(session.free_energy, -session.result().accuracy[-1], rtol=1e-9)
 

@@ -11,11 +11,12 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
-from pcnet.engine.compiled.program import LARGEST, Layout
 
 import pcnet as pc
 from pcnet.engine.compiled import scalar_rules, variants
+from pcnet.engine.compiled.element_tick import LARGEST
 from pcnet.engine.compiled.ir import Function
+from pcnet.engine.compiled.layout import Layout
 from pcnet.engine.compiled.run import EVERYTHING, WORD, CompiledRun
 from pcnet.engine.compiled.values import DOUBLE
 from pcnet.graphs import Level, hierarchy, odem

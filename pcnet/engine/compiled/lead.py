@@ -141,7 +141,7 @@ class Lead:
                 run.recorder.add_block(made.times, made.record)
                 rows += len(made.times)
             self.place, self._flushed = Place(place.tick + made.ticks, made.clock, made.elapsed, rows), rows
-            if engine.program.spec.batch == 1 and (self._stepper is None or not self._stepper.valid):
+            if Stepper.fits(engine) and (self._stepper is None or not self._stepper.valid):
                 self._stepper = Stepper(engine, ROWS)
         return made.ticks
 

@@ -1,4 +1,4 @@
-"""Single observations of a single run, one at a time, with as little work around the compiled tick as possible."""
+"""Single observations of a run, one at a time, with as little work around the compiled tick as possible."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _STATE, _OTHER, _RECORD, _STALE = WORD["state"], WORD["other"], WORD["record"], 
 
 
 class Stepper:
-    """Takes in one observation at a time, for a batch of one.
+    """Takes in one observation at a time, the same for all batch elements; there are no more of these than lanes.
 
     The state is in one of two buffers, and a tick writes the new state into the other. Which one holds the state is
     kept by the session, so that a tick that is interrupted has not happened.
@@ -27,14 +27,14 @@ class Stepper:
         self.engine = engine
         run = engine.run
         self.n = sum(slot.size for slot in run.layout.given if not slot.name.startswith("/"))
-        self._given = np.zeros((1, run.n_given, 1))
-        self._observed = self._given[0, : self.n, 0]
-        self._dt = self._given[0, run.layout.given_at["/dt"], 0]
+        self._given = np.zeros((1, run.n_given, run.width))
+        self._observed = self._given[0, : self.n]
+        self._dt = self._given[0, run.layout.given_at["/dt"]]
         self._irregular = 1 << len(engine.program.acts)
         self._slices = {slot.name: slot.places for slot in run.layout.given if not slot.name.startswith("/")}
         self._kind = np.zeros(1, dtype=np.uint8)
         self._flag = np.ones(1, dtype=np.uint8)
-        self.rows = np.zeros((rows, max(1, Layout.size(run.layout.record)), 1))
+        self.rows = np.zeros((rows, max(1, Layout.size(run.layout.record)), run.width))
         self.times = np.zeros(rows)
         self._words = run.words_for(self._given, self._kind, self._flag, self.rows)
         self._address = self._words.ctypes.data
@@ -48,6 +48,11 @@ class Stepper:
         self._always = periods.pop(1, 0)
         self._periods = list(periods.items())
         self._codes: dict[int, int] = {}
+
+    @staticmethod
+    def fits(engine: CompiledEngine) -> bool:
+        """Whether all batch elements are in one group of lanes, on the same clocks."""
+        return engine.run.groups == 1 and all(act.by_element is None for act in engine.program.acts)
 
     @property
     def valid(self) -> bool:
@@ -70,17 +75,17 @@ class Stepper:
             return False
         if len(self._slices) != 1:
             return False
-        self._observed[:] = observation
-        total = float(self._observed.sum())
+        self._observed[:] = observation[:, None]
+        total = float(observation.sum())
         return total - total == 0.0
 
     def fill(self, observation: Observation) -> bool:
-        """Take over an observation that was read otherwise; False if it is not that of a single run."""
+        """Take over an observation that was read otherwise; False if it is not the same for all batch elements."""
         for name, places in self._slices.items():
             value = observation[name].reshape(-1).cpu().numpy()
             if len(value) != places.stop - places.start:
                 return False
-            self._observed[places] = value
+            self._observed[places] = value[:, None]
         return True
 
     def tick(self, number: int, flipped: bool, row: int, elapsed: float | None) -> bool:
@@ -96,7 +101,7 @@ class Stepper:
                 code |= mask
         if elapsed is not None:
             code |= self._irregular
-            self._dt[0] = elapsed
+            self._dt[:] = elapsed
         kind = self._codes.get(code)
         if kind is None:
             kind = self._codes[code] = self.engine.number_of(code)
@@ -109,5 +114,5 @@ class Stepper:
         return bool(self._run(self._address))
 
     def recorded(self, count: int) -> tuple[list[float], Array]:
-        """Times and values (rows, 1, n) of the first rows."""
-        return self.times[:count].tolist(), self.rows[:count].copy().swapaxes(1, 2)
+        """Times and values (rows, B, n) of the first rows."""
+        return self.times[:count].tolist(), self.rows[:count].copy().swapaxes(1, 2)[:, : self.engine.run.batch]
