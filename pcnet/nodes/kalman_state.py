@@ -36,6 +36,7 @@ from pcnet.numerics.transitions import FlowAt, FlowStep, IntegratorName, advance
 from pcnet.numerics.trees import select, spans, tree_map
 from pcnet.settings import PositiveVector, Vector, at_least_1d, check_size, number, settings
 
+MAX_STEPS = 64  # how many times as many integration steps a gap may take
 OVERFLOW = "covariance overflowed; pass NaN for outliers, or use on_divergence='hold'"
 
 
@@ -102,7 +103,7 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], FlowForecasts, ForecastsAl
         initial_mean: State at the first observation, (..., dim); found from that observation unless given.
         initial_sd: Its standard deviation, one number or (..., dim).
         integrator: "rk4"; "local_linearisation" for stiff flows; or "euler", to match a process simulated that way.
-        substeps: Integration steps between two observations.
+        substeps: Integration steps between two observations; a gap takes more of them, in proportion.
         linearisation: How means and covariances pass through flow and mappings: "unscented", by regression on points
             that represent the belief; or "taylor", by derivatives at its mean.
         process_noise: White noise as "diffusion", or "held" constant between two observations, as a part of ẋ.
@@ -311,7 +312,7 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], FlowForecasts, ForecastsAl
         if lagged:
             towards = torch.bmm(belief.covariance, self._jacobians(ctx, belief).mT)
             belief = belief._replace(dmean_dtheta=torch.cat([belief.dmean_dtheta, towards], -1))
-        belief = self._move(ctx, belief, (ctx.time - state.time).to(belief.mean) / self.substeps)
+        belief = self._move(ctx, belief, (ctx.time - state.time).to(belief.mean), self._steps(ctx))
         carried = belief.dmean_dtheta[..., p:]
         belief = belief._replace(dmean_dtheta=belief.dmean_dtheta[..., :p])
         between = [torch.zeros_like(each.lagged_covariance) for each in state.sent]
@@ -322,14 +323,24 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], FlowForecasts, ForecastsAl
         moved = state._replace(belief=belief, evidence=nothing, time=ctx.time)
         return moved._replace(sent=self._predictions(ctx, moved, between))
 
-    def _move(self, ctx: Context, belief: GaussianWithSensitivities, dt: Tensor) -> GaussianWithSensitivities:
-        """The belief after all integration steps, each of length dt (B,)."""
-        layout, d = ctx.bound.layout, self.dim
+    def _steps(self, ctx: Context) -> int:
+        """Number of integration steps: `substeps`, and in a gap twice as many, four times, …, so that none is long."""
+        more = 1
+        if ctx.relative_dt is not None:
+            while more < MAX_STEPS and holds((ctx.relative_dt > 1.5 * more).any()):
+                more *= 2
+        return self.substeps * more
+
+    def _move(
+        self, ctx: Context, belief: GaussianWithSensitivities, elapsed: Tensor, steps: int
+    ) -> GaussianWithSensitivities:
+        """The belief after a time (B,), in so many integration steps."""
+        layout, d, dt = ctx.bound.layout, self.dim, elapsed / steps
         eye = torch.eye(d, dtype=dt.dtype, device=dt.device).expand(len(dt), d, d)
         gain = torch.zeros_like(eye)  # of white noise that is held constant over all steps
         coloured = [block for block in layout.noises if not block.model.is_white]
         transitions = {block.place: self._noise_model(ctx, block).transition(dt) for block in coloured}
-        for _ in range(self.substeps):
+        for _ in range(steps):
             belief, step = self._step(ctx, belief, dt, transitions)
             gain = step.jacobian @ gain + step.integrate(eye, eye, eye)
         if self.process_noise == "held":
@@ -385,8 +396,14 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], FlowForecasts, ForecastsAl
         return found
 
     def _flow_step(self, ctx: Context, belief: GaussianWithSensitivities, dt: Tensor) -> tuple[FlowStep, Regression]:
-        """A step of the flow, and the same as a function of state and joint parameters."""
+        """A step of the flow, and the same as a function of state and joint parameters.
+
+        In a gap of so many intervals that even MAX_STEPS are long, by local linearisation, which stays stable.
+        """
         layout, d, mean = ctx.bound.layout, self.dim, belief.mean
+        integrator = self.integrator
+        if ctx.relative_dt is not None and holds((ctx.relative_dt > 1.5 * MAX_STEPS).any()):
+            integrator = "local_linearisation"
         theta = self._parameters_of(ctx, None, mean)
 
         def at(x: Tensor) -> FlowAt:
@@ -396,19 +413,19 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], FlowForecasts, ForecastsAl
                 slope = self.flow.parameter_slope(x[:, None], theta, 1)[:, 0]
             return FlowAt(found.value[:, 0], found.jacobian.expand(len(x), d, d), slope)
 
-        step = flow_step(at, mean[:, :d], dt, self.integrator)
+        step = flow_step(at, mean[:, :d], dt, integrator)
         taylor = self._joint_taylor(ctx, None, step.value, step.jacobian, step.parameter_jacobian)
         if self.linearisation == "taylor" or self.flow.is_affine:
             return step, taylor
-        jacobian = at(mean[:, :d]).jacobian if self.integrator == "local_linearisation" else None
+        jacobian = at(mean[:, :d]).jacobian if integrator == "local_linearisation" else None
 
         def after(points: Tensor) -> Tensor:
             parameters = self._parameters_of(ctx, None, points)
-            return advance(lambda x: self.flow(x, parameters), points[..., :d], dt, self.integrator, jacobian)
+            return advance(lambda x: self.flow(x, parameters), points[..., :d], dt, integrator, jacobian)
 
         covariance = belief.covariance[:, layout.joint, layout.joint]
         found = regress_or_keep(after, mean[:, layout.joint], covariance, taylor)
-        return FlowStep.of(found.value, found.jacobian[..., :d], step.parameter_jacobian, dt, self.integrator), found
+        return step.regressed(found.value, found.jacobian[..., :d]), found
 
     def _mapping(self, ctx: Context, belief: GaussianWithSensitivities, link: Predicts) -> Regression:
         """The mapping to a node below, as a function of state and joint parameters."""

@@ -34,12 +34,13 @@ class FlowStep(NamedTuple):
         Tensor | None
     )  # M, (B, d, d); None for a step so crude that what is added on the way is added at its end
     time: Tensor  # h, (B,)
+    drift: Tensor | None = None  # hJ of a step that is exact for the flow linearised there, (B, d, d)
 
-    @classmethod
-    def of(cls, value: Tensor, jacobian: Tensor, slope: Tensor, time: Tensor, integrator: IntegratorName) -> FlowStep:
-        """A step whose Jacobian was found in another way."""
-        half = None if integrator == "euler" else square_root_near_one(jacobian)
-        return cls(value, jacobian, slope, half, time)
+    def regressed(self, value: Tensor, jacobian: Tensor) -> FlowStep:
+        """The same step with an end and a Jacobian that were found in another way."""
+        if self.second_half is None or self.drift is not None:
+            return self._replace(value=value, jacobian=jacobian)
+        return self._replace(value=value, jacobian=jacobian, second_half=square_root_near_one(jacobian))
 
     def integrate(self, first: Tensor, middle: Tensor, last: Tensor) -> Tensor:
         """∫Φ u ds of an input u (B, d, k), given at the beginning, the middle and the end of the step."""
@@ -53,6 +54,8 @@ class FlowStep(NamedTuple):
         h = self.time[:, None, None, None]
         if self.second_half is None:
             return h * density.diag_embed()
+        if self.drift is not None:
+            return _diffuse_exactly(self.drift, self.time, density)
         moved = [(each[:, None] * density[:, :, None]) @ each.mT[:, None] for each in (self.second_half, self.jacobian)]
         return h / 6 * (density.diag_embed() + 4 * moved[0] + moved[1])
 
@@ -124,7 +127,22 @@ def local_linearisation(flow: Callable[[Tensor], FlowAt], x: Tensor, h: Tensor) 
     matrix[:, :d] = h[:, None, None] * torch.cat([now.jacobian, now.velocity[..., None], now.parameter_jacobian], -1)
     half, whole = exponential_minus_one(matrix)
     eye = _eye(x)
-    return FlowStep(x + whole[:, :d, d], eye + whole[:, :d, :d], whole[:, :d, d + 1 :], eye + half[:, :d, :d], h)
+    value, jacobian, slope = x + whole[:, :d, d], eye + whole[:, :d, :d], whole[:, :d, d + 1 :]
+    return FlowStep(value, jacobian, slope, eye + half[:, :d, :d], h, matrix[:, :d, :d])
+
+
+def _diffuse_exactly(drift: Tensor, time: Tensor, density: Tensor) -> Tensor:
+    """∫exp(Js) T exp(Jᵀs) ds over a step, by Q(2t) = Q(t) + exp(Jt) Q(t) exp(Jᵀt); hJ (B, d, d), T (B, k, d)."""
+    small = drift * 0.5**DOUBLINGS
+    half, whole = exponential_minus_one(small)
+    eye = torch.eye(drift.shape[-1], dtype=drift.dtype, device=drift.device)
+    moved = [((eye + each)[:, None] * density[:, :, None]) @ (eye + each).mT[:, None] for each in (half, whole)]
+    covariance = density.diag_embed() + 4 * moved[0] + moved[1]
+    covariance = 0.5**DOUBLINGS / 6 * time[:, None, None, None] * covariance
+    for _ in range(DOUBLINGS):
+        covariance = covariance + (eye + whole)[:, None] @ covariance @ (eye + whole).mT[:, None]
+        whole = 2 * whole + whole @ whole
+    return covariance
 
 
 def exponential_minus_one(matrix: Tensor) -> tuple[Tensor, Tensor]:
