@@ -41,10 +41,10 @@ def settings(batch: int) -> dict[str, torch.Tensor]:
 
 
 def tracking(**options: Any) -> pc.Model:
-    """The adaptive filter: states, three parameters and the noise, all learned."""
-    return adaptive_filter(
-        pc.systems.lotka_volterra, 3, 0.01, parameter_mean=[0.3, -0.2, 0.3], parameter_sd=0.25, **options
-    )
+    """An adaptive filter: states, three parameters and the noise of each channel, all learned; one hypothesis."""
+    known = {"process_noise_sd": 0.01, "observation_noise_sd": 0.1, "hypotheses": None}
+    prior = {"parameter_mean": [0.3, -0.2, 0.3], "parameter_sd": 0.25}
+    return adaptive_filter(pc.systems.lotka_volterra, 3, 0.01, **(prior | known | options))
 
 
 def two_levels() -> pc.Model:
@@ -81,15 +81,16 @@ MODELS: dict[str, Callable[[], pc.Model]] = {
     "odem glv, 3 orders": lambda: odem(model="glv", orders=3),
     "odem lorenz, 2 orders": lambda: odem(model="lorenz", orders=2),
     "odem lorenz, 3 orders": lambda: odem(model="lorenz", orders=3),
-    "adaptive filter, white noise": tracking,
-    "adaptive filter, smooth noise": lambda: tracking(correlation_time=0.05),
+    "adaptive filter": lambda: tracking(hypotheses=pc.Hypotheses()),
+    "one hypothesis, white noise": tracking,
+    "one hypothesis, smooth noise": lambda: tracking(correlation_time=0.05),
     "two levels": two_levels,
     "glv of 10 species, 3 orders": ten_species,
 }
 BATCHES: dict[str, Callable[[], pc.Model]] = {
     "odem glv, 2 orders": lambda: odem(model="glv", orders=2, **settings(BATCH)),
     "odem glv, 3 orders": lambda: odem(model="glv", orders=3, **settings(BATCH)),
-    "adaptive filter, white noise": lambda: tracking(observation_noise_sd=torch.logspace(0.5, -1, BATCH)[:, None]),
+    "one hypothesis, white noise": lambda: tracking(observation_noise_sd=torch.logspace(0.5, -1, BATCH)[:, None]),
 }
 
 
@@ -113,12 +114,12 @@ def observed(model: pc.Model, samples: int) -> Array:
 
 def stepped(model: pc.Model, record: Any) -> Callable[[], object]:
     """Single steps of a session that has started."""
-    session, series = model.start(engine="compiled", record=record), observed(model, STEPS + 2)
-    for y in series[:2]:
-        session.step(y)
+    before = 2 if model.hypotheses is None else 2500  # until few hypotheses are left
+    session, series = model.start(engine="compiled", record=record), observed(model, STEPS + before)
+    session.run(series[:before])
 
     def run() -> None:
-        for y in series[2:]:
+        for y in series[before:]:
             session.step(y)
 
     return run
