@@ -40,10 +40,7 @@ class Bank(NamedTuple):
     def now(self, evidence: Array) -> Array:
         """Log-weights, normalised, given the sums of log-evidence (..., K, B) at some times since the last review."""
         grown = self.log_weight + (evidence - self.evidence)
-        grown = np.where(np.isfinite(grown), grown, -np.inf)
-        total = log_sum_exp(grown)
-        normalised: Array = grown - np.where(np.isfinite(total), total, 0.0)  # if no row is left, none has a weight
-        return normalised
+        return normalise(np.where(np.isfinite(grown), grown, -np.inf))
 
 
 class Traits(NamedTuple):
@@ -70,6 +67,13 @@ def log_sum_exp(values: Array) -> Array:
     return total
 
 
+def normalise(log_weight: Array) -> Array:
+    """Log-weights (..., K, B) whose weights sum to 1, or are all 0."""
+    total = log_sum_exp(log_weight)
+    normalised: Array = log_weight - np.where(np.isfinite(total), total, 0.0)
+    return normalised
+
+
 def start(hypotheses: Hypotheses, batch: int) -> tuple[Bank, Array, Array]:
     """The first bank, with the logs of the factors of process and of observation variances of each row (K,)."""
     robust = (0, 1) if hypotheses.outliers else (0,)
@@ -83,7 +87,7 @@ def start(hypotheses: Hypotheses, batch: int) -> tuple[Bank, Array, Array]:
     tilt = hypotheses.process_tilt * process + hypotheses.observation_tilt * observation
     weight = np.repeat(tilt[:, None], batch, 1)
     zero = np.zeros(weight.shape, dtype=np.int64)
-    bank = Bank(weight - log_sum_exp(weight), np.zeros_like(weight), zero, np.repeat(kinds[:, None], batch, 1), zero)
+    bank = Bank(normalise(weight), np.zeros_like(weight), zero, np.repeat(kinds[:, None], batch, 1), zero)
     return bank, process, observation
 
 
@@ -210,4 +214,4 @@ def _pack(bank: Bank, source: Indices, in_use: NDArray[np.bool_]) -> Review:
         order = np.where(spare, best, order)
     packed = Bank(*(each[order, columns] for each in bank))  # type: ignore[arg-type]
     weight = np.where(spare, -np.inf, packed.log_weight)
-    return Review(packed._replace(log_weight=weight - log_sum_exp(weight)), source[order, columns])
+    return Review(packed._replace(log_weight=normalise(weight)), source[order, columns])

@@ -127,17 +127,14 @@ class MixtureSession(Session):
         now, program = run.now, run.program
         rates = np.array([0.0, *(walk**2 for walk in self.hypotheses.walks)])[self._bank.walk].reshape(-1)
         shares = (self.hypotheses.outliers * self._bank.robust).reshape(-1)
+        values = {
+            "walk": torch.as_tensor(rates).to(program.zeros) / program.interval,
+            "outliers": torch.as_tensor(shares).to(program.zeros),
+        }
         nodes = dict(now.state.nodes)
         for name, node in self._nodes.items():
-            if not isinstance(node, Assumes):
-                continue
-            if node.assumption == "walk":
-                value = torch.as_tensor(rates).to(program.zeros) / program.interval
-            elif node.assumption == "outliers" and getattr(node, "has_outliers", False):
-                value = torch.as_tensor(shares).to(program.zeros)
-            else:
-                continue
-            nodes[name] = node.assume(program.bound[name], nodes[name], value)
+            if isinstance(node, Assumes) and node.assumption in values:
+                nodes[name] = node.assume(program.bound[name], nodes[name], values[node.assumption])
         run.now = now._replace(state=now.state._replace(nodes=nodes))
 
     # --- observations --------------------------------------------------------------------------------------------
@@ -187,6 +184,7 @@ class MixtureSession(Session):
             why = f": {events[-1].why}" if events else ""
             raise DivergenceError(f"all hypotheses have diverged by observation {self.tick}{why}")
         self._collect()
+        lost = self.diverged
         tick, passed = self.tick, self.tick - self._reviewed
         walks = any(isinstance(node, Assumes) and node.assumption == "walk" for node in self._nodes.values())
         found = banks.review(self.hypotheses, self._bank, evidence, self._traits(), tick, passed, walks)
@@ -196,10 +194,10 @@ class MixtureSession(Session):
         same = found.bank.rows == rows and bool((found.source == np.arange(rows)[:, None]).all())
         self._bank = found.bank
         if not same:
-            self._copy_rows(found.source)
+            self._copy_rows(found.source, lost)
 
-    def _copy_rows(self, source: Indices) -> None:
-        """Continue with copies of these rows (K, B)."""
+    def _copy_rows(self, source: Indices, lost: Divergence) -> None:
+        """Continue with copies of these rows (K, B); lost: batch elements of which no row is left."""
         now, batch = self._bound.now, source.shape[1]
         index = torch.as_tensor(source * batch + np.arange(batch)).reshape(-1)
 
@@ -213,7 +211,10 @@ class MixtureSession(Session):
             same = len(source) == self._bound.program.spec.batch_shape[0]
             run = self._bound if same else self._bind_rows(len(source), self.acting_engine)
             state = run.now.state._replace(nodes=nodes, **rest)
-            run.now = now._replace(state=state, relative_dt=relative, log=DivergenceLog(now.log.events, {}))
+            at, node = (value.reshape(-1) for value in lost)
+            gone = np.flatnonzero(at >= 0).tolist()
+            stopped = {row * batch + b: (int(at[b]), str(node[b])) for row in range(len(source)) for b in gone}
+            run.now = now._replace(state=state, relative_dt=relative, log=DivergenceLog(now.log.events, stopped))
             self._assume_kinds(run)
             run.show()
 
@@ -250,10 +251,13 @@ class MixtureSession(Session):
         return self._evidence(state.sum_accuracy, state.missed)
 
     def _total_evidence(self, evidence: Array) -> Array:
-        """Log-evidence of the mixture since the last review, (..., B), from sums of rows (..., K, B)."""
+        """Log-evidence of the mixture since the last review, (..., B), from sums of rows (..., K, B).
+
+        NaN where no row is left.
+        """
         grown = self._bank.log_weight + (evidence - self._bank.evidence)
         total: Array = banks.log_sum_exp(np.where(np.isfinite(grown), grown, -np.inf))[..., 0, :]
-        return total
+        return np.where(np.isfinite(total), total, np.nan)
 
     def _replay(self) -> None:
         """Start again with first guesses from the first observations, and take these in once more."""

@@ -61,6 +61,8 @@ class Model:
             raise SettingError(f"Model: give a Graph, not {graph!r}")
         if schedule is not None and not isinstance(schedule, Schedule):
             raise ScheduleError(f"schedule must be a Schedule, such as pcnet.odem(), not {schedule!r}")
+        if hypotheses is not None:
+            _check_hypotheses(graph, hypotheses)
         self.graph, self.hypotheses = graph, hypotheses
         self.schedule = fitting_schedule(graph) if schedule is None else schedule
         self.compiled: dict[object, Any] = {}
@@ -182,6 +184,20 @@ class Model:
         from pcnet.io.model_files import load_model
 
         return load_model(path)
+
+
+def _check_hypotheses(graph: Graph, hypotheses: Hypotheses) -> None:
+    """Raise `SettingError` unless the hypotheses are such, and the evidence of the graph can weigh them."""
+    if not isinstance(hypotheses, Hypotheses):
+        raise SettingError(f"hypotheses must be pcnet.Hypotheses(...) or None, not {hypotheses!r}")
+    for node in graph.nodes.values():
+        if node.role == "state" and not node.sends_covariance:
+            raise SettingError(
+                f"hypotheses are weighed by how well they predict, which needs Kalman states; {node.title} is none"
+            )
+    for name in hypotheses.guess:
+        if name not in graph.nodes or graph[name].role != "precision":
+            raise SettingError(f"hypotheses: there is no precision node {name!r} whose level could be guessed")
 
 
 def device_of(name: torch.device | str) -> torch.device:

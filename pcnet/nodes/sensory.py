@@ -196,8 +196,8 @@ class SensoryNode(Node[SensoryState, SensoryBound], Forecasts, Assumes):
         return self._first(bound, torch.full_like(bound.full, torch.nan))
 
     def assume(self, bound: SensoryBound, state: SensoryState, value: Tensor) -> SensoryState:
-        """This share of outliers."""
-        return state._replace(outliers=value)
+        """This share of outliers, if the settings allow for any."""
+        return state._replace(outliers=value) if self.has_outliers else state
 
     def initialise(self, ctx: Context) -> SensoryState:
         """The state at the first observation: at rest, or a jump from 0."""

@@ -16,12 +16,14 @@ def mix(quantity: str, get: Callable[[str], Tensor], weight: Tensor) -> Tensor:
     Args:
         quantity: Its name.
         get: Gives a quantity of the rows by name: the quantity itself, and "mean" beside "sd" and "covariance".
-        weight: The weights, which sum to 1; rows without weight may hold anything.
+        weight: The weights, which sum to 1; rows without weight may hold anything. The result is NaN if none has.
     """
+    known = weight.sum(1) > 0
 
     def average(value: Tensor) -> Tensor:
         w = weight.reshape(*weight.shape, *(1,) * (value.dim() - 3))
-        return torch.where(w > 0, w * value, 0.0).sum(1)
+        total = torch.where(w > 0, w * value, 0.0).sum(1)
+        return torch.where(known.reshape(*known.shape, *(1,) * (total.dim() - 2)), total, torch.nan)
 
     if quantity == "sd":
         mean, variance = get("mean"), get("sd") ** 2

@@ -210,3 +210,23 @@ def test_an_error_says_when_all_hypotheses_have_diverged():
     )
     with pytest.raises(DivergenceError, match="all hypotheses have diverged"):
         made.run(np.ones((40, 1)))
+
+
+def test_hypotheses_need_kalman_states_and_known_names():
+    graph = pc.graphs.odem().graph
+    with pytest.raises(SettingError, match="needs Kalman states; GeneralisedStateNode 'x' is none"):
+        pc.Model(graph, hypotheses=pc.Hypotheses())
+    with pytest.raises(SettingError, match="no precision node 'noise'"):
+        pc.Model(model(None).graph, hypotheses=pc.Hypotheses(guess=("noise",)))
+
+
+def test_stopped_elements_are_not_a_number():
+    """One of two batch elements explodes under all hypotheses, and the other goes on."""
+    made = adaptive_filter(
+        lambda x, theta: x**3, 1, DT, initial_mean=[[1e60], [0.1]], process_noise_sd=0.1, observation_noise_sd=0.1
+    )
+    result = made.run(0.1 * np.ones((2, 20, 1)), on_divergence="stop")
+    assert np.isnan(result.mean("x")[0, -1]).all()
+    assert np.isfinite(result.mean("x")[1]).all()
+    assert result.diverged.at[0] >= 0
+    assert result.diverged.at[1] == -1
