@@ -118,7 +118,7 @@ def review(
     if len(kinds) > 1:
         weight = _share(weight, bank.walk, kinds, hypotheses.walk_share * passed)
     top = weight.max(0)
-    keep = weight > top - hypotheses.drop
+    keep = weight > top - hypotheses.drop - 1e-9
     if len(kinds) > 1:
         for kind in kinds:
             mine = np.where(bank.walk == kind, weight, -np.inf)

@@ -292,9 +292,10 @@ class MixtureSession(Session):
         return torch.as_tensor(self._weights(self._evidence_now())).reshape(-1, *self._shape)
 
     def _weights(self, evidence: Array) -> Array:
-        """Weights of rows (..., K, B) in the mixture; none for rows that would be dropped now."""
+        """Weights of rows (..., K, B) in the mixture; none for rows that are about to be dropped."""
         now = self._bank.now(evidence)
-        weight = np.where(now > now.max(-2, keepdims=True) - self.hypotheses.drop, np.exp(now), 0.0)
+        limit = self.hypotheses.drop + 1.0  # rows that begin at the limit must not depend on rounding
+        weight = np.where(now > now.max(-2, keepdims=True) - limit, np.exp(now), 0.0)
         normalised: Array = weight / weight.sum(-2, keepdims=True).clip(np.finfo(np.float64).tiny)
         return normalised
 

@@ -106,10 +106,7 @@ def test_parameters_that_walk_equal_the_joint_kalman_filter(walk_sd, gaps):
         data[4:7], data[12, 1] = np.nan, np.nan
     whole = np.zeros((5, 5))
     whole[:2, :2], whole[:2, 2:] = FLOW, push
-    a = expm(dt * FLOW)
-    apart = a - np.eye(2)
-    half = np.eye(2) + apart / 2 - apart @ apart / 8 + apart @ apart @ apart / 16  # √A to third order
-    q = STATE_VARIANCE * dt / 6 * (np.eye(2) + 4 * half @ half.T + a @ a.T)
+    q = exact_transition(FLOW, STATE_VARIANCE, dt)[1]
     oracle = Kalman(
         expm(dt * whole),
         block_diag(q, walk_sd**2 * dt * np.eye(3)),

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import pcnet as pc
-from pcnet.engine.compiled import scalar_rules, variants
+from pcnet.engine.compiled import scalar_rules, tick_compiler
 from pcnet.engine.compiled.element_tick import LARGEST
 from pcnet.engine.compiled.ir import Function
 from pcnet.engine.compiled.layout import Layout
@@ -28,7 +28,7 @@ GAPS = torch.where(torch.rand(Y.shape, generator=torch.Generator().manual_seed(7
 
 
 def tracking():
-    settings = {"parameter_mean": [0.3, -0.2, 0.3], "parameter_sd": 0.25, "every": 16}
+    settings = {"parameter_mean": [0.3, -0.2, 0.3], "parameter_sd": 0.25}
     return single_filter(pc.systems.lotka_volterra, 3, 0.01, **settings)
 
 
@@ -36,8 +36,8 @@ def two_levels():
     def oscillator(x, theta):
         return torch.stack([x[..., 1], -theta[..., 0] * x[..., 0]], -1)
 
-    first = Level(oscillator, 2, parameter_mean=[1.0], parameter_sd=[0.2], expected_precision=100.0, learn_noise=True)
-    second = Level(pc.systems.linear([[-0.1]]), 1, mapping=lambda x, _: 1.0 + x, expected_precision=50.0)
+    first = Level(oscillator, 2, parameter_mean=[1.0], parameter_sd=[0.2], process_noise_sd=0.1, learn_noise=True)
+    second = Level(pc.systems.linear([[-0.1]]), 1, mapping=lambda x, _: 1.0 + x, process_noise_sd=0.14)
     return hierarchy(first, second, dt=0.05, every=16)
 
 
@@ -69,17 +69,17 @@ class Hook:
         self.counts, self.cases, self.last = [], [], 0
         monkeypatch.setenv("PCNET_CACHE", "")
         make, lower, leave, advance, compiled = (
-            variants.Variants._made,
-            variants.lowered,
+            tick_compiler.compile_tick,
+            tick_compiler.lowered,
             Function.leave_unless_condition,
             CompiledRun.advance,
-            variants.compiled,
+            tick_compiler.compiled,
         )
 
-        def made(them, *given):
+        def made(*given):
             self.counts.append(0)
             try:
-                return make(them, *given)
+                return make(*given)
             except BaseException:
                 self.counts.pop()
                 raise
@@ -118,11 +118,11 @@ class Hook:
         def quickly(text, cache, **options):
             return compiled(text, cache, **options | {"quick": True, "vectorise": False})
 
-        monkeypatch.setattr(variants.Variants, "_made", made)
+        monkeypatch.setattr(tick_compiler, "compile_tick", made)
         monkeypatch.setattr(CompiledRun, "advance", logged)
-        monkeypatch.setattr(variants, "compiled", quickly)
+        monkeypatch.setattr(tick_compiler, "compiled", quickly)
         if form == "scalars":
-            monkeypatch.setattr(variants, "lowered", lowered)
+            monkeypatch.setattr(tick_compiler, "lowered", lowered)
         else:
             monkeypatch.setattr(scalar_rules, "MAX_VALUES", 0)
             monkeypatch.setattr(Function, "leave_unless_condition", leave_unless)
@@ -140,7 +140,7 @@ class Hook:
 
 def negate(session, number, lane=0):
     """Let a guard be negated, in one lane; 0 for none."""
-    run, stepper = session._engine.compiled.run, session._engine.stepper
+    run, stepper = session._engine.lead.engine.run, session._engine.lead._stepper
     run._settings[...] = 0.0
     run._settings[0, 0, lane] = number
     run._stale[:] = EVERYTHING  # it may be in derived values
@@ -186,7 +186,7 @@ def test_a_tick_with_one_guard_negated_is_left_to_the_eager_engine(name, form, m
     clean = model.start(engine="compiled")
     for y in ticks:
         clean.run(y[..., None, :])
-    engine = clean._engine.compiled
+    engine = clean._engine.lead.engine
     made, width, batch = engine.variants.all, engine.run.width, engine.run.batch
     assert clean.result().eager_ticks == 0
     assert len(hook.cases) == TICKS
@@ -221,7 +221,7 @@ def test_a_tick_with_one_guard_negated_is_left_to_the_eager_engine(name, form, m
         refused.add(i)
         negate(session, chance.choice(hook.numbers(i)), element)
         before, eager = session.state.tensors(), session.result().eager_ticks
-        mine = session._engine.compiled
+        mine = session._engine.lead.engine
         mine.load(session.state)
         series = mine.series({"y": y[None]}, None)
         assert mine.advance(series, 0, 1, session.tick, session.snapshot.clock, 1).ticks == 0

@@ -95,17 +95,31 @@ def transition(
 ) -> tuple[np.ndarray, np.ndarray]:
     """F and Q of one step of ẋ = Ax + ω.
 
-    A diffusion of density T gathers h/6 (T + 4MTMᵀ + FTFᵀ), and noise that is held BTBᵀ with B = h/6 (I + 4M + F); by
-    Euler's method hT and h²T.
+    A diffusion of density T gathers h/6 (T + 4MTMᵀ + FTFᵀ), and noise that is held BTBᵀ with B = h/6 (I + 4M + F). By
+    local linearisation a diffusion is exact; by Euler's method they gather hT and h²T.
     """
     eye, density = np.eye(len(matrix)), np.diag(np.broadcast_to(variance, len(matrix)))
     if integrator == "euler":
         return eye + dt * matrix, density * (dt if process_noise == "diffusion" else dt**2)
+    if integrator == "local_linearisation" and process_noise == "diffusion":
+        return exact_transition(matrix, variance, dt)
     f, half = step_matrices(matrix, dt, integrator)
     if process_noise == "diffusion":
         return f, dt / 6 * (density + 4 * half @ density @ half.T + f @ density @ f.T)
     gain = dt / 6 * (eye + 4 * half + f)
     return f, gain @ density @ gain.T
+
+
+def in_steps(matrix: np.ndarray, variance, dt: float, interval: float = DT) -> tuple[np.ndarray, np.ndarray]:
+    """F and Q of a diffusion over a time dt, in 1, 2, 4, … steps of a Runge–Kutta method of 1.5 intervals at most."""
+    steps = 1
+    while dt > 1.5 * steps * interval:
+        steps *= 2
+    f, q = transition(matrix, variance, dt / steps)
+    whole, gathered = np.eye(len(matrix)), np.zeros_like(q)
+    for _ in range(steps):
+        whole, gathered = f @ whole, f @ gathered @ f.T + q
+    return whole, gathered
 
 
 def exact_transition(matrix: np.ndarray, variance, dt: float) -> tuple[np.ndarray, np.ndarray]:
