@@ -83,7 +83,7 @@ MODELS: dict[str, Callable[[], pc.Model]] = {
     "odem lorenz, 3 orders": lambda: odem(model="lorenz", orders=3),
     "adaptive filter": lambda: tracking(hypotheses=pc.Hypotheses()),
     "one hypothesis, white noise": tracking,
-    "one hypothesis, smooth noise": lambda: tracking(correlation_time=0.05),
+    "one hypothesis, smooth noise": lambda: tracking(correlation_time=0.07),
     "two levels": two_levels,
     "glv of 10 species, 3 orders": ten_species,
 }
@@ -106,9 +106,12 @@ def best(timed: dict[str, tuple[Callable[[], object], int]], passes: int) -> dic
 
 
 def observed(model: pc.Model, samples: int) -> Array:
-    """Observations with as many channels as the model has."""
+    """Observations with as many channels as the model has, and with smooth noise if it expects that."""
     channels = model.graph["y"].observation_size
     series = process(samples)
+    noise = model.graph.nodes.get("noise_y")
+    if isinstance(noise, pc.PrecisionNode) and isinstance(noise.noise_kernel, pc.kernels.SquaredExponential):
+        series = pc.simulate.glv_process(samples, noise="smooth", seed=0).observations.numpy()
     return np.concatenate([series] * -(-channels // 3), 1)[:, :channels]
 
 

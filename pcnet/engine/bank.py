@@ -116,7 +116,7 @@ def review(
     bank = bank._replace(log_weight=weight, evidence=evidence, age=bank.age + passed)
     kinds = range(len(hypotheses.walks) + 1) if walks and tick > hypotheses.walk_start else range(1)
     if len(kinds) > 1:
-        weight = _share(weight, bank.walk, kinds, hypotheses.walk_share * passed)
+        weight = _share(weight, bank.walk, kinds, hypotheses.walk_share)
     top = weight.max(0)
     keep = weight > top - hypotheses.drop - 1e-9
     if len(kinds) > 1:

@@ -25,7 +25,7 @@ class Hypotheses:
         walks: Standard deviations of the walk of the parameters in one sampling interval, in prior standard deviations.
         walk_start: Observation at which copies with walks join.
         walk_cost: What they are behind then, in nats.
-        walk_share: Share of the weight that each kind of walk, and standing still, gets at each observation.
+        walk_share: Share of the weight that each kind of walk, and standing still, gets at each review of the copies.
         drop: Copies so many nats behind are dropped.
         merge: Copies whose log-levels all agree within this are merged, if their means agree within half an sd.
         guess: Names of precision nodes whose first guess is to be found from the first observations.
@@ -40,7 +40,7 @@ class Hypotheses:
     walks: tuple[float, ...] = (0.005, 0.03)
     walk_start: int = Field(default=32, ge=1)
     walk_cost: float = 6.0
-    walk_share: float = Field(default=3e-5, ge=0.0, lt=1.0)
+    walk_share: float = Field(default=2e-4, ge=0.0, lt=1.0)
     drop: float = Field(default=6.0, gt=0.0)
     merge: float = Field(default=0.25, ge=0.0)
     guess: tuple[str, ...] = ()
