@@ -150,7 +150,7 @@ class Problem:
         return session.step(self.observations[0])
 
 
-def case(kind: str, size: int, passes: int) -> dict[str, float]:
+def case(kind: str, size: int, passes: int) -> dict[str, Any]:
     """One row of a table: milliseconds per tick and megabytes, of pcnet and of the filter."""
     import torch
 
@@ -159,9 +159,9 @@ def case(kind: str, size: int, passes: int) -> dict[str, float]:
     small.track().run(small.observations)
     before, started = peak_memory(), time.perf_counter()
     session = problem.track()
-    found = {"first": time.perf_counter() - started}
+    found: dict[str, Any] = {"first": time.perf_counter() - started}
     found["pcnet"] = best_tick(lambda: session.run(problem.observations), passes)
-    found["memory"] = peak_memory() - before
+    found["memory"], found["engine"] = peak_memory() - before, session.acting_engine
     found["filter"] = best_tick(problem.filter, passes)
     tracemalloc.start()
     problem.filter()
@@ -196,7 +196,8 @@ def main() -> None:
             cost = json.loads(done.stdout)
             print(
                 f"{size:>52,} {cost['pcnet']:8.2f} ({cost['pcnet'] / cost['filter']:6.2f}) {cost['filter']:8.3f} "
-                f"{cost['memory']:6.1f} MB {cost['filter_memory']:5.1f} MB {cost['first'] * 1e3:8.0f} ms",
+                f"{cost['memory']:6.1f} MB {cost['filter_memory']:5.1f} MB {cost['first'] * 1e3:8.0f} ms  "
+                f"{cost['engine']}",
                 flush=True,
             )
 
