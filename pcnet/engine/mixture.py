@@ -24,8 +24,7 @@ from pcnet.model.hypotheses import Hypotheses
 from pcnet.model.links import Weighs
 from pcnet.model.model import Engine, RunOptions
 from pcnet.model.node import BatchSpec
-from pcnet.model.protocols import Assumes
-from pcnet.nodes import PrecisionNode
+from pcnet.model.protocols import Assumes, AssumesNoiseLevels
 from pcnet.numerics.mixtures import mix
 from pcnet.numerics.trees import tree_map
 from pcnet.results.recorder import ENERGY, EVIDENCE, Column, Record, Recorder
@@ -80,11 +79,10 @@ class MixtureSession(Session):
         state, program = run.now.state, run.program
         nodes = dict(state.nodes)
         for name, node in self._nodes.items():
-            if isinstance(node, Assumes) and node.assumption == "log_variance":
+            if isinstance(node, AssumesNoiseLevels):
                 factors = observation if self._weighs_observations(name) else process
                 shift = torch.as_tensor(np.repeat(factors, batch)).to(program.zeros)[:, None]
                 if name in guess:
-                    assert isinstance(node, PrecisionNode)
                     found = guess[name].to(shift).repeat(self._bank.rows, 1)
                     nodes[name] = node.with_guess(program.bound[name], nodes[name], found)
                 nodes[name] = node.assume(program.bound[name], nodes[name], shift)
@@ -222,7 +220,7 @@ class MixtureSession(Session):
         """Log-levels, means and standard deviations of all rows."""
         levels, means, sds = [], [], []
         for name, node in self._nodes.items():
-            if isinstance(node, Assumes) and node.assumption == "log_variance":
+            if isinstance(node, AssumesNoiseLevels):
                 levels.append(self._of_rows(name, "mean"))
             elif node.role in ("state", "parameter"):
                 means.append(self._of_rows(name, "mean"))

@@ -104,6 +104,11 @@ def adaptive_filter(
         linearisation=linearisation,
         process_noise=process_noise,
     )
+    if hypotheses is not None and not isinstance(hypotheses, Hypotheses):
+        raise SettingError(f"adaptive_filter: hypotheses must be pcnet.Hypotheses(...) or None, not {hypotheses!r}")
+    for name, sd in (("process_noise_sd", process_noise_sd), ("observation_noise_sd", observation_noise_sd)):
+        if sd is not None and not bool((to_tensor(sd) > 0).all()):
+            raise SettingError(f"adaptive_filter: {name} is a standard deviation and must be positive, not {sd!r}")
     given = {"noise_x": process_noise_sd, "noise_y": observation_noise_sd}
     missing = tuple(name for name, guess in given.items() if guess is None)
     if hypotheses is None and missing:

@@ -1,9 +1,11 @@
 """Hypotheses about noise, outliers and drift that a model is run under side by side."""
 
+import math
 from dataclasses import KW_ONLY
 
 from pydantic import Field
 
+from pcnet.errors import SettingError
 from pcnet.settings import settings
 
 
@@ -44,3 +46,11 @@ class Hypotheses:
     drop: float = Field(default=6.0, gt=0.0)
     merge: float = Field(default=0.25, ge=0.0)
     guess: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("process_factors", "observation_factors", "walks"):
+            values = getattr(self, name)
+            if not all(0 < value < math.inf for value in values) or not (values or name == "walks"):
+                raise SettingError(
+                    f"Hypotheses: {name} must be positive numbers, such as (0.04, 1.0, 25.0), not {values}"
+                )

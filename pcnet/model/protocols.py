@@ -96,6 +96,16 @@ class Assumes(ABC):
         """The state under an assumption, one value for each batch element, (B,) or (B, 1)."""
 
 
+class AssumesNoiseLevels(Assumes):
+    """A node that can be run from several noise levels side by side, around a first guess that may be found later."""
+
+    assumption: ClassVar[str] = "log_variance"
+
+    @abstractmethod
+    def with_guess(self, bound: Any, state: Any, log_variance: Tensor) -> Any:
+        """The state with a first guess of the log-variances, (B, n), higher by so much than that of the settings."""
+
+
 class FitsRecordedData(ABC):
     """A node that can be updated once after each pass over recorded data."""
 

@@ -14,7 +14,7 @@ from pcnet.model.context import Neighbours, NodeContext
 from pcnet.model.links import AnyLink, Parametrises, Weighs
 from pcnet.model.messages import NoisePrediction, ScoreError
 from pcnet.model.node import BatchSpec, Energy, Indefinite, Node, Recordable
-from pcnet.model.protocols import Assumes
+from pcnet.model.protocols import AssumesNoiseLevels
 from pcnet.nodes.slow_belief import SlowBelief, as_matrix
 from pcnet.numerics.branching import holds
 from pcnet.numerics.coloured_noise import Noise, NoiseSpec
@@ -60,7 +60,7 @@ Context = NodeContext[PrecisionState, PrecisionBound]
 
 
 @settings
-class PrecisionNode(SlowBelief, Assumes):
+class PrecisionNode(SlowBelief, AssumesNoiseLevels):
     """Log-precisions λ of an error: Π̃ = S⁻¹ ⊗ Π with Π = diag(e^λ), and S from the autocorrelation of the noise.
 
     Local energy ½(λ − η)²/σ² for each channel; F grows by ½(ε̃ᵀΠ̃ε̃ − orders) along each λ.
@@ -103,7 +103,6 @@ class PrecisionNode(SlowBelief, Assumes):
     kind: ClassVar[str] = "precision"
     parent_of: ClassVar[tuple[type[AnyLink], ...]] = (Weighs,)
     informed_by: ClassVar[type[Parametrises | Weighs]] = Weighs
-    assumption: ClassVar[str] = "log_variance"
 
     def __post_init__(self) -> None:
         Node.__post_init__(self)
@@ -219,7 +218,6 @@ class PrecisionNode(SlowBelief, Assumes):
         return state._replace(mean=state.mean - self._shift(bound, state, value))
 
     def with_guess(self, bound: PrecisionBound, state: PrecisionState, log_variance: Tensor) -> PrecisionState:
-        """The state with a first guess of the log-variances, (B, n), higher by so much than that of the settings."""
         shift = self._shift(bound, state, log_variance)
         return state._replace(mean=state.mean - shift, prior_mean=state.prior_mean - shift)
 
