@@ -24,7 +24,7 @@ from pcnet.model.hypotheses import Hypotheses
 from pcnet.model.links import Weighs
 from pcnet.model.model import Engine, RunOptions
 from pcnet.model.node import BatchSpec
-from pcnet.model.protocols import Assumes, AssumesNoiseLevels
+from pcnet.model.protocols import Assumes, AssumesNoiseLevels, StartsAtPeaks
 from pcnet.numerics.mixtures import mix
 from pcnet.numerics.trees import tree_map
 from pcnet.results.recorder import ENERGY, EVIDENCE, Column, Record, Recorder
@@ -74,10 +74,18 @@ class MixtureSession(Session):
     def _begin(self, guess: Mapping[str, Tensor]) -> Run:
         """Start all rows; guess: log-variances (B, n) of the precision nodes whose first guess is to be found."""
         batch = self._shape.numel()
-        self._bank, process, observation = banks.start(self.hypotheses, batch)
+        self._bind_rows(1)
+        starts = {name: node for name, node in self._nodes.items() if isinstance(node, StartsAtPeaks)}
+        parts = {name: node.start_peaks(self.context(name)) for name, node in starts.items()}
+        peaks = {name: each for name, each in parts.items() if each is not None} if len(starts) == 1 else {}
+        weights = np.concatenate([each.weights.double().numpy() for each in peaks.values()]) if peaks else np.ones(1)
+        self._bank, process, observation = banks.start(self.hypotheses, batch, weights)
         run = self._bind_rows(self._bank.rows)
         state, program = run.now.state, run.program
         nodes = dict(state.nodes)
+        for name, each in peaks.items():
+            offsets = each.offsets.repeat(self._bank.rows // len(weights), 1).repeat_interleave(batch, 0)
+            nodes[name] = starts[name].start_at(program.bound[name], nodes[name], offsets, each.narrowing)
         for name, node in self._nodes.items():
             if isinstance(node, AssumesNoiseLevels):
                 factors = observation if self._weighs_observations(name) else process
@@ -241,6 +249,7 @@ class MixtureSession(Session):
         """
         shape = (*sums.shape[:-1], self._bank.rows, -1)
         lost = missed.reshape(shape).double().cpu().numpy()
+        lost = np.where(np.isnan(lost), 0.0, lost)  # of rows that have stopped, whose sums are NaN
         evidence: Array = sums.reshape(shape).double().cpu().numpy() - LOST * (lost - lost.min(-2, keepdims=True))
         return evidence
 
