@@ -74,8 +74,11 @@ def normalise(log_weight: Array) -> Array:
     return normalised
 
 
-def start(hypotheses: Hypotheses, batch: int) -> tuple[Bank, Array, Array]:
-    """The first bank, with the logs of the factors of process and of observation variances of each row (K,)."""
+def start(hypotheses: Hypotheses, batch: int, peaks: Array) -> tuple[Bank, Array, Array]:
+    """The first bank, with the logs of the factors of process and of observation variances of each row (K,).
+
+    peaks: Weights of the peaks (k,) that the first belief is divided into; those of one noise level are neighbours.
+    """
     robust = (0, 1) if hypotheses.outliers else (0,)
     grid = [
         (math.log(a), math.log(b), r)
@@ -83,9 +86,9 @@ def start(hypotheses: Hypotheses, batch: int) -> tuple[Bank, Array, Array]:
         for b in hypotheses.observation_factors
         for r in robust
     ]
-    process, observation, kinds = (np.array(column) for column in zip(*grid, strict=True))
+    process, observation, kinds = (np.repeat(column, len(peaks)) for column in zip(*grid, strict=True))
     tilt = hypotheses.process_tilt * process + hypotheses.observation_tilt * observation
-    weight = np.repeat(tilt[:, None], batch, 1)
+    weight = np.repeat((tilt + np.tile(np.log(peaks), len(grid)))[:, None], batch, 1)
     zero = np.zeros(weight.shape, dtype=np.int64)
     bank = Bank(normalise(weight), np.zeros_like(weight), zero, np.repeat(kinds[:, None], batch, 1), zero)
     return bank, process, observation
@@ -138,9 +141,9 @@ def _share(weight: Array, walk: Indices, kinds: range, share: float) -> Array:
     for kind in kinds:
         mine = walk == kind
         own = log_sum_exp(np.where(mine, weight, -np.inf))
-        with np.errstate(invalid="ignore"):
+        with np.errstate(invalid="ignore"):  # of elements without a row of this kind
             gain = np.logaddexp(own, math.log(share)) - own
-        weight = np.where(mine & np.isfinite(own), weight + gain, weight)
+            weight = np.where(mine & np.isfinite(own), weight + gain, weight)
     return weight
 
 

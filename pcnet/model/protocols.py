@@ -10,6 +10,7 @@ from torch import Tensor
 from pcnet.errors import GraphError
 from pcnet.model.context import Neighbours, NodeContext
 from pcnet.model.links import AnyLink
+from pcnet.numerics.mixtures import Peaks
 
 L = TypeVar("L", bound=AnyLink)
 Context = NodeContext[Any, Any]
@@ -104,6 +105,18 @@ class AssumesNoiseLevels(Assumes):
     @abstractmethod
     def with_guess(self, bound: Any, state: Any, log_variance: Tensor) -> Any:
         """The state with a first guess of the log-variances, (B, n), higher by so much than that of the settings."""
+
+
+class StartsAtPeaks(ABC):
+    """A state whose first belief can be divided into several narrower ones, as rows of a bank of hypotheses."""
+
+    @abstractmethod
+    def start_peaks(self, ctx: Context) -> Peaks | None:
+        """The parts, if what the state predicts is far from linear over its first belief; else None."""
+
+    @abstractmethod
+    def start_at(self, bound: Any, state: Any, offset: Tensor, narrowing: Tensor) -> Any:
+        """The state before its start, at an offset (B, d) of its mean and with a narrower sd, both relative to sds."""
 
 
 class FitsRecordedData(ABC):

@@ -13,7 +13,7 @@ from pcnet.model.context import Neighbours, NodeContext, Now
 from pcnet.model.links import AnyLink, Drives, Parametrises, Predicts, Weighs
 from pcnet.model.messages import BlockPosterior, GaussianPrediction, ParameterTransition, PredictionError, ScoreError
 from pcnet.model.node import AnyNode, BatchSpec, Energy, ErrorShape, Node, Recordable
-from pcnet.model.protocols import ForecastsAlone, ForecastStart, ForecastStep
+from pcnet.model.protocols import ForecastsAlone, ForecastStart, ForecastStep, StartsAtPeaks
 from pcnet.nodes.augmented_layout import (
     AugmentedStateLayout,
     NoiseBlock,
@@ -31,12 +31,15 @@ from pcnet.numerics.estimators import Newton, NoiseScoring, ParameterEstimator
 from pcnet.numerics.kalman import GaussianWithSensitivities, PredictiveDistribution, ScoreAndInformation
 from pcnet.numerics.kernels import SquaredExponential, lengthscale_of
 from pcnet.numerics.laplace import standard_deviations
+from pcnet.numerics.mixtures import Peaks, bending, split_axes
 from pcnet.numerics.sigma_points import Regression, regress, regress_or_keep
 from pcnet.numerics.transitions import FlowAt, FlowStep, IntegratorName, advance, flow_step
 from pcnet.numerics.trees import select, spans, tree_map
 from pcnet.settings import PositiveVector, Vector, at_least_1d, check_size, number, settings
 
 MAX_STEPS = 64  # how many times as many integration steps a gap may take
+BENT, SPLIT_AXES = 0.5, 2
+"""A first belief is divided along elements where mappings have so much second-order variance, at most so many."""
 OVERFLOW = "covariance overflowed; pass NaN for outliers, or use on_divergence='hold'"
 
 
@@ -85,7 +88,7 @@ Context = NodeContext[KalmanState, KalmanBound]
 
 @final
 @settings
-class KalmanStateNode(Node[KalmanState, KalmanBound], FlowForecasts, ForecastsAlone):
+class KalmanStateNode(Node[KalmanState, KalmanBound], FlowForecasts, ForecastsAlone, StartsAtPeaks):
     """A hidden state (..., dim) that carries mean and covariance from one observation to the next.
 
     `predict` is the time update along the flow ẋ = f(x, θ) + ω, `update` the measurement update with the errors of the
@@ -254,7 +257,7 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], FlowForecasts, ForecastsAl
         mean = torch.constant_pad_nd(value, (0, layout.size - self.dim))
         parts = torch.zeros_like(state.belief.covariance_by_source)
         if not certain:
-            parts[:, 0, : self.dim, : self.dim] = ctx.bound.initial_variance.diag_embed()
+            parts[:, 0, : self.dim, : self.dim] = state.belief.covariance_by_source[:, 0, : self.dim, : self.dim]
         for each in layout.all_parameters:
             if each.is_joint:
                 mean[:, each.elements] = ctx.message(each.link).value
@@ -273,6 +276,31 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], FlowForecasts, ForecastsAl
         )
         none = [each.lagged_covariance for each in nothing.sent]
         return started._replace(sent=self._predictions(ctx, started, none))
+
+    def start_peaks(self, ctx: Context) -> Peaks | None:
+        bound, d = ctx.bound, self.dim
+        curved = [link for link in ctx.below_of(Predicts) if not link.function.is_affine]
+        if self.initial_mean is None or not curved:
+            return None
+        largest = torch.zeros_like(bound.initial_mean[0])
+        for link in curved:
+            blocks = bound.layout.parameters[link.child]
+            theta = [ctx.message(each.link).value for each in blocks]
+            fixed = torch.cat(theta, -1) if theta else bound.initial_mean[:, :0]
+
+            def at(points: Tensor, link: Predicts = link, fixed: Tensor = fixed) -> Tensor:
+                return link.function(points, fixed[:, None].expand(*points.shape[:-1], -1))
+
+            found = bending(at, bound.initial_mean, bound.initial_variance.sqrt())
+            largest = torch.maximum(largest, found.amax(0))
+        axes = [int(i) for i in largest.argsort(descending=True)[:SPLIT_AXES] if largest[i] > BENT]
+        return split_axes(axes, bound.initial_mean[0, :d]) if axes else None
+
+    def start_at(self, bound: KalmanBound, state: KalmanState, offset: Tensor, narrowing: Tensor) -> KalmanState:
+        mean, parts = state.belief.mean.clone(), state.belief.covariance_by_source.clone()
+        mean[:, : self.dim] = bound.initial_mean + offset * bound.initial_variance.sqrt()
+        parts[:, 0, : self.dim, : self.dim] = (bound.initial_variance * narrowing**2).diag_embed()
+        return state._replace(belief=state.belief._replace(mean=mean, covariance_by_source=parts))
 
     def prediction(self, ctx: Context, link: AnyLink) -> GaussianPrediction:
         assert isinstance(link, Predicts)
