@@ -17,7 +17,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from pcnet.errors import StudyError
-from pcnet.files import check_folder
+from pcnet.files import check_target
 from pcnet.model.digest import digest
 from pcnet.model.model import Model
 from pcnet.results.result import package_version
@@ -69,7 +69,7 @@ def sweep(
     processes, bytes_per_process = _budget(processes, memory)
     path = None if file is None else Path(file)
     if path is not None:
-        check_folder(path, StudyError)
+        check_target(path, StudyError)
     with _exclusive(path), _opened(path) as store:
         _check_origin(store, data)
         settings += _unfinished(store, settings)
