@@ -472,7 +472,7 @@ class MixtureSession(Session):
         if self._run is not None:
             further, now = self.further_tensors(), self._bound.now
             made.restore(list(self.program.spec.batch_shape), lambda _: now, further, self.acting_engine)
-            made._table.restore(self._table.times, *self._table.state())
+            made._table.restore(*self._table.state())
         return made
 
     def forecast(self, horizon: float, every: float | None = None, *, parameters: bool = True) -> Forecast:

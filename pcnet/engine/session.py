@@ -30,6 +30,7 @@ from pcnet.results.result import Divergence, Result
 
 if TYPE_CHECKING:
     from pcnet.engine.forecast import Draws, Forecast, Innovation
+    from pcnet.engine.segments import Segments
 
 UNEQUAL = "there must be as many times as observations"
 Watcher = Callable[[float, Tensor | None], None]
@@ -82,6 +83,8 @@ class Session:
         self._warm_start, self._copies = warm_start or {}, copies
         self._engine = EngineChoice(engine)
         self._run: Run | None = None
+        self.segments: dict[Path, Segments] = {}
+        """What `save` has appended to the files beside its checkpoints."""
 
     @property
     def _bound(self) -> Run:
@@ -393,7 +396,15 @@ class Session:
         return result_of(self, self._engine, recorder, last)
 
     def save(self, path: str | Path, *, recording: bool = True) -> Path:
-        """Write a checkpoint, atomically, from which `pcnet.resume` continues; recording: with what was recorded."""
+        """Write a checkpoint, atomically, from which `pcnet.resume` continues.
+
+        A long recording goes into a second file beside it, `<path>.rows-…`, to which further calls append. So the time
+        that it takes does not depend on the length of the run.
+
+        Args:
+            path: The file.
+            recording: Whether to include what was recorded.
+        """
         from pcnet.engine.checkpoint import save
 
         return save(self, Path(path), recording)
@@ -443,7 +454,7 @@ class Session:
             if self._engine.lead is not None:
                 made._engine.choose(run, None)
             recorder = self.recorder
-            run.recorder.restore(recorder.times, *recorder.state())
+            run.recorder.restore(*recorder.state())
         return made
 
     def __copy__(self) -> Session:

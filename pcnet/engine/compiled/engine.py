@@ -20,6 +20,7 @@ from pcnet.engine.compiled.run import Block, CompiledRun, width_for
 from pcnet.engine.compiled.variants import Variants
 from pcnet.engine.program import Program
 from pcnet.engine.state import GraphState
+from pcnet.errors import SettingError
 from pcnet.model.digest import digest
 from pcnet.results.recorder import Record
 
@@ -66,7 +67,10 @@ def compiled_engine(program: Program, interval: Interval, record: Record) -> Com
         (record.quantities, record.nodes, record.messages),
         tuple(sorted(program.counted_once)),
     )
-    about = digest(model)
+    try:
+        about = digest(model)
+    except SettingError as error:
+        raise UntraceableError(str(error)) from None
     # weights of modules, and nodes of a graph, may have changed since an earlier session
     key = (*details, about, *map(id, model.graph.nodes.values()))
     kept: dict[object, Variants] = model.compiled
