@@ -81,7 +81,7 @@ def _cholesky(low: Lowering, matrix: Ids) -> tuple[Ids, int]:
         edge = v.mul(margin, v.function("abs", int(matrix[j, j])))
         # a zero on the diagonal is no matter of rounding; after a negative pivot all is NaN
         low.guard(v.negation(v.compare("lt", v.function("abs", pivot), edge)))
-        failed = v.either(failed, v.compare("le", pivot, v.constant(0.0, kind)))
+        failed = v.either(failed, v.negation(v.compare("gt", pivot, v.constant(0.0, kind))))  # also if it is NaN
         made[j, j] = v.function("sqrt", pivot)
         inverse = v.div(v.constant(1.0, kind), int(made[j, j]))
         for i in range(j + 1, n):
