@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -33,7 +33,24 @@ from pcnet.results.result import Divergence
 if TYPE_CHECKING:
     from pcnet.engine.forecast import Draws, Forecast
 
+MOST_GATHERED = 2**16
+"""Rows times observations that are gathered before they are reduced to those of the mixture."""
 LOST = 1e4  # what a row loses in nats with an observation that it cannot take in, while others can
+
+
+class _Part(NamedTuple):
+    """Times, and what rows have recorded then, (T, K·B, ...) by name, with their weights (T, K, B)."""
+
+    times: list[float]
+    values: dict[str, Tensor]
+
+
+class _Newest(NamedTuple):
+    """What was gathered of the last observation: evidence of rows (K, B), free energy (B,), and (K·B, ...) by name."""
+
+    evidence: Array
+    energy: Array
+    values: dict[str, Tensor]
 
 
 class MixtureSession(Session):
@@ -46,6 +63,8 @@ class MixtureSession(Session):
     _bank: Bank
     _table: Recorder
     _shape: torch.Size
+    _newest: _Newest
+    _gathered: list[_Part]
 
     @property
     def _next_review(self) -> int:
@@ -61,7 +80,7 @@ class MixtureSession(Session):
     # --- rows ----------------------------------------------------------------------------------------------------
     def _bind(self, observation: Observation, total: int | None) -> Run:
         self._shape = common_batch_shape(self.model, observation)
-        self._total = total
+        self._total, self._gathered = total, []
         self._sum = np.zeros(self._shape.numel())  # log-evidence up to the last review
         self._reviewed, self._collected = 0, np.zeros(self._shape.numel())
         self._last_energy = torch.zeros(self._shape, dtype=torch.float64)
@@ -184,22 +203,23 @@ class MixtureSession(Session):
         run = self._bound
         if self.tick < self._next_review:
             return
-        rows, evidence = self._bank.rows, self._evidence_now()
+        self._gather()
+        rows, (evidence, energy, _) = self._bank.rows, self._newest
         if self.on_divergence == "raise" and not np.isfinite(self._bank.now(evidence)).any(0).all():
-            events = run.now.log.events
+            events = run.snapshot.log.events
             why = f": {events[-1].why}" if events else ""
             raise DivergenceError(f"all hypotheses have diverged by observation {self.tick}{why}")
-        self._collect()
         lost = self.diverged
         tick, passed = self.tick, self.tick - self._reviewed
         walks = any(isinstance(node, Assumes) and node.assumption == "walk" for node in self._nodes.values())
-        found = banks.review(self.hypotheses, self._bank, evidence, self._traits(), tick, passed, walks)
-        self._last_energy = self._energy()
+        found = banks.review(self.hypotheses, self._bank, evidence, self._traits, tick, passed, walks)
+        self._last_energy = torch.as_tensor(energy).reshape(self._shape)
         self._sum = self._sum + self._total_evidence(evidence)
         self._reviewed, self._collected = tick, np.zeros_like(self._sum)
         same = found.bank.rows == rows and bool((found.source == np.arange(rows)[:, None]).all())
         self._bank = found.bank
         if not same:
+            self._reduce()
             self._copy_rows(found.source, lost)
 
     def _copy_rows(self, source: Indices, lost: Divergence) -> None:
@@ -236,9 +256,11 @@ class MixtureSession(Session):
         return Traits(*(np.concatenate(each, -1) for each in (levels, means, sds)))
 
     def _of_rows(self, node: str, quantity: str) -> Array:
-        """A quantity of all rows, (K, B, n)."""
-        with torch.inference_mode():
-            value = self.graph[node].quantities[quantity].read(self.context(node))
+        """A quantity of all rows at the last observation, (K, B, n), which was gathered."""
+        value = self._newest.values.get(f"{node}.{quantity}")
+        if value is None:  # it is not recorded
+            with torch.inference_mode():
+                value = self.graph[node].quantities[quantity].read(self.context(node))
         found: Array = value.reshape(self._bank.rows, self._shape.numel(), -1).double().cpu().numpy()
         return found
 
@@ -249,8 +271,8 @@ class MixtureSession(Session):
         """
         shape = (*sums.shape[:-1], self._bank.rows, -1)
         lost = missed.reshape(shape).double().cpu().numpy()
-        lost = np.where(np.isnan(lost), 0.0, lost)  # of rows that have stopped, whose sums are NaN
-        evidence: Array = sums.reshape(shape).double().cpu().numpy() - LOST * (lost - lost.min(-2, keepdims=True))
+        least = np.fmin.reduce(lost, -2, keepdims=True)  # NaN for rows that have stopped
+        evidence: Array = sums.reshape(shape).double().cpu().numpy() - LOST * (lost - least)
         return evidence
 
     def _evidence_now(self) -> Array:
@@ -321,35 +343,55 @@ class MixtureSession(Session):
             mixed = mix(quantity, get, weight)[0]
         return mixed.reshape(*self._shape, *mixed.shape[1:])
 
-    def _collect(self) -> None:
-        """Reduce what rows have recorded to that of the mixture."""
+    def _gather(self) -> None:
+        """Take over what rows have recorded since the last time, with the weights of rows."""
         run = self._bound
-        raw, rows, batch = run.recorded, self._bank.rows, self._shape.numel()
-        times = raw.times
+        times = run.recorded.times
         if not times:
             return
         first = run.place.tick - len(times)
-        found = raw.take()
-        run.now = run.now._replace(rows=0)
-        shaped = {name: value.reshape(len(times), rows, batch, *value.shape[2:]) for name, value in found.items()}
+        found = run.take_recorded()
         evidence = self._evidence(found[EVIDENCE], found["missed"])
-        weight = torch.as_tensor(self._weights(evidence)).to(shaped[EVIDENCE])
-        kept = [i for i in range(len(times)) if (first + i + 1) % self.record.every == 0]
         total = np.concatenate([self._collected[None], self._total_evidence(evidence)])
         self._collected = total[-1]
+        self._newest = _Newest(evidence[-1], total[-2] - total[-1], {name: value[-1] for name, value in found.items()})
+        kept = [i for i in range(len(times)) if (first + i + 1) % self.record.every == 0]
         if not kept or not self._table.columns:
             return
+        found = found | {
+            "accuracy": torch.as_tensor(np.diff(total, axis=0)),
+            EVIDENCE: torch.as_tensor(total[1:] + self._sum),
+        }
+        found["weight"] = torch.as_tensor(self._weights(evidence))
+        if len(kept) < len(times):
+            times, found = [times[i] for i in kept], {name: value[kept] for name, value in found.items()}
+        self._gathered.append(_Part(times, found))
+        if sum(len(part.times) for part in self._gathered) * self._bank.rows * self._shape.numel() > MOST_GATHERED:
+            self._reduce()
+
+    def _reduce(self) -> None:
+        """Reduce what was gathered of the rows to that of the mixture."""
+        parts, self._gathered = self._gathered, []
+        if not parts:
+            return
+        times = [t for part in parts for t in part.times]
+        found = {name: torch.cat([part.values[name] for part in parts]) for name in parts[0].values}
+        weight = found["weight"].to(self.program.zeros)
         values = {}
         for name in self._table.columns:
-            if name == "accuracy":
-                values[name] = torch.as_tensor(np.diff(total, axis=0))[kept].to(weight)
-            elif name == EVIDENCE:
-                values[name] = torch.as_tensor(total[1:] + self._sum)[kept].to(weight)
+            if name in ("accuracy", EVIDENCE):
+                values[name] = found[name].to(weight)
             else:
                 node, dot, quantity = name.rpartition(".")
-                beside = {q: shaped[f"{node}{dot}{q}"][kept] for q in ("mean", quantity) if f"{node}{dot}{q}" in shaped}
-                values[name] = mix(quantity, beside.__getitem__, weight[kept])
-        self._table.add_block([times[i] for i in kept], values)
+                beside = {q: found[f"{node}{dot}{q}"] for q in ("mean", quantity) if f"{node}{dot}{q}" in found}
+                rows = {q: value.reshape(*weight.shape, *value.shape[2:]) for q, value in beside.items()}
+                values[name] = mix(quantity, rows.__getitem__, weight)
+        self._table.add_block(times, values)
+
+    def _collect(self) -> None:
+        """Bring the table of what was recorded of the mixture up to date."""
+        self._gather()
+        self._reduce()
 
     @property
     def recorder(self) -> Recorder:
@@ -406,7 +448,7 @@ class MixtureSession(Session):
     @property
     def diverged(self) -> Divergence:
         """Batch elements all of whose rows have stopped."""
-        rows = self._bound.now.log.summary((self._bank.rows, *self._shape))
+        rows = self._bound.snapshot.log.summary((self._bank.rows, *self._shape))
         all_stopped = (rows.at >= 0).all(0)
         return Divergence(np.where(all_stopped, rows.at.max(0), -1), np.where(all_stopped, rows.node[0], ""))
 
@@ -454,7 +496,7 @@ class MixtureSession(Session):
         further: dict[str, Tensor],
         acting: Engine | None = None,
     ) -> None:
-        self._shape, self._total = torch.Size(batch_shape[1:]), None
+        self._shape, self._total, self._gathered = torch.Size(batch_shape[1:]), None, []
         self._bank = Bank(*(further.pop(f"bank/{name}").numpy() for name in Bank._fields))
         self._sum, self._collected = further.pop("sum").numpy(), further.pop("collected").numpy()
         self._reviewed, self._last_energy = int(further.pop("reviewed")), further.pop("last_energy")

@@ -98,8 +98,18 @@ class Run:
     @property
     def recorded(self) -> Recorder:
         """What was recorded so far."""
-        self.recorder.truncate(self.now.rows)  # after an interrupted tick
+        if self.engine.lead is not None:
+            self.engine.lead.flush()
+        self.recorder.truncate(self.place.rows)  # after an interrupted tick
         return self.recorder
+
+    def take_recorded(self) -> dict[str, Tensor]:
+        """What was recorded since the last call, (T, B, ...) by name; the state stays where it is."""
+        found, before = self.recorded.take(), self.snapshot
+        self.snapshot = before._replace(rows=0)
+        if self.engine.lead is not None:
+            self.engine.lead.forget_rows(before)
+        return found
 
     @property
     def running(self) -> Tensor | None:

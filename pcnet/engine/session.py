@@ -373,10 +373,7 @@ class Session:
 
     def take_recorded(self) -> dict[str, Tensor]:
         """What was recorded since the last call, (T, B, ...) by name; it is not kept."""
-        run = self._bound
-        found = run.recorded.take()
-        run.now = run.now._replace(rows=0)
-        return found
+        return self._bound.take_recorded()
 
     @property
     def recorder(self) -> Recorder:

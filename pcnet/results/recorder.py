@@ -122,7 +122,10 @@ class Recorder:
 
     def take(self) -> dict[str, Tensor]:
         """All that was recorded, (T, B, ...) by name; the recorder is empty afterwards."""
-        found = {name: value for name in self.columns if (value := self.tensor(name)) is not None}
+        if len(self._held.full) == 1 and not self._held.open:
+            found = self._held.full[0][1]
+        else:
+            found = {name: value for name in self.columns if (value := self.tensor(name)) is not None}
         self.dropped += len(self)
         self._held = _Held([], [])
         return found

@@ -77,17 +77,17 @@ def _cholesky(low: Lowering, matrix: Ids) -> tuple[Ids, int]:
     for j in range(n):
         pivot = int(matrix[j, j])
         for k in range(j):
-            pivot = v.sub(pivot, v.mul(int(made[j, k]), int(made[j, k])))
+            pivot = v.multiply_subtract(int(made[j, k]), int(made[j, k]), pivot)
         edge = v.mul(margin, v.function("abs", int(matrix[j, j])))
         # a zero on the diagonal is no matter of rounding; after a negative pivot all is NaN
         low.guard(v.negation(v.compare("lt", v.function("abs", pivot), edge)))
-        failed = v.either(failed, v.compare("le", pivot, v.constant(0.0, kind)))
+        failed = v.either(failed, v.negation(v.compare("gt", pivot, v.constant(0.0, kind))))  # also if it is NaN
         made[j, j] = v.function("sqrt", pivot)
         inverse = v.div(v.constant(1.0, kind), int(made[j, j]))
         for i in range(j + 1, n):
             value = int(matrix[i, j])
             for k in range(j):
-                value = v.sub(value, v.mul(int(made[i, k]), int(made[j, k])))
+                value = v.multiply_subtract(int(made[i, k]), int(made[j, k]), value)
             made[i, j] = v.mul(value, inverse)
     return made, failed
 
@@ -103,7 +103,7 @@ def _triangular(low: Lowering, factor: Ids, right: Ids, *, upper: bool, unit: bo
         for c in range(x.shape[1]):
             value = int(x[i, c])
             for k in before:
-                value = v.sub(value, v.mul(int(factor[i, k]), int(x[k, c])))
+                value = v.multiply_subtract(int(factor[i, k]), int(x[k, c]), value)
             x[i, c] = value if inverse is None else v.mul(value, inverse)
     return x
 
@@ -213,7 +213,7 @@ def _lu(low: Lowering, matrix: Ids, right: Ids | None = None) -> tuple[Ids, Ids 
             factor = v.mul(int(made[i, k]), inverse)
             made[i, k] = factor
             for j in range(k + 1, n):
-                made[i, j] = v.sub(int(made[i, j]), v.mul(factor, int(made[k, j])))
+                made[i, j] = v.multiply_subtract(factor, int(made[k, j]), int(made[i, j]))
     return made, x, sign
 
 

@@ -71,7 +71,7 @@ class Lead:
         number, (time, elapsed) = place.tick, moment
         row = place.rows - self._flushed
         if row >= ROWS:
-            self._flush()
+            self.flush()
             row = 0
         if not stepper.tick(number, place.flipped, row, elapsed):
             return False
@@ -165,15 +165,23 @@ class Lead:
 
     def _settle(self) -> None:
         """Bring what single ticks have done to where all else looks for it."""
-        self._flush()
+        self.flush()
         if self.place is not None and self._stepper is not None:
             self.engine.run.settle(self.place.flipped)
             self.place = self.place._replace(flipped=False)
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
         """Move rows that single ticks have recorded into the recorder."""
         if self._stepper is not None and self.place is not None and self.place.rows > self._flushed:
             times, rows = self._stepper.recorded(self.place.rows - self._flushed)
             self._run.recorder.truncate(self._flushed)
             self._run.recorder.add_block(times, self.engine.columns(rows))
             self._flushed = self.place.rows
+
+    def forget_rows(self, before: Snapshot) -> None:
+        """Record from row 0 on, because rows were taken out of the recorder; before: the snapshot until then."""
+        if self._loaded is before:
+            self._loaded = self._run.snapshot
+        if self.place is not None:
+            self.place = self.place._replace(rows=0)
+        self._flushed = 0

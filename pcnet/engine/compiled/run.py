@@ -11,18 +11,23 @@ from torch import Tensor
 
 from pcnet.engine.compiled.driver import ENTRY, FIELDS, KIND, MAX_VARIANTS, run_function
 from pcnet.engine.compiled.layout import Array, Layout, TickKind, pack, unpack
+from pcnet.engine.compiled.native import processor
 from pcnet.engine.compiled.variants import Variants
 from pcnet.engine.program import Program
 
-LANES = 4
-"""Batch elements side by side in a vector."""
+LANES, WIDE_LANES = 4, 8
+"""Batch elements side by side in a vector; the second for large batches, on processors with wide vectors."""
+LARGE = 64
+"""Batch elements from which wide vectors are worth it: in smaller ones, too many lanes would be empty."""
 EVERYTHING = -1
 """All bits: the derived values of all variants are invalid."""
 WORD = {name: place for place, name in enumerate(FIELDS)}
 
 
 def width_for(batch: int) -> int:
-    return 1 if batch == 1 else LANES
+    if batch == 1:
+        return 1
+    return WIDE_LANES if batch >= LARGE and processor().wide else LANES
 
 
 class Block(NamedTuple):
