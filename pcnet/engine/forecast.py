@@ -20,7 +20,7 @@ from torch import Tensor
 from pcnet.errors import DivergenceError, GraphError, ResultError, SettingError
 from pcnet.functions.traced import jacobian_of
 from pcnet.model.context import NodeContext
-from pcnet.model.links import Predicts, Weighs
+from pcnet.model.links import Predicts
 from pcnet.model.protocols import ForecastContext, Forecasts, ForecastsAlone
 from pcnet.numerics.kernels import Kernel, White
 from pcnet.results.downsample import Array
@@ -230,6 +230,9 @@ class System:
                 self.places[name] = slice(first, first := first + mean.shape[-1])
         if not any(order[name].role == "state" for name in self.places):
             raise GraphError("there is no state in the graph that can be forecast")
+        self.is_timed = session.program.depends_on_time
+        if self.is_timed:  # the time is the last variable, and has the velocity 1
+            means.append(self.repeated(session.state.time.to(means[0])[:, None]))
         self.mean = torch.cat(means, -1)
         self.covariance = torch.zeros_like(self.mean).diag_embed()
         for place, covariance in zip(self.places.values(), covariances, strict=True):
@@ -240,7 +243,7 @@ class System:
         for name, node in self.nodes.items():
             held = session.intervals * session.program.period(name, "predict")
             hold = self.repeated(held if node.holds_noise else torch.ones_like(held))
-            for covariance, kernel in [] if order[name].observes else self.noises_of(name):
+            for covariance, kernel in self.noises_of(name) if order[name].is_input or not order[name].observes else []:
                 here = slice(self.noises, self.noises + covariance.shape[-1])
                 self._inputs[name].append(here)
                 self.sources.append(NoiseSource(here, covariance, kernel, hold))
@@ -254,13 +257,8 @@ class System:
 
     def noises_of(self, name: str) -> list[tuple[Tensor, Kernel]]:
         """The covariance of each noise of a node at one time (B, m, m), and its autocorrelation."""
-        found: list[tuple[Tensor, Kernel]] = []
-        for link in self.contexts[name].above_of(Weighs):
-            message = self.contexts[name].message(link)
-            channel = self.repeated(message.value.channel)
-            covariance = channel.reciprocal().diag_embed() if channel.dim() == 2 else torch.linalg.inv(channel)
-            found.append((covariance, message.kernel))
-        return found
+        found = self.nodes[name].forecast_noises(self.contexts[name])
+        return [(self.repeated(covariance), kernel) for covariance, kernel in found]
 
     def at(self, z: Tensor, noise: Tensor | None = None) -> dict[str, ForecastContext]:
         """The future z as each node sees it."""
@@ -273,17 +271,20 @@ class System:
                     messages[link] = self.nodes[sender].forecast_message(self.contexts[sender], link, found[sender])
             inputs = [] if noise is None else [noise[..., place] for place in self._inputs[name]]
             total = sum(inputs[1:], inputs[0]) if inputs else z.new_zeros(())
-            found[name] = ForecastContext(z[..., self.places.get(name, slice(0))], total, messages)
+            time = z[..., -1:] if self.is_timed else None
+            found[name] = ForecastContext(z[..., self.places.get(name, slice(0))], total, messages, time)
         return found
 
     def offset(self, z: Tensor) -> Tensor:
         """z in coordinates in which variables without a velocity of their own stand still."""
         now = self.at(z)
-        return torch.cat([self.nodes[name].offset(self.contexts[name], now[name]) for name in self.places], -1)
+        found = [self.nodes[name].offset(self.contexts[name], now[name]) for name in self.places]
+        return torch.cat([*found, z[..., -1:]] if self.is_timed else found, -1)
 
     def flow(self, z: Tensor, noise: Tensor) -> Tensor:
         now = self.at(z, noise)
-        return torch.cat([self.nodes[name].velocity(self.contexts[name], now[name]) for name in self.places], -1)
+        found = [self.nodes[name].velocity(self.contexts[name], now[name]) for name in self.places]
+        return torch.cat([*found, torch.ones_like(z[..., -1:])] if self.is_timed else found, -1)
 
     def values(self, z: Tensor) -> dict[str, Tensor]:
         """What forecasts show, by node."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pcnet.errors import ObservationError
+from pcnet.model.node import AnyNode
 
 Observation = dict[str, Tensor]  # one observation: (..., dim) for each sensory node by name, NaN where it is missing
 
@@ -33,10 +34,20 @@ PLAIN = (Tensor, np.ndarray)  # types without a mask; numpy imports its masked a
 
 
 class ObservationReader:
-    """Reads observations for sensory nodes of given names and sizes."""
+    """Reads observations for sensory nodes of given names and sizes.
 
-    def __init__(self, sizes: Mapping[str, int], dtype: torch.dtype, device: torch.device) -> None:
+    periods: sampling interval of each node in those of the run, 1 unless given.
+    """
+
+    def __init__(
+        self,
+        sizes: Mapping[str, int],
+        dtype: torch.dtype,
+        device: torch.device,
+        periods: Mapping[str, int] | None = None,
+    ) -> None:
         self.sizes, self.dtype, self.device = dict(sizes), dtype, device
+        self.periods = dict(periods or {})
         nan = torch.tensor(torch.nan, dtype=dtype, device=device)
         self._missing = {name: nan.repeat(size) for name, size in sizes.items()}
 
@@ -54,7 +65,8 @@ class ObservationReader:
 
         Args:
             given: (..., T, dim), (T,) for one channel, a mapping from names to these, or an iterable of single
-                observations or samples.
+                observations or samples. Nodes with longer sampling intervals may have fewer rows, one for each of
+                these, the first at the first observation.
         """
         if isinstance(given, (list, tuple)) and any(item is None or isinstance(item, SINGLE) for item in given):
             return None
@@ -66,14 +78,25 @@ class ObservationReader:
             raise ObservationError("give a mapping of arrays, or an iterable of mappings")
         self._check_names(given)
         series = {name: self._tensor(name, v, 2).movedim(-2, 0).contiguous() for name, v in given.items()}
-        lengths = {name: len(value) for name, value in series.items()}
-        if not lengths:
+        if not series:
             raise ObservationError("there are no observations; give at least one")
+        total = max(map(len, series.values()))
+        series = {name: self._spread(name, value, total) for name, value in series.items()}
+        lengths = {name: len(value) for name, value in series.items()}
         total, *others = set(lengths.values())
         if others:
             raise ObservationError(f"observations differ in length: {lengths}")
         absent = {name: missing.expand(total, -1) for name, missing in self._missing.items() if name not in series}
         return series | absent
+
+    def _spread(self, name: str, value: Tensor, total: int) -> Tensor:
+        """Rows (T', ..., dim) of a slow sensor at every so many of all observations, with missing ones in between."""
+        period = self.periods.get(name, 1)
+        if period == 1 or len(value) != -(-total // period):
+            return value
+        spread = value.new_full((total, *value.shape[1:]), torch.nan)
+        spread[::period] = value
+        return spread
 
     def items(self, given: Any) -> Iterator[Observation | Sample]:
         """Single observations one by one; see `series` for what may be given."""
@@ -131,6 +154,19 @@ class ObservationReader:
             where = f"at index {torch.isinf(tensor).nonzero()[0].tolist()} is infinite in {self.dtype}"
             raise ObservationError(f"observation of {name!r} {where}; use NaN for missing values")
         return tensor
+
+
+def sampling_periods(nodes: Mapping[str, AnyNode]) -> dict[str, int]:
+    """The sampling interval of each observing node in shortest ones, where it is a whole number of them."""
+    intervals = {name: node.sampling_interval for name, node in nodes.items() if node.observes}
+    known = {name: value for name, value in intervals.items() if value is not None}
+    found = {}
+    for name, value in known.items():
+        ratio = max(float((value / other).max()) for other in known.values())
+        same = all(bool((value / other == (value / other).reshape(-1)[0]).all()) for other in known.values())
+        if same and abs(ratio - round(ratio)) < 1e-9 * ratio:
+            found[name] = round(ratio)
+    return found
 
 
 def time_of(given: Any) -> float:

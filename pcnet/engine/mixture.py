@@ -14,7 +14,7 @@ from pcnet.engine.bank import Array, Bank, Indices, Traits
 from pcnet.engine.choice import EngineChoice
 from pcnet.engine.divergence import DivergenceLog
 from pcnet.engine.inputs import Observation, Sample
-from pcnet.engine.opening import LENGTH, SHARE, Opening, largest
+from pcnet.engine.opening import LENGTH, SHARE, Opening, sizes_of
 from pcnet.engine.run import Run, Snapshot, common_batch_shape
 from pcnet.engine.session import Session
 from pcnet.engine.state import GraphState
@@ -85,8 +85,8 @@ class MixtureSession(Session):
         self._reviewed, self._collected = 0, np.zeros(self._shape.numel())
         self._last_energy = torch.zeros(self._shape, dtype=torch.float64)
         self._opening = Opening([], {}) if self.hypotheses.guess else None
-        unknown = 2 * (SHARE * largest([observation], self._shape)).log()
-        run = self._begin(dict.fromkeys(self.hypotheses.guess, unknown))
+        sizes = sizes_of([observation], self.hypotheses.guess, self.graph, self._shape)
+        run = self._begin({name: 2 * (SHARE * size).log() for name, size in sizes.items()})
         self._table = self.recorder_for(self.record)
         return run
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -39,8 +39,7 @@ class Opening(NamedTuple):
             interval: Sampling interval, (B,).
         """
         found = {}
-        size = largest([each for each, _ in self.observations], shape)
-        for name in names:
+        for name, size in sizes_of([each for each, _ in self.observations], names, graph, shape).items():
             child = graph.below(graph[name])[0].child
             if child.observes:
                 values = [each[child.name] for each, _ in self.observations if child.name in each]
@@ -77,6 +76,19 @@ class Opening(NamedTuple):
                 number, _, node = rest.partition("/")
                 observations[int(number)][node] = value
         return cls(list(zip(observations, times, strict=True)), means)
+
+
+def sizes_of(
+    observations: Sequence[Observation], names: Iterable[str], graph: Graph, shape: torch.Size
+) -> dict[str, Tensor]:
+    """The largest observed size of what each precision node weighs, (B, 1): of its sensor, or of all for a state."""
+    seen = [{k: v for k, v in each.items() if not graph[k].is_input} for each in observations]
+    found = {}
+    for name in names:
+        child = graph.below(graph[name])[0].child
+        own = [{child.name: each[child.name]} for each in seen if child.name in each]
+        found[name] = largest(own if child.observes else seen, shape)
+    return found
 
 
 def largest(observations: Iterable[Observation], shape: torch.Size) -> Tensor:

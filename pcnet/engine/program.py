@@ -59,6 +59,8 @@ class Program:
         self.model, self.spec = model, spec
         self.nodes: Mapping[str, AnyNode] = graph.nodes
         self.observers = tuple(name for name, node in self.nodes.items() if node.observes)
+        self.evidence = tuple(name for name in self.observers if not self.nodes[name].is_input)
+        """Observers of which an observation starts a run; inputs alone do not."""
         after = {name for act in schedule.on_end for name in act.names(self.nodes)}
         during = {name for act in schedule.acts if act.action == "update" for name in act.names(self.nodes)}
         joint = frozenset(
@@ -71,6 +73,7 @@ class Program:
             name: _neighbours(graph, node, spec)._replace(joint=joint, online=name not in after)
             for name, node in self.nodes.items()
         }
+        self.depends_on_time = any(node.depends_on_time(self.links[name]) for name, node in self.nodes.items())
         self.bound = {name: node.bind(self.links[name], spec) for name, node in self.nodes.items()}
         order = graph.topological_order
         self.on_start = _laid_out(schedule.on_start, order, spec)
@@ -87,7 +90,7 @@ class Program:
         """The shortest sampling interval as it was given, before rounding to the run's dtype."""
         no = torch.zeros_like(self.zeros, dtype=torch.bool)
         nodes = {name: node.init(self.bound[name], spec) for name, node in self.nodes.items()}
-        self.initial = GraphState(nodes, self.zeros.double(), self.interval, no, ~no, *[self.zeros] * 5)
+        self.initial = GraphState(nodes, -self.interval.double(), self.interval, no, ~no, *[self.zeros] * 5)
 
     def due(self, tick: int) -> tuple[bool | Tensor, ...]:
         """For each of `acts`, whether it is due at a tick."""

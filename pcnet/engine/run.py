@@ -129,6 +129,15 @@ class Run:
         self._shown, state = snapshot, snapshot.state
         self.space.load(state.nodes, Now(state.time, state.dt, snapshot.relative_dt))
 
+    def start_at(self, t: float) -> None:
+        """Let the first observation be at time t, if a function depends on the time.
+
+        Otherwise times count from the first observation, so that their differences lose no digits.
+        """
+        if self.program.depends_on_time:
+            now = self.now
+            self.now = now._replace(state=now.state._replace(time=t - self.program.interval.double()))
+
     def advance(self, observation: Observation, t: float | None) -> None:
         """Take in one observation with the eager engine."""
         program, now, space = self.program, self.now, self.space

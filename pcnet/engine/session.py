@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from pcnet.engine.choice import EngineChoice
 from pcnet.engine.divergence import DivergenceEvent, check_policy
-from pcnet.engine.inputs import Observation, ObservationReader, Sample, time_of
+from pcnet.engine.inputs import Observation, ObservationReader, Sample, sampling_periods, time_of
 from pcnet.engine.program import Program
 from pcnet.engine.recording import result_of
 from pcnet.engine.run import Run, Snapshot, common_batch_shape
@@ -73,7 +73,7 @@ class Session:
         """Called with the number of observations that were taken in since the last call."""
         self._nodes = self.graph.nodes
         sizes = {name: node.observation_size for name, node in self._nodes.items() if node.observes}
-        self._reader = ObservationReader(sizes, dtype, device)
+        self._reader = ObservationReader(sizes, dtype, device, sampling_periods(self._nodes))
         known = {quantity for node in self._nodes.values() for quantity in node.quantities} | {ENERGY, EVIDENCE}
         for quantity in self.record.quantities:
             if quantity not in known:
@@ -209,6 +209,8 @@ class Session:
         t = None if t is None else time_of(t)
         new = self._run is None
         run = self._bind(observation, total) if self._run is None else self._run
+        if t is not None and run.place.tick == 0:
+            run.start_at(t)
         lead = self._engine.lead
         try:
             is_compiled = lead is not None and lead.take(observation, t)

@@ -180,7 +180,7 @@ def _start(space: Workspace, started: Tensor, inputs: Inputs) -> Tensor:
         space.all_started = started
         return started
     program = space.program
-    seen = [torch.isfinite(inputs.observations[name]).any(-1) for name in program.observers]
+    seen = [torch.isfinite(inputs.observations[name]).any(-1) for name in program.evidence]
     new = torch.stack(seen).any(0) & ~started
     if not holds(new.any()):
         return started

@@ -19,6 +19,7 @@ class Function(ABC):
 
     parameters: int | None = None  # number of parameters; None if unknown
     takes_causes: bool = False  # whether x is the concatenation of a state and the causes that drive it
+    takes_time: bool = False  # whether x is that of a state, its causes (there may be none) and the time
     is_affine: bool = False  # whether it is known to be affine in x and to have no parameters
 
     @property

@@ -6,7 +6,7 @@ from torch import Tensor
 from pcnet.errors import GraphError
 from pcnet.functions.base import Function
 from pcnet.functions.closed_form import Identity
-from pcnet.functions.traced import TracedFunction, WithCauses
+from pcnet.functions.traced import TracedFunction, WithCauses, WithTime
 
 
 def check_function(what: str, function: Function, dim: int, parameters: int, out: int | None, like: Tensor) -> int:
@@ -23,7 +23,7 @@ def check_function(what: str, function: Function, dim: int, parameters: int, out
         )
     # a batch size that equals no other size, so that batch and state dimensions cannot be mixed up unnoticed
     plain = function.function if isinstance(function, TracedFunction) else None
-    split = plain.dim if isinstance(plain, WithCauses) else dim
+    split = plain.dim if isinstance(plain, (WithCauses, WithTime)) else dim
     batch = min({3, 4, 5, 6, 7, 8} - {dim, parameters, out, split, dim - split})
     x = torch.linspace(0.1, 0.9, batch * dim, dtype=like.dtype, device=like.device).view(batch, dim)
     theta = torch.linspace(0.2, 0.8, batch * parameters, dtype=like.dtype, device=like.device).view(batch, parameters)
@@ -58,6 +58,6 @@ def _call(what: str, function: Function, x: Tensor, theta: Tensor) -> Tensor:
     except Exception as error:
         raise GraphError(
             f"{what} failed when called with a state of shape {tuple(x.shape)} and parameters of shape "
-            f"{tuple(theta.shape)}, both {x.dtype}: {type(error).__name__}: {error}. It is called as f(x, theta), and "
-            "with causes as f(x, v, theta)"
+            f"{tuple(theta.shape)}, both {x.dtype}: {type(error).__name__}: {error}. It is called as f(x, theta), "
+            "with causes as f(x, v, theta), and with the time as f(x, v, theta, t)"
         ) from error

@@ -8,7 +8,7 @@ from pcnet.errors import SettingError, suggestion
 from pcnet.functions import systems
 from pcnet.functions.base import Function
 from pcnet.functions.closed_form import Identity, Linear, Quadratic
-from pcnet.functions.traced import TracedFunction, WithCauses
+from pcnet.functions.traced import TracedFunction, WithCauses, WithTime
 from pcnet.settings import finite, to_tensor
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -98,7 +98,7 @@ def to_spec(function: Any) -> Any:
 
 def _key(function: Any) -> Any:
     """Identity key; a Python function has that of a `TracedFunction` made from it without options."""
-    if isinstance(function, TracedFunction) and isinstance(function.function, WithCauses):
+    if isinstance(function, TracedFunction) and isinstance(function.function, (WithCauses, WithTime)):
         return (function.function.function, None, None, None)
     return function.identity_key if isinstance(function, Function) else (function, None, None, None)
 

@@ -38,6 +38,7 @@ class TracedFunction(Function):
         self.function = function
         self.parameters = parameters
         self.takes_causes = isinstance(function, WithCauses)
+        self.takes_time = isinstance(function, WithTime)
         self._given = (function, jacobian, parameter_jacobian, parameters)
         self.jacobian = jacobian or (lambda x, theta: jacobian_of(lambda v: function(v, theta), x))
         self.parameter_jacobian = parameter_jacobian or (lambda x, theta: jacobian_of(lambda v: function(x, v), theta))
@@ -118,6 +119,7 @@ class TracedFunction(Function):
 
 
 ThreeArguments = Callable[[Tensor, Tensor, Tensor], Tensor]
+FourArguments = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -131,9 +133,20 @@ class WithCauses:
         return self.function(x[..., : self.dim], x[..., self.dim :], parameters)
 
 
+@dataclass(frozen=True)
+class WithTime:
+    """A Python function f(x, v, θ, t) of the time t (...) as well, as a function of (x, v and t joined, θ)."""
+
+    function: FourArguments
+    dim: int
+
+    def __call__(self, x: Tensor, parameters: Tensor) -> Tensor:
+        return self.function(x[..., : self.dim], x[..., self.dim : -1], parameters, x[..., -1])
+
+
 def name_of(function: Any) -> str:
     """The name of a Python function, or of the class of a callable object."""
-    if isinstance(function, WithCauses):
+    if isinstance(function, (WithCauses, WithTime)):
         return name_of(function.function)
     return str(getattr(function, "__name__", type(function).__name__))
 
@@ -142,8 +155,9 @@ def as_function(function: Function | PlainFunction | None, dim: int | None = Non
     """A `Function` unchanged, None as the identity, and any other callable as a `TracedFunction`.
 
     Args:
-        function: The function. A callable with three arguments takes (state, causes, parameters).
-        dim: Dimension of the state, needed for a callable with three arguments.
+        function: The function. A callable with three arguments takes (state, causes, parameters), one with four
+            (state, causes, parameters, time).
+        dim: Dimension of the state, needed for a callable with more than two arguments.
     """
     if function is None:
         return Identity()
@@ -151,8 +165,11 @@ def as_function(function: Function | PlainFunction | None, dim: int | None = Non
         return function
     if not callable(function):
         raise GraphError(f"a flow or mapping must be a function of (state, parameters), not {function!r}")
-    if dim is not None and _required_arguments(function) == 3:
+    required = 2 if dim is None else _required_arguments(function)
+    if dim is not None and required == 3:
         return TracedFunction(WithCauses(cast("ThreeArguments", function), dim))
+    if dim is not None and required == 4:
+        return TracedFunction(WithTime(cast("FourArguments", function), dim))
     return TracedFunction(function)
 
 

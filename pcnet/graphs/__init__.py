@@ -3,5 +3,6 @@
 from pcnet.graphs.adaptive_filter import adaptive_filter
 from pcnet.graphs.hierarchy import Level, hierarchy
 from pcnet.graphs.odem import odem
+from pcnet.graphs.sensors import Input, Sensor
 
-__all__ = ["Level", "adaptive_filter", "hierarchy", "odem"]
+__all__ = ["Input", "Level", "Sensor", "adaptive_filter", "hierarchy", "odem"]

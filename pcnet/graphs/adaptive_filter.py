@@ -1,22 +1,20 @@
 """Online triple estimation: states, parameters and noise levels of one system, inferred together."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, Literal
-
-import torch
 
 from pcnet.errors import SettingError
 from pcnet.functions.base import Function, PlainFunction
-from pcnet.functions.check import output_size
-from pcnet.functions.traced import as_function
+from pcnet.graphs.sensors import Input, Sensor, check_names, check_sensors, input_nodes, kernel_of, noise_node
 from pcnet.model.graph import Graph
 from pcnet.model.hypotheses import Hypotheses
 from pcnet.model.model import Model
 from pcnet.model.schedule import LevelNodes, adaptive_filtering
-from pcnet.nodes import KalmanStateNode, ParameterNode, PrecisionNode, SensoryNode
-from pcnet.numerics.kernels import Kernel, Matern, SquaredExponential, White
+from pcnet.nodes import KalmanStateNode, ParameterNode
+from pcnet.numerics.kernels import Matern
 from pcnet.numerics.transitions import IntegratorName
-from pcnet.settings import at_least_1d, number, to_tensor
+from pcnet.settings import number, to_tensor
 
 DEFAULT = Hypotheses()
 
@@ -30,6 +28,8 @@ def adaptive_filter(
     parameter_sd: Any = None,
     mapping: Function | PlainFunction | None = None,
     channels: int | None = None,
+    sensors: Mapping[str, Sensor] | None = None,
+    inputs: Mapping[str, int | Input] | None = None,
     process_noise_sd: Any = None,
     observation_noise_sd: Any = None,
     noise_sd: Any = 1.6,
@@ -46,19 +46,24 @@ def adaptive_filter(
     process_noise: Literal["diffusion", "held"] = "diffusion",
     hypotheses: Hypotheses | None = DEFAULT,
 ) -> Model:
-    """Online triple estimation for ẋ = f(x, θ) + ω_x, y = g(x) + ω_y: states, θ and both noise levels at once.
+    """Online triple estimation for ẋ = f(x, u, θ) + ω_x, y = g(x, u) + ω_y: states, θ and both noise levels at once.
 
-    The nodes are called x, y, theta, noise_x and noise_y (and model_error_x). Numbers may be tensors with leading batch
-    dimensions; then every result has them too.
+    The nodes are called x, y, theta, noise_x and noise_y (and model_error_x). With `sensors`, each sensor has its own
+    name, and that of its noise is "noise_" with it. Numbers may be tensors with leading batch dimensions; then every
+    result has them too.
 
     Args:
-        flow: f(x, θ), batched over leading dimensions.
+        flow: f(x, θ), f(x, u, θ) or f(x, u, θ, t), batched over leading dimensions.
         dim: Dimension of the state.
         dt: Sampling interval, in time units.
         parameter_mean: Prior mean of θ, (..., p). Without it there are no parameters.
         parameter_sd: Prior standard deviation of θ, one number or (..., p).
-        mapping: g(x, θ_g); the identity unless given.
+        mapping: g(x, θ_g), or with inputs and time as the flow; the identity unless given.
         channels: Number of observed channels; that of the mapping's output unless given.
+        sensors: Several sensors by name, each with mapping, rate and noise of its own, instead of `mapping`,
+            `channels`, `observation_noise_sd` and the settings of correlation times of ω_y.
+        inputs: Known inputs by name: the number of channels of each, or an `Input`. They are given with the
+            observations, {"y": ..., "u": ...}.
         process_noise_sd: First guess of the standard deviation of ω_x, one number or (..., dim): of a diffusion, in
             units of the state per √time, or of smooth or held noise, in units of ẋ. Found from the first observations
             unless given.
@@ -83,16 +88,31 @@ def adaptive_filter(
     """
     if (parameter_mean is None) != (parameter_sd is None):
         raise SettingError("adaptive_filter: give both parameter_mean and parameter_sd, or neither")
-    if channels is None:
-        channels = output_size(as_function(mapping, dim), dim, 0)
-    if mapping is None and channels != dim:
-        raise SettingError(f"adaptive_filter: {channels} channels of a state of dimension {dim} need a mapping=...")
-    if model_error_time is not None and not bool((torch.as_tensor(to_tensor(model_error_time)) > 0).all()):
-        raise SettingError(f"adaptive_filter: model_error_time must be positive, not {model_error_time!r}")
-    kernel_x = kernel_of(correlation_time)
-    kernel_y = kernel_of(correlation_time if correlation_time_y is None else correlation_time_y)
-    if correlation_time_sd is not None and not isinstance(kernel_y, SquaredExponential):
-        raise SettingError("adaptive_filter: correlation_time_sd needs a correlation_time to start from")
+    if hypotheses is not None and not isinstance(hypotheses, Hypotheses):
+        raise SettingError(f"adaptive_filter: hypotheses must be pcnet.Hypotheses(...) or None, not {hypotheses!r}")
+    _check_positive("model_error_time", model_error_time)
+    _check_positive("process_noise_sd", process_noise_sd, "is a standard deviation and ")
+    _check_positive("observation_noise_sd", observation_noise_sd, "is a standard deviation and ")
+    single = {
+        "mapping": mapping,
+        "channels": channels,
+        "observation_noise_sd": observation_noise_sd,
+        "correlation_time_y": correlation_time_y,
+        "correlation_time_sd": correlation_time_sd,
+    }
+    if sensors is not None:
+        seen = check_sensors("adaptive_filter", sensors, [name for name, given in single.items() if given is not None])
+    else:
+        seen = {
+            "y": Sensor(
+                mapping=mapping,
+                channels=channels,
+                noise_sd=observation_noise_sd,
+                correlation_time=correlation_time if correlation_time_y is None else correlation_time_y,
+                correlation_time_sd=correlation_time_sd,
+                noise_per_channel=noise_per_channel,
+            )
+        }
     x = KalmanStateNode(
         "x",
         dim=dim,
@@ -104,48 +124,37 @@ def adaptive_filter(
         linearisation=linearisation,
         process_noise=process_noise,
     )
-    if hypotheses is not None and not isinstance(hypotheses, Hypotheses):
-        raise SettingError(f"adaptive_filter: hypotheses must be pcnet.Hypotheses(...) or None, not {hypotheses!r}")
-    for name, sd in (("process_noise_sd", process_noise_sd), ("observation_noise_sd", observation_noise_sd)):
-        if sd is not None and not bool((to_tensor(sd) > 0).all()):
-            raise SettingError(f"adaptive_filter: {name} is a standard deviation and must be positive, not {sd!r}")
-    given = {"noise_x": process_noise_sd, "noise_y": observation_noise_sd}
+    given = {"noise_x": process_noise_sd, **{f"noise_{name}": sensor.noise_sd for name, sensor in seen.items()}}
     missing = tuple(name for name, guess in given.items() if guess is None)
     if hypotheses is None and missing:
         raise SettingError(
-            "adaptive_filter: give process_noise_sd and observation_noise_sd; only with hypotheses they are found from "
-            "the first observations"
+            "adaptive_filter: give process_noise_sd and observation_noise_sd (noise_sd of each sensor); only with "
+            "hypotheses they are found from the first observations"
         )
     outliers = 0.0
     if hypotheses is not None:
-        outliers = hypotheses.outliers if isinstance(kernel_y, White) else 0.0
+        outliers = hypotheses.outliers if any(sensor.is_white for sensor in seen.values()) else 0.0
         hypotheses = dataclasses.replace(hypotheses, guess=missing, outliers=outliers)
-    y = SensoryNode("y", dim=channels, orders=1, dt=dt, outliers=number(outliers))
-
-    def precision(name: str, noise: Any, kernel: Kernel) -> PrecisionNode:
-        return PrecisionNode(
-            name,
-            mean=-2 * at_least_1d(to_tensor(1.0 if noise is None else noise)).log(),
-            sd=noise_sd,
-            kernel=kernel,
-            correlation_time_sd=correlation_time_sd if name == "noise_y" else None,
-            channels="each" if noise_per_channel else "shared",
-        )
-
-    graph = Graph()
-    graph.predicts(x, y, via=mapping)
+    graph, driving = Graph(), input_nodes("adaptive_filter", inputs, dt)
+    check_names("adaptive_filter", seen, driving)
+    width = sum(node.dim for node in driving)
+    nodes = {name: sensor.node(name, dim, width, dt, outliers) for name, sensor in seen.items()}
+    for name, node in nodes.items():
+        graph.predicts(x, node, via=seen[name].mapping)
+    for node in driving:
+        graph.drives(node, x)
     if parameter_mean is not None:
         graph.parametrises(ParameterNode("theta", mean=parameter_mean, sd=parameter_sd), x)
-    graph.weighs(precision("noise_x", process_noise_sd, kernel_x), x)
+    graph.weighs(noise_node("noise_x", process_noise_sd, noise_sd, kernel_of(correlation_time), noise_per_channel), x)
     if model_error_time is not None:
-        graph.weighs(precision("model_error_x", process_noise_sd, Matern(model_error_time, number(0.5))), x)
-    graph.weighs(precision("noise_y", observation_noise_sd, kernel_y), y)
+        error = Matern(model_error_time, number(0.5))
+        graph.weighs(noise_node("model_error_x", process_noise_sd, noise_sd, error, noise_per_channel), x)
+    for name, node in nodes.items():
+        graph.weighs(seen[name].noise_node(f"noise_{name}", noise_sd), node)
     level = LevelNodes(parameters=() if parameter_mean is None else ("parameter",))
     return Model(graph, adaptive_filtering(levels=(level,)), hypotheses)
 
 
-def kernel_of(correlation_time: Any) -> Kernel:
-    """A squared-exponential kernel of this lengthscale, a kernel as it is, or white noise for None."""
-    if correlation_time is None:
-        return White()
-    return correlation_time if isinstance(correlation_time, Kernel) else SquaredExponential(correlation_time)
+def _check_positive(name: str, value: Any, what: str = "") -> None:
+    if value is not None and not bool((to_tensor(value) > 0).all()):
+        raise SettingError(f"adaptive_filter: {name} {what}must be positive, not {value!r}")

@@ -8,7 +8,7 @@ from pydantic import Field, SkipValidation
 from pcnet.errors import SettingError
 from pcnet.functions.check import output_size
 from pcnet.functions.traced import as_function
-from pcnet.graphs.adaptive_filter import kernel_of
+from pcnet.graphs.sensors import kernel_of
 from pcnet.model.graph import Graph
 from pcnet.model.model import Model
 from pcnet.model.node import AnyNode

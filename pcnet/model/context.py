@@ -47,7 +47,7 @@ class Neighbours(NamedTuple):
 class Now(NamedTuple):
     """The time of a tick."""
 
-    time: Tensor  # since one sampling interval before the first observation, (B,), in double precision in any case
+    time: Tensor  # (B,), in double precision; from the first observation on, or as given if functions depend on it
     dt: Tensor  # since the previous observation, (B,); at the first one, the sampling interval
     relative_dt: Tensor | None  # dt over the sampling interval, (B,); None while observations come at that interval
 

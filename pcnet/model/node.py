@@ -125,6 +125,7 @@ class Node(ABC, Generic[S, B]):
     role: ClassVar[str]  # the role by which schedules address nodes of this kind
     kind: ClassVar[str]  # the kind in summaries and drawings
     observes: ClassVar[bool] = False  # whether a run must provide observations for it
+    is_input: ClassVar[bool] = False  # whether what it observes is known, and no evidence about the states
     sends_covariance: ClassVar[bool] = False  # whether its predictions are `GaussianPrediction`s
     joins_parameters: ClassVar[bool] = False  # whether it can carry its parameters in its own belief
     multiple_noises: ClassVar[bool] = False  # whether several precision nodes may weigh it, each for its own noise
@@ -147,6 +148,10 @@ class Node(ABC, Generic[S, B]):
         """Raise `GraphError` if this node cannot be the child of a link."""
         if not isinstance(link, self.child_of):
             raise GraphError(f"{self.title} cannot be the child in {link.parent.name!r} {link.key} {self.name!r}")
+
+    def depends_on_time(self, links: Neighbours) -> bool:
+        """Whether a function of the node depends on the time."""
+        return False
 
     def check(self, links: Neighbours, like: Tensor) -> None:
         """Raise `GraphError` if the node cannot run with these links; `like` has the dtype and device of the run."""

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from pcnet.errors import GraphError
 from pcnet.model.context import Neighbours, NodeContext
-from pcnet.model.links import AnyLink
+from pcnet.model.links import AnyLink, Weighs
+from pcnet.numerics.kernels import Kernel
 from pcnet.numerics.mixtures import Peaks
 
 L = TypeVar("L", bound=AnyLink)
@@ -29,6 +30,7 @@ class ForecastContext(NamedTuple):
     own: Tensor  # its own variables, (B, n)
     noise: Tensor  # (B, dim)
     messages: Mapping[AnyLink, Tensor]  # from above
+    time: Tensor | None = None  # (B, 1), if a function of the model depends on it
 
     def of(self, kind: type[L]) -> list[Tensor]:
         """The messages on links of one kind."""
@@ -66,6 +68,16 @@ class Forecasts(ABC):
     def velocity(self, ctx: Context, now: ForecastContext) -> Tensor:
         """Time derivative of its variables, (B, n)."""
         return torch.zeros_like(now.own)
+
+    def forecast_noises(self, ctx: Context) -> list[tuple[Tensor, Kernel]]:
+        """The covariance (B, m, m) and autocorrelation of each noise that drives it or what it sends."""
+        found: list[tuple[Tensor, Kernel]] = []
+        for link in ctx.above_of(Weighs):
+            message = ctx.message(link)
+            channel = message.value.channel
+            covariance = channel.reciprocal().diag_embed() if channel.dim() == 2 else torch.linalg.inv(channel)
+            found.append((covariance, message.kernel))
+        return found
 
     def forecast_message(self, ctx: Context, link: AnyLink, now: ForecastContext) -> Tensor:
         """The value (B, ...) that it would send down a link."""

@@ -149,7 +149,8 @@ SLOW_STEP: tuple[Action, ...] = ("update", "update_covariance", "renew_prior")
 INITIALISE = act("initialise", "state", repeats=5)
 """Find the first states from the first observation. Repeated, because mappings may be nonlinear."""
 
-OBSERVE_AND_UPDATE = (act("observe", "sensory"), act("update", "state"))
+TAKE_IN = (act("observe", "sensory"), act("predict", "state"), act("update", "state"))
+"""Take in an observation; inputs are observed before the states that they drive are predicted."""
 
 ROLES = ("sensory", "state", "precision", "parameter")
 """Roles that schedules may name even if the graph has no node of that role."""
@@ -191,7 +192,7 @@ def states_only() -> Schedule:
     return Schedule(
         name="states only",
         on_start=(INITIALISE,),
-        acts=(act("predict", "state"), *OBSERVE_AND_UPDATE, act("update_covariance", "state")),
+        acts=(*TAKE_IN, act("update_covariance", "state")),
     )
 
 
@@ -207,12 +208,7 @@ def batch(nodes: str | Sequence[str] = SLOW) -> Schedule:
     return Schedule(
         name="batch",
         on_start=(INITIALISE,),
-        acts=(
-            act("predict", "state"),
-            *OBSERVE_AND_UPDATE,
-            act("accumulate", *slow),
-            act("update_covariance", "state"),
-        ),
+        acts=(*TAKE_IN, act("accumulate", *slow), act("update_covariance", "state")),
         on_end=(act("update", *slow), act("update_covariance", *slow)),
     )
 
@@ -228,7 +224,7 @@ class LevelNodes(NamedTuple):
 def adaptive_filtering(
     every: Any = 64, *, levels: Sequence[LevelNodes] = (LevelNodes(),), learn_every: Any = 1
 ) -> Schedule:
-    """For Kalman states: predict, observe, update, and learn noise levels and parameters, at every observation.
+    """For Kalman states: observe, predict, update, and learn noise levels and parameters, at every observation.
 
     A level of a stack acts once in `every` actions of the level below it: it takes in the posterior of the parameters
     there, and predicts their next prior.
@@ -267,5 +263,5 @@ def adaptive_filtering(
     return Schedule(
         name="adaptive filtering",
         on_start=(*states[:-1], *parameters, states[-1]),
-        acts=(act("predict", *first.states), act("observe", "sensory"), *upward(0)),
+        acts=(act("observe", "sensory"), act("predict", *first.states), *upward(0)),
     )

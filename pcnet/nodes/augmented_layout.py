@@ -1,7 +1,7 @@
 """The layout of the augmented state of a Kalman state: which elements belong to which part of the model.
 
 The belief is one joint Gaussian over blocks: the state itself, parameters that are learned with it at every
-observation, and the coordinates of each coloured noise.
+observation, deviations of inputs that are not known exactly, and the coordinates of each coloured noise.
 """
 
 from collections.abc import Mapping
@@ -10,8 +10,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pcnet.model.links import AnyLink, Parametrises, Predicts, Weighs
+from pcnet.model.links import AnyLink, Drives, Parametrises, Predicts, Weighs
 from pcnet.model.node import AnyNode
+from pcnet.nodes.kalman_inputs import InputBlock, InputSpec, input_blocks
 from pcnet.numerics.coloured_noise import NoiseModel, NoiseSpec, noise_model
 from pcnet.numerics.trees import spans
 
@@ -46,8 +47,9 @@ class AugmentedStateLayout(NamedTuple):
     own: Mapping[Weighs, NoiseBlock]  # noises of the state
     below: Mapping[Predicts, NoiseBlock]  # observation noises of the nodes below
     parameters: Mapping[AnyNode | None, tuple[ParameterBlock, ...]]  # of the flow (None), and of mappings by child
+    inputs: tuple[InputBlock, ...]
     size: int  # n, elements of the augmented state
-    joint: slice  # elements of the state and of the parameters that are part of the belief
+    joint: slice  # elements of the state, of parameters that are part of the belief, and of deviations of inputs
     n_scored: int  # p, number of parameters with sensitivities
     level_channels: Tensor  # which channels share a log-variance, (s, all channels), one or zero
 
@@ -96,6 +98,7 @@ def make_layout(
     dim: int,
     noises: Noises,
     parameters: Mapping[AnyNode | None, tuple[Parametrises, ...]],
+    inputs: Mapping[Drives, InputSpec],
     joint: frozenset[AnyLink],
     like: Tensor,
 ) -> AugmentedStateLayout:
@@ -118,6 +121,8 @@ def make_layout(
             found.append(ParameterBlock(to, columns, elements, sensitivities))
             size, n_scored = size + p_joint, n_scored + p_scored
         of[node] = tuple(found)
+    known = input_blocks(inputs.items(), size)
+    size = known[-1].elements.stop if known else size
     channels, level, belief = 0, 0, slice(size)
     for link, spec in specs:
         levels = spec.levels if noises.learned else 0
@@ -134,6 +139,7 @@ def make_layout(
         {link: blocks[link] for link in noises.own},
         {link: blocks[link] for link in noises.below},
         of,
+        known,
         size,
         belief,
         n_scored,

@@ -23,8 +23,13 @@ MAX_HALVINGS = 30  # how often a step towards the first observation is halved be
 Context = NodeContext[Any, Any]
 
 
-def check_state(node: Node[Any, Any], dim: int, flow: Function, links: Neighbours, like: Tensor) -> None:
-    """Raise `GraphError` unless a state has children, a precision, and functions that fit its neighbours."""
+def check_state(
+    node: Node[Any, Any], dim: int, flow: Function, links: Neighbours, like: Tensor, knows_time: bool = False
+) -> None:
+    """Raise `GraphError` unless a state has children, a precision, and functions that fit its neighbours.
+
+    knows_time: whether functions of time are possible.
+    """
     if not links.below:
         raise GraphError(f"{node.title} predicts nothing: add graph.predicts({node.name}, node)")
     if not links.above_of(Weighs):
@@ -38,10 +43,14 @@ def check_state(node: Node[Any, Any], dim: int, flow: Function, links: Neighbour
     for what, function, of, out in functions:
         if function.takes_causes and not causes:
             raise GraphError(f"{what} takes causes: add graph.drives(cause, {node.name})")
-        size = dim + width if function.takes_causes else dim
+        if function.takes_time and not knows_time:
+            raise GraphError(
+                f"{what} is a function of time, f(x, u, theta, t); use a KalmanStateNode, or give the time as an input"
+            )
+        size = dim + (width if function.takes_causes or function.takes_time else 0) + function.takes_time
         n_parameters = sum(link.parent.n_parameters for link in links.above_of(Parametrises, of))
         check_function(what, function, size, n_parameters, out, like)
-    if causes and not any(function.takes_causes for _, function, _, _ in functions):
+    if causes and not any(function.takes_causes or function.takes_time for _, function, _, _ in functions):
         raise GraphError(
             f"{node.title} is driven by {causes[0].name!r}, but neither its flow nor a mapping of it takes causes; "
             "give a function of (state, causes, parameters)"
@@ -100,7 +109,11 @@ def _squared(errors: Mapping[Predicts, PredictionError]) -> Tensor:
 
 def future_value(ctx: Context, function: Function, of: Node[Any, Any] | None, now: ForecastContext) -> Tensor:
     """The flow, or the mapping to `of`, at a future state."""
-    causes = [now.messages[link] for link in ctx.above_of(Drives)] if function.takes_causes else []
+    timed = function.takes_time
+    causes = [now.messages[link] for link in ctx.above_of(Drives)] if function.takes_causes or timed else []
+    if timed:
+        assert now.time is not None
+        causes = [*causes, now.time]
     parameters = [now.messages[link] for link in ctx.above_of(Parametrises, of)]
     none = now.own.new_zeros(*now.own.shape[:-1], 0)
     return function(torch.cat([now.own, *causes], -1), torch.cat(parameters, -1) if parameters else none)

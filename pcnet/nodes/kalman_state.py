@@ -9,6 +9,7 @@ from pydantic import Field, SkipValidation
 from torch import Tensor
 
 from pcnet.errors import GraphError, SettingError
+from pcnet.functions.base import Function
 from pcnet.model.context import Neighbours, NodeContext, Now
 from pcnet.model.links import AnyLink, Drives, Parametrises, Predicts, Weighs
 from pcnet.model.messages import BlockPosterior, GaussianPrediction, ParameterTransition, PredictionError, ScoreError
@@ -23,6 +24,18 @@ from pcnet.nodes.augmented_layout import (
     repeat_per_channel,
 )
 from pcnet.nodes.flow import FlowForecasts, check_state, checked_flow, first_value
+from pcnet.nodes.input import InputNode
+from pcnet.nodes.kalman_inputs import (
+    InputPath,
+    InputSpec,
+    arguments_of,
+    further_arguments,
+    input_path,
+    of_state,
+    present_inputs,
+    with_input_motion,
+    with_new_deviations,
+)
 from pcnet.nodes.precision import PrecisionNode, noise_score_error
 from pcnet.numerics import kalman
 from pcnet.numerics.branching import holds
@@ -74,6 +87,7 @@ class KalmanState(NamedTuple):
     sent: tuple[GaussianPrediction, ...]  # the last prediction of each node below, in the order of the links
     evidence: Evidence
     time: Tensor  # of the last time update, (B,), in double precision
+    inputs: Tensor  # all known inputs at that time, (B, m)
 
 
 class KalmanBound(NamedTuple):
@@ -92,18 +106,20 @@ Context = NodeContext[KalmanState, KalmanBound]
 class KalmanStateNode(Node[KalmanState, KalmanBound], FlowForecasts, ForecastsAlone, StartsAtPeaks):
     """A hidden state (..., dim) that carries mean and covariance from one observation to the next.
 
-    `predict` is the time update along the flow ẋ = f(x, θ) + ω, `update` the measurement update with the errors of the
-    nodes below, one node after the other; `retune` rescales the covariance to noise levels that have changed.
+    `predict` is the time update along the flow ẋ = f(x, u, θ, t) + ω, `update` the measurement update with the errors
+    of the nodes below, one node after the other; `retune` rescales the covariance to noise levels that have changed.
     Parameters without an estimator of their own are part of the belief, and are learned at every observation. For
     linear flows and mappings this is the Kalman filter, otherwise an extended or unscented one.
 
     White process noise is a diffusion: its standard deviation is in units of the state per √time, so that the belief
     does not depend on the number of steps. Smooth noise is carried in generalised coordinates, a noise and its motion.
-    Several precision nodes may weigh the state: its noise is the sum of theirs.
+    Several precision nodes may weigh the state: its noise is the sum of theirs. Inputs u are those of `InputNode`s that
+    drive the state.
 
     Args:
         dim: Dimension.
-        flow: Function of (state, parameters), or a `Function` with its own derivatives.
+        flow: Function of (state, parameters), (state, inputs, parameters) or (state, inputs, parameters, time), or a
+            `Function` with its own derivatives. So are mappings.
         initial_mean: State at the first observation, (..., dim); found from that observation unless given.
         initial_sd: Its standard deviation, one number or (..., dim).
         integrator: "rk4"; "local_linearisation" for stiff flows; or "euler", to match a process simulated that way.
@@ -130,7 +146,7 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], FlowForecasts, ForecastsAl
     role: ClassVar[str] = "state"
     kind: ClassVar[str] = "state"
     parent_of: ClassVar[tuple[type[AnyLink], ...]] = (Predicts,)
-    child_of: ClassVar[tuple[type[AnyLink], ...]] = (Parametrises, Weighs)
+    child_of: ClassVar[tuple[type[AnyLink], ...]] = (Drives, Parametrises, Weighs)
     sends_covariance: ClassVar[bool] = True
     joins_parameters: ClassVar[bool] = True
     multiple_noises: ClassVar[bool] = True
@@ -158,15 +174,18 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], FlowForecasts, ForecastsAl
             raise GraphError(f"{self.title} predicts values only: give {link.child.name!r} one order, orders=1")
 
     def check_as_child(self, link: AnyLink) -> None:
-        if isinstance(link, (Predicts, Drives)):
+        if isinstance(link, Predicts) or (isinstance(link, Drives) and not isinstance(link.parent, InputNode)):
             raise GraphError(
                 f"{self.title} cannot be the child in {link.parent.name!r} {link.key} {self.name!r}; use a "
-                "GeneralisedStateNode, or make the input part of the state"
+                "GeneralisedStateNode, an InputNode that drives it, or make the cause part of the state"
             )
         super().check_as_child(link)
 
+    def depends_on_time(self, links: Neighbours) -> bool:
+        return any(each.takes_time for each in (self.flow, *(link.function for link in links.below_of(Predicts))))
+
     def check(self, links: Neighbours, like: Tensor) -> None:
-        check_state(self, self.dim, self.flow, links, like)
+        check_state(self, self.dim, self.flow, links, like, knows_time=True)
 
     def default_estimator(self, link: AnyLink, above: tuple[AnyLink, ...]) -> ParameterEstimator | None:
         if isinstance(link, Parametrises):
@@ -195,11 +214,16 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], FlowForecasts, ForecastsAl
         parameters = {each: links.above_of(Parametrises, each) for each in of}
         try:
             noises = Noises(own, below, self.orders, self.learn_noise)
-            layout = make_layout(self.dim, noises, parameters, links.joint, spec.zeros())
+            inputs = {link: self._input_spec(link, spec) for link in links.above_of(Drives)}
+            layout = make_layout(self.dim, noises, parameters, inputs, links.joint, spec.zeros())
         except SettingError as error:
             raise GraphError(f"{self.title}: {error}") from None
         mean = spec.zeros(self.dim) if self.initial_mean is None else spec.expand(self.initial_mean, 1)
         return KalmanBound(layout, mean, spec.expand_vector(self.initial_sd, self.dim) ** 2)
+
+    def _input_spec(self, link: Drives, spec: BatchSpec) -> InputSpec:
+        assert isinstance(link.parent, InputNode)
+        return link.parent.input_spec(spec)
 
     def _checked(self, noise: NoiseSpec | None, what: str) -> NoiseSpec:
         if noise is None:
@@ -223,7 +247,8 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], FlowForecasts, ForecastsAl
         reference = Reference(zeros(p), channels, channels, zeros(len(layout.noises)), numbers)
         of_parameters, of_noise = (ScoreAndInformation(zeros(n), zeros(n, n)) for n in (p, o))
         evidence = Evidence(of_parameters, of_noise, zeros(layout.joint.stop), zeros(self.dim))
-        return KalmanState(belief, reference, tuple(sent), evidence, zeros().double())
+        inputs = zeros(sum(block.spec.dim for block in layout.inputs))
+        return KalmanState(belief, reference, tuple(sent), evidence, zeros().double(), inputs)
 
     def initialise(self, ctx: Context) -> KalmanState:
         """Find the first value from the first observation, unless it is given; its uncertainty is `initial_sd`."""
@@ -240,7 +265,8 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], FlowForecasts, ForecastsAl
         mappings = {}
         for link in ctx.below_of(Predicts):
             theta = self._parameters_of(ctx, link.child, ctx.state.belief.mean)
-            mappings[link] = link.function.linearise(value[:, None], theta, 1)
+            at = self._arguments(ctx, link.function, ctx.state.belief.mean, self._known(ctx))
+            mappings[link] = link.function.linearise(at[:, None], theta, 1)
         return self._start(ctx, first_value(value, mappings, errors))
 
     def _started(self, ctx: Context) -> KalmanState:
@@ -272,15 +298,21 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], FlowForecasts, ForecastsAl
         guess, lengthscales = torch.cat(guesses, 1), self._lengthscales(ctx)
         reference = Reference(self._scored_parameters(ctx), variances, guess, lengthscales, numbers)
         nothing = tree_map(torch.zeros_like, state)
+        belief = nothing.belief._replace(mean=mean, covariance_by_source=parts)
         started = nothing._replace(
-            belief=nothing.belief._replace(mean=mean, covariance_by_source=parts), reference=reference, time=ctx.time
+            belief=belief if certain else with_new_deviations(belief, layout.inputs),
+            reference=reference,
+            time=ctx.time,
+            inputs=self._present_inputs(ctx),
         )
         none = [each.lagged_covariance for each in nothing.sent]
         return started._replace(sent=self._predictions(ctx, started, none))
 
     def start_peaks(self, ctx: Context) -> Peaks | None:
         bound, d = ctx.bound, self.dim
-        curved = [link for link in ctx.below_of(Predicts) if not link.function.is_affine]
+        mappings = {link: link.function for link in ctx.below_of(Predicts)}
+        known = {link for link, each in mappings.items() if each.is_affine or each.takes_causes or each.takes_time}
+        curved = [link for link in mappings if link not in known]
         if self.initial_mean is None or not curved:
             return None
         largest = torch.zeros_like(bound.initial_mean[0])
@@ -349,7 +381,8 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], FlowForecasts, ForecastsAl
             joint = torch.bmm(self._jacobians(ctx, belief), carried).mT
             between = [joint[:, here, here] for here in spans(each.shape[-1] for each in between)]
         nothing = tree_map(torch.zeros_like, state.evidence)
-        moved = state._replace(belief=belief, evidence=nothing, time=ctx.time)
+        belief = with_new_deviations(belief, layout.inputs)
+        moved = state._replace(belief=belief, evidence=nothing, time=ctx.time, inputs=self._present_inputs(ctx))
         return moved._replace(sent=self._predictions(ctx, moved, between))
 
     def _steps(self, ctx: Context) -> int:
@@ -369,8 +402,11 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], FlowForecasts, ForecastsAl
         gain = torch.zeros_like(eye)  # of white noise that is held constant over all steps
         coloured = [block for block in layout.noises if not block.model.is_white]
         transitions = {block.place: self._noise_model(ctx, block).transition(dt) for block in coloured}
+        state = ctx.state
+        path = input_path(layout.inputs, state.inputs, self._present_inputs(ctx), state.time, elapsed)
         for _ in range(steps):
-            belief, step = self._step(ctx, belief, dt, transitions)
+            belief, step = self._step(ctx, belief, dt, transitions, path)
+            path = path.after(dt)
             gain = step.jacobian @ gain + step.integrate(eye, eye, eye)
         if self.process_noise == "held":
             by_source = self._white_noise(ctx)
@@ -380,11 +416,16 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], FlowForecasts, ForecastsAl
         return belief
 
     def _step(
-        self, ctx: Context, belief: GaussianWithSensitivities, dt: Tensor, transitions: Mapping[int, NoiseTransition]
+        self,
+        ctx: Context,
+        belief: GaussianWithSensitivities,
+        dt: Tensor,
+        transitions: Mapping[int, NoiseTransition],
+        path: InputPath,
     ) -> tuple[GaussianWithSensitivities, FlowStep]:
         """One integration step of state, parameters and noises."""
         layout, d, variance = ctx.bound.layout, self.dim, ctx.state.reference.variance
-        step, regression = self._flow_step(ctx, belief, dt)
+        step, regression = self._flow_step(ctx, belief, dt, path)
         change = regression.value - belief.mean[:, :d]
         jacobian = torch.constant_pad_nd(regression.jacobian, (0, layout.size - regression.jacobian.shape[-1]))
         jacobian[..., :d].diagonal(dim1=-2, dim2=-1).sub_(1.0)
@@ -424,8 +465,12 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], FlowForecasts, ForecastsAl
                 found = found + layout.by_source(block, variance[:, block.channels])
         return found
 
-    def _flow_step(self, ctx: Context, belief: GaussianWithSensitivities, dt: Tensor) -> tuple[FlowStep, Regression]:
-        """A step of the flow, and the same as a function of state and joint parameters.
+    def _flow_step(
+        self, ctx: Context, belief: GaussianWithSensitivities, dt: Tensor, path: InputPath
+    ) -> tuple[FlowStep, Regression]:
+        """A step of the flow, and the same as a function of state, joint parameters and deviations of inputs.
+
+        Inputs that the flow takes, and the time, move along like states whose velocity is known.
 
         In a gap of so many intervals that even MAX_STEPS are long, by local linearisation, which stays stable.
         """
@@ -435,57 +480,87 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], FlowForecasts, ForecastsAl
             integrator = "local_linearisation"
         theta = self._parameters_of(ctx, None, mean)
 
+        start = self._arguments(ctx, self.flow, mean, path.value)
+        motion = further_arguments(self.flow, path.velocity)
+
         def at(x: Tensor) -> FlowAt:
             found = self.flow.linearise(x[:, None], theta, 1)
             slope = x.new_zeros(len(x), d, 0)
             if theta.shape[-1]:
                 slope = self.flow.parameter_slope(x[:, None], theta, 1)[:, 0]
-            return FlowAt(found.value[:, 0], found.jacobian.expand(len(x), d, d), slope)
+            here = FlowAt(found.value[:, 0], found.jacobian.expand(len(x), d, x.shape[-1]), slope)
+            return with_input_motion(here, motion)
 
-        step = flow_step(at, mean[:, :d], dt, integrator)
+        step = of_state(flow_step(at, start, dt, integrator), d)
         taylor = self._joint_taylor(ctx, None, step.value, step.jacobian, step.parameter_jacobian)
         if self.linearisation == "taylor" or self.flow.is_affine:
             return step, taylor
-        jacobian = at(mean[:, :d]).jacobian if integrator == "local_linearisation" else None
+        jacobian = at(start).jacobian if integrator == "local_linearisation" else None
 
         def after(points: Tensor) -> Tensor:
             parameters = self._parameters_of(ctx, None, points)
-            return advance(lambda x: self.flow(x, parameters), points[..., :d], dt, integrator, jacobian)
+            first = self._arguments(ctx, self.flow, points, path.value)
+            further = motion[:, None].expand(*points.shape[:-1], -1)
+
+            def velocity(x: Tensor) -> Tensor:
+                own = self.flow(x, parameters)
+                return torch.cat([own, further], -1) if further.shape[-1] else own
+
+            return advance(velocity, first, dt, integrator, jacobian)[..., :d]
 
         covariance = belief.covariance[:, layout.joint, layout.joint]
         found = regress_or_keep(after, mean[:, layout.joint], covariance, taylor)
         return step.regressed(found.value, found.jacobian[..., :d]), found
 
     def _mapping(self, ctx: Context, belief: GaussianWithSensitivities, link: Predicts) -> Regression:
-        """The mapping to a node below, as a function of state and joint parameters."""
+        """The mapping to a node below, as a function of state, joint parameters and deviations of inputs."""
         mean, d, joint = belief.mean, self.dim, ctx.bound.layout.joint
-        theta = self._parameters_of(ctx, link.child, mean)
+        theta, known = self._parameters_of(ctx, link.child, mean), self._known(ctx)
 
         def compute() -> Regression:
             if self.linearisation == "unscented" and not link.function.is_affine:
 
                 def at(points: Tensor) -> Tensor:
-                    return link.function(points[..., :d], self._parameters_of(ctx, link.child, points))
+                    parameters = self._parameters_of(ctx, link.child, points)
+                    return link.function(self._arguments(ctx, link.function, points, known), parameters)
 
                 return regress(at, mean[:, joint], belief.covariance[:, joint, joint])
-            found = link.function.linearise(mean[:, None, :d], theta, 1)
-            jacobian = found.jacobian.expand(len(mean), -1, d)
-            slope = jacobian.new_zeros(*jacobian.shape[:2], 0)
+            arguments = self._arguments(ctx, link.function, mean, known)[:, None]
+            found = link.function.linearise(arguments, theta, 1)
+            jacobian = found.jacobian.expand(len(mean), -1, arguments.shape[-1])
+            slope = jacobian[..., d:]
             if theta.shape[-1]:
-                slope = link.function.parameter_slope(mean[:, None, :d], theta, 1)[:, 0]
-            return self._joint_taylor(ctx, link.child, found.value[:, 0], jacobian, slope)
+                slope = torch.cat([link.function.parameter_slope(arguments, theta, 1)[:, 0], slope], -1)
+            return self._joint_taylor(ctx, link.child, found.value[:, 0], jacobian[..., :d], slope)
 
-        return ctx.cached(f"mapping to {link.child.name}", compute, mean, belief.covariance_by_source, theta)
+        keys = (mean, belief.covariance_by_source, theta, ctx.state.inputs, ctx.state.time)
+        return ctx.cached(f"mapping to {link.child.name}", compute, *keys)
+
+    def _known(self, ctx: Context) -> Tensor:
+        """The inputs at the last time update and, last, its time; (B, m + 1)."""
+        state = ctx.state
+        return torch.cat([state.inputs, state.time.to(state.inputs)[:, None]], 1)
+
+    def _present_inputs(self, ctx: Context) -> Tensor:
+        return present_inputs(ctx, ctx.bound.layout.inputs, ctx.state.inputs)
+
+    def _arguments(self, ctx: Context, function: Function, points: Tensor, known: Tensor) -> Tensor:
+        return arguments_of(function, ctx.bound.layout.inputs, self.dim, points, known)
 
     def _joint_taylor(
         self, ctx: Context, of: AnyNode | None, value: Tensor, jacobian: Tensor, parameter_jacobian: Tensor
     ) -> Regression:
-        """Derivatives of a function in the state and its parameters, as those in state and joint parameters."""
+        """Derivatives of a function in the state, its parameters and inputs, as those in what the belief is about."""
         layout = ctx.bound.layout
         whole = torch.constant_pad_nd(jacobian, (0, layout.joint.stop - self.dim))
         for each in layout.parameters[of]:
             if each.is_joint:
                 whole[..., each.elements] = parameter_jacobian[..., each.columns]
+        n = sum(each.columns.stop - each.columns.start for each in layout.parameters[of])
+        if parameter_jacobian.shape[-1] > n:
+            for block in layout.inputs:
+                if block.is_uncertain:
+                    whole[..., block.elements] = parameter_jacobian[..., n:][..., block.columns]
         return Regression(value, whole, None)
 
     def _parameters_of(self, ctx: Context, of: AnyNode | None, points: Tensor) -> Tensor:
@@ -650,7 +725,8 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], FlowForecasts, ForecastsAl
         if not blocks:
             return None
         theta = self._parameters_of(ctx, link.child, belief.mean)
-        found = link.function.parameter_slope(belief.mean[:, None, : self.dim], theta, 1)[:, 0]
+        arguments = self._arguments(ctx, link.function, belief.mean, self._known(ctx))
+        found = link.function.parameter_slope(arguments[:, None], theta, 1)[:, 0]
         slope = found.new_zeros(*found.shape[:2], layout.n_scored)
         for each in blocks:
             slope[..., each.sensitivities] = found[..., each.columns]
@@ -689,12 +765,14 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], FlowForecasts, ForecastsAl
     def forecast(self, ctx: Context, step: Tensor, every: int, count: int, parameters: bool) -> list[ForecastStep]:
         found, state, here = [], ctx.state, slice(self.dim)
         if not parameters:
-            certain, theta = state.belief.covariance_by_source.clone(), slice(self.dim, ctx.bound.layout.joint.stop)
-            certain[:, :, theta], certain[..., theta] = 0.0, 0.0
+            certain = state.belief.covariance_by_source.clone()
+            for block in ctx.bound.layout.all_parameters:
+                certain[:, :, block.elements], certain[..., block.elements] = 0.0, 0.0
             state = state._replace(belief=state.belief._replace(covariance_by_source=certain))
         relative = step / (ctx.dt if ctx.relative_dt is None else ctx.dt / ctx.relative_dt)
+        state = state._replace(time=ctx.time)
         for i in range(count * every):
-            at = ctx.at(state._replace(time=ctx.time - step), Now(ctx.time, step, relative))
+            at = ctx.at(state, Now(state.time + step, step, relative))
             state = self.predict(at)
             if (i + 1) % every:
                 continue

@@ -52,6 +52,7 @@ class SensoryBound(NamedTuple):
     ages: Tensor  # `ages` while nothing is missing and samples come at their interval
     tracks_motion: bool  # whether the lengthscale of the noise is learned from values alone
     outliers: Tensor  # expected share of outliers, (B,)
+    input_variance: Tensor | None = None  # of an input that is not known exactly, (B, dim)
 
 
 class SensoryErrors(NamedTuple):

@@ -87,7 +87,7 @@ def test_populations_are_forecast_better_than_by_persistence(run):
 
 
 def test_two_sensors_are_better_than_either_alone(run):
-    printed, pictures = run("fusion.py", "--samples", "1000", "--seeds", "1")
+    printed, pictures = run("fusion.py", "--samples", "600", "--seeds", "1")
     assert pictures == 1
     assert printed.startswith("both: error")
     assert "slow and accurate alone" in printed
