@@ -75,9 +75,15 @@ class CompiledRun:
     # --- memory --------------------------------------------------------------------------------------------------
     def load(self, tensors: Mapping[str, Tensor], settings: Mapping[str, Tensor], elements: NDArray[np.int64]) -> None:
         """Take over a state, (B, ...) by path, of some batch elements, and settings that differ over the batch."""
+        self.load_copies({name: value[elements] for name, value in tensors.items()}, settings, elements)
+
+    def load_copies(
+        self, tensors: Mapping[str, Tensor], settings: Mapping[str, Tensor], elements: NDArray[np.int64]
+    ) -> None:
+        """Take over states of their own, (len(elements), ...) by path, of batch elements that may occur repeatedly."""
         if not np.array_equal(elements, self.elements):
             self._resize(elements)
-        self._state[...] = self._grouped(pack(self.layout.state, tensors)[elements])
+        self._state[...] = self._grouped(pack(self.layout.state, tensors))
         self._stale[:] = EVERYTHING
         if settings:
             self._settings[...] = self._grouped(pack(self.layout.settings, settings)[elements])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor
@@ -19,6 +19,7 @@ from pcnet.engine.program import Program
 from pcnet.results.recorder import Record
 
 if TYPE_CHECKING:
+    from pcnet.engine.compiled.element_tick import ElementTick
     from pcnet.engine.compiled.trace import Outside
 
 MAX_ATTEMPTS = 4
@@ -55,9 +56,20 @@ class Variants:
     reasons: why ticks of a kind could not be compiled, by kind.
     """
 
-    def __init__(self, layout: Layout, width: int, record: Record, identity: str | None = None) -> None:
-        """identity: the key of the list of variants that other processes have made; None for none."""
+    def __init__(
+        self,
+        layout: Layout,
+        width: int,
+        record: Record,
+        identity: str | None = None,
+        make_tick: Callable[..., ElementTick] | None = None,
+    ) -> None:
+        """identity: the key of the list of variants that other processes have made; None for none.
+
+        make_tick: makes what is compiled, of one batch element; a tick unless given.
+        """
         self.layout, self.width, self.wanted = layout, width, record
+        self._make_tick = make_tick
         self.all: list[Variant] = []
         self.reasons: dict[TickKind, list[str]] = {}
         self._outcomes: dict[TickKind, set[tuple[bool, ...]]] = {}
@@ -115,7 +127,9 @@ class Variants:
             if len(self.all) >= MAX_VARIANTS:
                 failed.append(f"there are more than {MAX_VARIANTS} variants")
                 return False
-            tick = ElementTick(ElementProgram(program, element), self.layout, kind, self.wanted, state, given)
+            tick = (self._make_tick or ElementTick)(
+                ElementProgram(program, element), self.layout, kind, self.wanted, state, given
+            )
             try:
                 outcomes = tick.outcomes()
                 if outcomes in self._outcomes.setdefault(kind, set()):
