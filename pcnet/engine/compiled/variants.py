@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+import torch
 from torch import Tensor
 
 from pcnet.engine.compiled import manifest
@@ -24,6 +25,11 @@ if TYPE_CHECKING:
 
 MAX_ATTEMPTS = 4
 """Ticks of a kind that are recorded in vain before the kind is left to the eager engine."""
+
+
+TOLERANCE = (1e-6, 1e-2)
+"""How far a number of a tick may be from that of the eager engine, relative to the largest of its tensor; the second
+for single precision."""
 
 
 class Variant(NamedTuple):
@@ -71,6 +77,9 @@ class Variants:
         self.layout, self.width, self.wanted = layout, width, record
         self._make_tick = make_tick
         self.all: list[Variant] = []
+        self.version = 0
+        """Changes with the variants."""
+        self._rejected: list[Variant] = []
         self.reasons: dict[TickKind, list[str]] = {}
         self._outcomes: dict[TickKind, set[tuple[bool, ...]]] = {}
         self._lock = threading.RLock()
@@ -104,6 +113,47 @@ class Variants:
             sets = {"depends": sorted(each.depends), "changes": sorted(each.changes)}
             listed.append({"kind": list(each.kind)} | fields | sets)
         self._cache.put(self._identity, manifest.encode(self.layout.record, listed))
+
+    def agrees(
+        self,
+        number: int,
+        program: Program,
+        element: int,
+        before: Mapping[str, Tensor],
+        after: Mapping[str, Tensor],
+        given: Mapping[str, Tensor],
+    ) -> bool:
+        """Whether a variant leads to the same state as the eager engine, up to rounding; if not, it is given up."""
+        from pcnet.engine.compiled.element_tick import ElementTick
+
+        variant = self.all[number]
+        make = self._make_tick or ElementTick
+        tick = make(ElementProgram(program, element), self.layout, variant.kind, self.wanted, before, given)
+        try:
+            outcomes, expected = tick.tried()
+        except DivergesError:
+            return True
+        if outcomes != variant.outcomes:
+            return True  # a branch at the edge: nothing can be said
+        for slot in self.layout.state:
+            found, wanted = after[slot.name].double(), expected[f"state/{slot.name}"].double()
+            size = wanted.abs().nan_to_num(0.0, 0.0).amax() if slot.size else 0.0
+            limit = TOLERANCE[slot.dtype == torch.float32] * size + 1e-290
+            same = (found == wanted) | ((found - wanted).abs() <= limit) | (found.isnan() & wanted.isnan())
+            if not bool(same.all()):
+                break
+        else:
+            return True
+        with self._lock:
+            self._rejected.append(variant)  # its code may still be in use elsewhere
+            self.all = [each for each in self.all if each is not variant]
+            self.version += 1
+            reason = (
+                f"compiled code gave another {slot.name} than the eager engine: a rule depends on more than its inputs"
+            )
+            self.reasons.setdefault(variant.kind, []).extend([reason] * MAX_ATTEMPTS)
+            self._save()
+        return False
 
     def add(
         self, program: Program, element: int, kind: TickKind, state: Mapping[str, Tensor], given: Mapping[str, Tensor]
@@ -147,5 +197,6 @@ class Variants:
             if any(variant.kind == other.kind and variant.code == other.code for other in self.all):
                 return False
             self.all.append(variant)
+            self.version += 1
             self._save()
             return True
