@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 FEW = 200
 """With engine="auto", a run of fewer observations than this is not worth compiling."""
+FEW_STEPS = 100
+"""The same for a forecast, whose eager steps cost more."""
 _WARNED: set[str] = set()
 
 
@@ -64,6 +66,10 @@ class EngineChoice:
             self.lead = Lead(run, compiled_engine(run.program, run.interval, run.record))
         except UntraceableError as error:
             self._refuse(str(error))
+
+    def is_worth_compiling(self, steps: int) -> bool:
+        """Whether the compiled engine acts, and so many steps are enough for it to compile them."""
+        return self.lead is not None and steps >= min(self._few, FEW_STEPS)
 
     def _refuse(self, why: str) -> None:
         self.lead, self._why_eager = None, why

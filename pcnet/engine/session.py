@@ -355,6 +355,10 @@ class Session:
         with ThreadLimit(self.threads):
             return innovation(self, self._reader.one(observation), None if t is None else time_of(t))
 
+    def compiles(self, steps: int) -> bool:
+        """Whether so many steps of a forecast are to be taken by compiled code, if it can."""
+        return self._engine.is_worth_compiling(steps)
+
     @property
     def acting_engine(self) -> Engine:
         """The engine that goes on with the session: "compiled", with eager ticks where it must, or "eager"."""

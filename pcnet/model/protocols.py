@@ -92,8 +92,16 @@ class ForecastsAlone(ABC):
     """A state that forecasts itself and what it predicts, including noise that persists."""
 
     @abstractmethod
-    def forecast(self, ctx: Context, step: Tensor, every: int, count: int, parameters: bool) -> list[ForecastStep]:
-        """The forecast after each `every` steps of length `step` (B,), `count` times; parameters: with their doubt."""
+    def forecast_state(self, ctx: Context, parameters: bool) -> Any:
+        """The state that a forecast starts from; parameters: with their uncertainty."""
+
+    @abstractmethod
+    def forecast_step(self, ctx: Context) -> Any:
+        """The state after one more step, of the length of the time step of the context."""
+
+    @abstractmethod
+    def forecast_shown(self, ctx: Context, parameters: bool) -> ForecastStep:
+        """What a forecast shows of the state of the context, and of the nodes below."""
 
 
 class Assumes(ABC):

@@ -762,35 +762,30 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], FlowForecasts, ForecastsAl
         found = [zero if transition is None else transition.number for transition in known]
         return torch.stack(found, 1) if found else like
 
-    def forecast(self, ctx: Context, step: Tensor, every: int, count: int, parameters: bool) -> list[ForecastStep]:
-        found, state, here = [], ctx.state, slice(self.dim)
-        if not parameters:
-            certain = state.belief.covariance_by_source.clone()
-            for block in ctx.bound.layout.all_parameters:
-                certain[:, :, block.elements], certain[..., block.elements] = 0.0, 0.0
-            state = state._replace(belief=state.belief._replace(covariance_by_source=certain))
-        relative = step / (ctx.dt if ctx.relative_dt is None else ctx.dt / ctx.relative_dt)
-        state = state._replace(time=ctx.time)
-        for i in range(count * every):
-            at = ctx.at(state, Now(state.time + step, step, relative))
-            state = self.predict(at)
-            if (i + 1) % every:
-                continue
-            at, belief = ctx.at(state, at.now), state.belief
-            covariance = self.covariance(at) if parameters else belief.covariance[:, here, here]
-            below = {}
-            for link, sent in zip(ctx.below_of(Predicts), state.sent, strict=True):
-                total = sent.distribution.covariance
-                if parameters:
-                    jacobian, direct = (
-                        self._jacobian(at, link, self._mapping(at, belief, link)),
-                        self._direct(at, belief, link),
-                    )
-                    through = kalman.total_derivative(jacobian, belief.dmean_dtheta, direct)
-                    total = total + through @ self._scored_covariance(at) @ through.mT
-                below[link.child.name] = sent.distribution.mean, total
-            found.append(ForecastStep(belief.mean[:, here], covariance, below))
-        return found
+    def forecast_state(self, ctx: Context, parameters: bool) -> KalmanState:
+        state = ctx.state._replace(time=ctx.time)
+        if parameters:
+            return state
+        certain = state.belief.covariance_by_source.clone()
+        for block in ctx.bound.layout.all_parameters:
+            certain[:, :, block.elements], certain[..., block.elements] = 0.0, 0.0
+        return state._replace(belief=state.belief._replace(covariance_by_source=certain))
+
+    def forecast_step(self, ctx: Context) -> KalmanState:
+        return self.predict(ctx.at(ctx.state, Now(ctx.state.time + ctx.dt, ctx.dt, ctx.relative_dt)))
+
+    def forecast_shown(self, ctx: Context, parameters: bool) -> ForecastStep:
+        belief, here, below = ctx.state.belief, slice(self.dim), {}
+        covariance = self.covariance(ctx) if parameters else belief.covariance[:, here, here]
+        for link, sent in zip(ctx.below_of(Predicts), ctx.state.sent, strict=True):
+            total = sent.distribution.covariance
+            if parameters and ctx.bound.layout.n_scored:
+                jacobian = self._jacobian(ctx, link, self._mapping(ctx, belief, link))
+                direct = self._direct(ctx, belief, link)
+                through = kalman.total_derivative(jacobian, belief.dmean_dtheta, direct)
+                total = total + through @ self._scored_covariance(ctx) @ through.mT
+            below[link.child.name] = sent.distribution.mean, total
+        return ForecastStep(belief.mean[:, here], covariance, below)
 
     @property
     def holds_noise(self) -> bool:

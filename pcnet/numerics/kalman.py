@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pcnet.numerics.symmetric import mirrored
+from pcnet.numerics.symmetric import mirrored, plus_product
 
 
 class GaussianWithSensitivities(NamedTuple):
@@ -78,7 +78,7 @@ def predict(
     parts = parts.clone()
     parts[..., :d, d:] = moved[..., d:]
     parts[..., d:, :d] = moved[..., d:].mT
-    parts[..., :d, :d] = mirrored(moved @ transition.mT[:, None] + noise)
+    parts[..., :d, :d] = mirrored(plus_product(noise, moved, transition.mT))
     return GaussianWithSensitivities(
         _add_to_first_rows(mean, change, d),
         parts,
@@ -174,13 +174,13 @@ def update(
     seen = jacobian[:, None] @ parts  # CP_k
     total = seen[:, 0] if parts.shape[1] == 1 else seen.sum(1)
     gain = torch.bmm(total.mT, precision)
-    left = parts - gain[:, None] @ seen  # (I − KC)P_k
+    left = plus_product(parts, -gain, seen)  # (I − KC)P_k
     across = left @ jacobian.mT[:, None]
     if noise is not None:
         across = across - gain[:, None] * noise[:, :, None]
         if residual is not None:
             across[:, 0] -= gain @ residual
-    new = left - across @ gain.mT[:, None]
+    new = plus_product(left, across, -gain.mT)
     if noise is None:
         new[:, 0] += total.mT @ (precision - precision @ (total @ jacobian.mT) @ precision) @ total
     new = mirrored(new)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 
@@ -12,3 +13,11 @@ def mirrored(matrix: Tensor) -> Tensor:
     """
     lower = matrix.tril()
     return lower + lower.tril(-1).mT
+
+
+def plus_product(start: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    """C + A B for each source: C (B, k, n, m), A (B, n, d) or (B, k, n, d), and B (B, d, m) or (B, k, d, m)."""
+    batch, k = start.shape[:2]
+    pair = (each if each.dim() == 4 else each[:, None] for each in (left, right))
+    a, b = (each.expand(batch, k, -1, -1).flatten(0, 1) for each in pair)
+    return torch.baddbmm(start.flatten(0, 1), a, b).view(start.shape)

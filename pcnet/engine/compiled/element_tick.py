@@ -65,9 +65,13 @@ class ElementTick:
 
     def outcomes(self) -> tuple[bool, ...]:
         """How the branches on values go; `DivergesError` if the tick diverges."""
+        return self.tried()[0]
+
+    def tried(self) -> tuple[tuple[bool, ...], dict[str, Tensor]]:
+        """How the branches on values go, and what it leads to: the new state and the record, by name."""
         with torch.inference_mode(False), torch.no_grad(), branch_outcomes() as outcomes:
-            self._run()
-        return tuple(outcomes)
+            found = self._run()
+        return tuple(outcomes), found
 
     def record(self) -> Recording:
         """Record it; `UntraceableError` if it cannot be compiled."""

@@ -311,8 +311,8 @@ class Values:
             total = self.add(total, term)
         return total
 
-    def dot(self, a: Iterable[int], b: Iterable[int], kind: str) -> int:
-        total = self.constant(0.0, kind)
+    def dot(self, a: Iterable[int], b: Iterable[int], total: int) -> int:
+        """A scalar product, added to a total."""
         for x, y in zip(a, b, strict=True):
             total = self.multiply_add(x, y, total)
         return total
