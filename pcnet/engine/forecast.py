@@ -3,8 +3,8 @@
 The graph is read as ẋ = f(x, v, θ) + ω, y = g(x, v, θ) + ω_y with smooth noises ω, whose variance and autocorrelation
 come from the precision nodes. States start at their beliefs, parameters stay at theirs, causes are their predictions
 plus noise, and inputs hold. Parameters that a state above predicts move with it, at their present distance. A single
-Kalman state forecasts itself, including noise that persists; draws, and forecasts of several states, start with new
-noise.
+Kalman state forecasts itself, including noise that persists: by its Gaussian belief where an ensemble of points
+confirms it, otherwise by the ensemble. Forecasts and draws of several states start with new noise.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pcnet.engine.ensemble import Ensemble, Moments
 from pcnet.engine.future import (
     NOISE,
     STEP,
@@ -27,10 +28,13 @@ from pcnet.engine.future import (
     FutureOfSystem,
     Moving,
     Path,
+    PointsOfOne,
     cells,
+    draws_alone,
     forecasts_alone,
 )
 from pcnet.errors import DivergenceError, ResultError, SettingError
+from pcnet.model.protocols import DrawsFutures
 from pcnet.results.downsample import Array
 from pcnet.results.result import Interval
 
@@ -116,11 +120,35 @@ def forecast(session: Session, horizon: float, every: float | None = None, *, pa
         future = make(program, session.state)
         moving = future.start(every / steps, count * steps)
         shown = _advance(session, make, future, moving, every / steps, steps, count)
-    times = session.time + every * np.arange(1, count + 1)
     means, sds = ({n.removeprefix(k): v for n, v in shown.items() if n.startswith(k)} for k in ("mean/", "sd/"))
-    _check_finite(means | {f"{name} (sd)": sd for name, sd in sds.items()}, times)
+    if count * steps > 1 and _leaves_gaussians(session):
+        with torch.inference_mode(), torch.no_grad():
+            found = _ensemble(session, every, count, steps, 0).moments(parameters)
+            means, sds = found.unless_confirmed(Moments(means, sds))
+    times = session.time + every * np.arange(1, count + 1)
+    _check_finite(session, {**means, **{f"{name} (sd)": sd for name, sd in sds.items()}}, times)
     shape = tuple(program.spec.batch_shape)
     return Forecast(times, _arrays(means, shape), _arrays(sds, shape))
+
+
+def _leaves_gaussians(session: Session) -> bool:
+    """Whether there is a single state that can draw its future, and whose belief does not stay Gaussian."""
+    name = draws_alone(session.program, session.context)
+    if name is None:
+        return False
+    node = session.program.nodes[name]
+    assert isinstance(node, DrawsFutures)
+    return not node.stays_gaussian(session.context(name))
+
+
+def _ensemble(session: Session, every: float, count: int, steps: int, seed: int) -> Ensemble:
+    program, state = session.program, session.state
+
+    def advance(moving: Moving, noise: Tensor) -> dict[str, Tensor]:
+        return _advance(session, PointsOfOne, future, moving, every / steps, steps, count, noise)
+
+    future = PointsOfOne(program, state)
+    return Ensemble(program, state, seed, advance, count * steps)
 
 
 def _advance(
@@ -169,14 +197,23 @@ def draw(session: Session, horizon: float, draws: int, every: float | None, seed
     every, count = _grid(session, horizon, every)
     if type(draws) is not int or draws < 1:
         raise SettingError(f"draws must be a whole number, 1 or more, not {draws!r}")
+    if draws_alone(session.program, session.context) is not None:
+        steps = _steps(session, every, count, 1)
+        with torch.inference_mode(), torch.no_grad():
+            values = _ensemble(session, every, count, steps, seed).draws(draws)
+        return _draws_of(session, values, every, count, draws)
     steps = _steps(session, every, count, SUBSTEPS)
     if count * steps > MAX_STEPS:
         raise SettingError(f"{count * steps} steps are too many to draw noise for; use a shorter horizon")
     generator = torch.Generator().manual_seed(seed)
     with torch.inference_mode(False), torch.no_grad():
         values = _simulate(session, draws, every, count, steps, generator)
+    return _draws_of(session, values, every, count, draws)
+
+
+def _draws_of(session: Session, values: Mapping[str, Tensor], every: float, count: int, draws: int) -> Draws:
     times = session.time + every * np.arange(1, count + 1)
-    _check_finite(values, times)
+    _check_finite(session, values, times)
     return Draws(times, _arrays(values, (draws, *session.program.spec.batch_shape)))
 
 
@@ -231,9 +268,11 @@ def _arrays(values: Mapping[str, Tensor], shape: tuple[int, ...]) -> dict[str, A
     return {name: v.movedim(0, 1).reshape(*shape, *v.shape[:1], *v.shape[2:]).numpy() for name, v in values.items()}
 
 
-def _check_finite(values: Mapping[str, Tensor], times: Array) -> None:
+def _check_finite(session: Session, values: Mapping[str, Tensor], times: Array) -> None:
+    needed = session.in_use
     for name, value in values.items():
-        good = torch.isfinite(value).flatten(1).all(1)
+        finite = torch.isfinite(value).all(-1)
+        good = (finite if needed is None else finite.reshape(len(finite), -1, len(needed)) | ~needed).flatten(1).all(1)
         if not bool(good.all()):
             when = float(times[int((~good).nonzero()[0])])
             raise DivergenceError(f"the forecast of {name} is not finite from t = {when:g} on; use a shorter horizon")

@@ -20,7 +20,7 @@ from pcnet.errors import GraphError
 from pcnet.functions.traced import jacobian_of
 from pcnet.model.context import NodeContext, Now
 from pcnet.model.links import Predicts
-from pcnet.model.protocols import ForecastContext, Forecasts, ForecastsAlone
+from pcnet.model.protocols import DrawsFutures, ForecastContext, Forecasts, ForecastsAlone
 from pcnet.numerics.kernels import Kernel, White
 from pcnet.numerics.trees import flatten, unflatten
 
@@ -63,6 +63,13 @@ def forecasts_alone(program: Program) -> str | None:
     return states[0].name if isinstance(states[0], ForecastsAlone) else None
 
 
+def draws_alone(program: Program, context: Callable[[str], NodeContext[Any, Any]]) -> str | None:
+    """The name of the only state, if it can draw its future; context: of a node by name."""
+    name = forecasts_alone(program)
+    node = None if name is None else program.nodes[name]
+    return name if name is not None and isinstance(node, DrawsFutures) and node.draws(context(name)) else None
+
+
 class FutureOfOne(Future):
     """The future of a single state that forecasts itself, including noise that persists."""
 
@@ -94,6 +101,46 @@ class FutureOfOne(Future):
             shown[f"mean/{name}"] = mean
             shown[f"sd/{name}"] = covariance.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt()
         return shown
+
+
+class PointsOfOne(Future):
+    """Points of the belief of a single state, which move with given noise."""
+
+    def __init__(self, program: Program, state: GraphState) -> None:
+        super().__init__(program, state)
+        name = draws_alone(program, self.space.contexts.__getitem__)
+        assert name is not None
+        node = program.nodes[name]
+        assert isinstance(node, DrawsFutures)
+        self.name, self.node = name, node
+        self.context = self.space.contexts[name]
+
+    def start(self, normal: Tensor, parameters: bool) -> Moving:
+        """The beginning of copies of all batch elements, one after the other, from normal numbers (copies · B, n)."""
+        points = self.node.points(self.context, self._apart(normal), parameters)
+        time = self.context.time.repeat(len(normal) // self.program.spec.batch)
+        return {"/points": self._together(points), "/time": time}
+
+    def _apart(self, value: Tensor) -> Tensor:
+        """(copies · B, n) as (B, copies, n)."""
+        return value.reshape(-1, self.program.spec.batch, value.shape[-1]).transpose(0, 1)
+
+    def _together(self, value: Tensor) -> Tensor:
+        return value.transpose(0, 1).reshape(-1, value.shape[-1])
+
+    def _at(self, time: Tensor, given: Mapping[str, Tensor]) -> NodeContext[Any, Any]:
+        batch = self.program.spec.batch
+        step = given[STEP][:batch]
+        return self.context.at(self.context.state, Now(time[:batch], step, step / self.program.interval))
+
+    def step(self, moving: Moving, given: Mapping[str, Tensor]) -> Moving:
+        time = moving["/time"] + given[STEP]
+        points, noise = self._apart(moving["/points"]), self._apart(given[NOISE])
+        return {"/points": self._together(self.node.move_points(self._at(time, given), points, noise)), "/time": time}
+
+    def show(self, moving: Moving, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        found = self.node.values_of(self._at(moving["/time"], given), self._apart(moving["/points"]))
+        return {f"mean/{name}": self._together(value) for name, value in found.items()}
 
 
 class NoiseSource(NamedTuple):

@@ -320,6 +320,10 @@ class MixtureSession(Session):
         """Weights of all rows now, (rows, ...)."""
         return torch.as_tensor(self._weights(self._evidence_now())).reshape(-1, *self._shape)
 
+    @property
+    def in_use(self) -> Tensor:
+        return self.weights.reshape(-1) > 0
+
     def _weights(self, evidence: Array) -> Array:
         """Weights of rows (..., K, B) in the mixture; none for rows that are about to be dropped."""
         now = self._bank.now(evidence)
@@ -524,6 +528,7 @@ class MixtureSession(Session):
         for name in rows.nodes:
             mean, sd = rows.mean(name), rows.sd(name)
             w = weight.reshape(*weight.shape, 1, 1)
+            mean, sd = (np.where(w > 0, value, 0.0) for value in (mean, sd))  # rows without weight may be anything
             means[name] = (w * mean).sum(0)
             sds[name] = np.sqrt((w * (sd**2 + (mean - means[name]) ** 2)).sum(0))
         return type(rows)(rows.times, means, sds)

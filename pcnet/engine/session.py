@@ -243,6 +243,11 @@ class Session:
         """The state of the run: all that changes, as a tree of tensors. It is safe to keep."""
         return self._bound.now.state
 
+    @property
+    def in_use(self) -> Tensor | None:
+        """Batch elements of the run that a forecast needs, (B,); None for all."""
+        return None
+
     def context(self, node: str) -> NodeContext[Any, Any]:
         """What a node sees now: its state, and the messages on its links."""
         name = self.graph[node].name

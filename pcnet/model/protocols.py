@@ -104,6 +104,44 @@ class ForecastsAlone(ABC):
         """What a forecast shows of the state of the context, and of the nodes below."""
 
 
+class DrawsFutures(ABC):
+    """A state whose future can be drawn step by step, from points of its belief on.
+
+    Points (B, k, n) are values of everything that the state carries, k of each batch element.
+    """
+
+    @abstractmethod
+    def draws(self, ctx: Context) -> bool:
+        """Whether it can draw, in its graph."""
+
+    @abstractmethod
+    def stays_gaussian(self, ctx: Context) -> bool:
+        """Whether its belief stays Gaussian in time, so that its moments need no draws."""
+
+    @abstractmethod
+    def point_size(self, ctx: Context) -> tuple[int, int]:
+        """n, and the number m of standard normal numbers that a step of a point needs."""
+
+    @abstractmethod
+    def points(self, ctx: Context, normal: Tensor, parameters: bool) -> Tensor:
+        """Points of the belief, from standard normal numbers (B, k, n).
+
+        parameters: whether parameters are drawn too; otherwise they are at their means.
+        """
+
+    @abstractmethod
+    def move_points(self, ctx: Context, points: Tensor, normal: Tensor) -> Tensor:
+        """The points at the time of the context, one interval later, with noise from normal numbers (B, k, m)."""
+
+    @abstractmethod
+    def values_of(self, ctx: Context, points: Tensor) -> dict[str, Tensor]:
+        """The state itself and the nodes below at these points, (B, k, dim) by name, without white noise."""
+
+    @abstractmethod
+    def white_noise_below(self, ctx: Context) -> dict[str, Tensor]:
+        """Variances (B, dim) of the white noise of the nodes below, by name."""
+
+
 class Assumes(ABC):
     """A node that can be run under several assumptions side by side, as rows of a bank of hypotheses.
 

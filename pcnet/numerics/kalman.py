@@ -121,6 +121,26 @@ def transform(
     return GaussianWithSensitivities(mean, parts, dtheta, dlogvar)
 
 
+def couple(
+    belief: GaussianWithSensitivities, place: slice, source: slice, noise: Tensor, gain: Tensor
+) -> GaussianWithSensitivities:
+    """The belief after noise ε that the elements at `source` have received acts on those at `place` too, by gain · ε.
+
+    Args:
+        belief: The belief, with the noise at `source` already.
+        place: m elements.
+        source: k elements, m ≤ k.
+        noise: Covariance by source of the first m elements of ε with all of them, (B, 1 + s, m, k).
+        gain: (B,).
+    """
+    parts = belief.covariance_by_source.clone()
+    cross = gain[:, None, None, None] * noise
+    parts[..., place, source] += cross
+    parts[..., source, place] += cross.mT
+    parts[..., place, place] += gain[:, None, None, None] * cross[..., : cross.shape[-2]]
+    return belief._replace(covariance_by_source=parts)
+
+
 def add_variance(belief: GaussianWithSensitivities, place: slice, variance: Tensor) -> GaussianWithSensitivities:
     """The belief with a variance (B, m) of no learned noise added to the m elements at `place`."""
     parts = belief.covariance_by_source.clone()

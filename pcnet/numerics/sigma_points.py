@@ -22,6 +22,14 @@ class Regression(NamedTuple):
     residual: Tensor | None  # (B, d, d); None for a Taylor expansion
 
 
+def covariance_root(covariance: Tensor) -> Tensor:
+    """The lower triangular L with LLᵀ = P (B, q, q), of which single elements may have no variance."""
+    variances = covariance.diagonal(dim1=-2, dim2=-1)
+    padded = covariance + (JITTER * variances + torch.finfo(covariance.dtype).tiny ** 0.5).diag_embed()
+    root: Tensor = torch.linalg.cholesky_ex(padded)[0]
+    return root
+
+
 def regress(function: Callable[[Tensor], Tensor], mean: Tensor, covariance: Tensor) -> Regression:
     """The linear regression of a function on the 2q unscented points of N(m, P), and the mean itself if q < 3.
 
@@ -41,9 +49,7 @@ def _regress(function: Callable[[Tensor], Tensor], mean: Tensor, covariance: Ten
     q = mean.shape[-1]
     extra = max(3.0 - q, 0.0)
     spread = math.sqrt(q + extra)
-    variances = covariance.diagonal(dim1=-2, dim2=-1)
-    padded = covariance + (JITTER * variances + torch.finfo(mean.dtype).tiny ** 0.5).diag_embed()
-    root = torch.linalg.cholesky_ex(padded)[0]
+    root = covariance_root(covariance)
     away = spread * root.mT
     values = function(torch.cat([mean[:, None], mean[:, None] + away, mean[:, None] - away], 1))
     centre, up, down = values[:, :1], values[:, 1 : q + 1], values[:, q + 1 :]

@@ -315,6 +315,71 @@ def test_draws_of_a_kalman_state_have_the_moments_of_its_forecast(process_noise)
     np.testing.assert_allclose(draws.std(), expected, rtol=0.06)
 
 
+def test_a_forecast_of_a_bent_belief_is_that_of_an_ensemble():
+    """A double well from its saddle: moments by the Fokker–Planck equation on a grid, with an implicit scheme."""
+    noise, t = 0.3, 3.0
+    graph, schedule = single_filter(
+        lambda x, theta: x - x**3, 1, 0.1, process_noise_sd=noise, initial_mean=[0.0], initial_sd=0.2
+    )
+    session = graph.start(schedule).step(None)
+    grid, h = np.linspace(-2.5, 2.5, 501, retstep=True)
+    drift, count = grid - grid**3, len(grid)
+    generator = np.zeros((count, count))  # of a jump process between neighbours with this drift and diffusion
+    for i in range(count):
+        for j, sign in ((i - 1, -1), (i + 1, 1)):
+            if 0 <= j < count:
+                rate = 0.5 * noise**2 / h**2 + sign * drift[i] / (2 * h)
+                generator[i, i], generator[j, i] = generator[i, i] - rate, generator[j, i] + rate
+    density = np.exp(-0.5 * (grid / 0.2) ** 2)
+    density = scipy.linalg.expm(generator * t) @ (density / density.sum())
+    expected = math.sqrt(density @ grid**2)
+    found = session.forecast(t)
+    np.testing.assert_allclose(found.mean("x")[-1, 0], 0.0, atol=0.05)
+    np.testing.assert_allclose(found.sd("x")[-1, 0], expected, rtol=0.05)
+    np.testing.assert_allclose(found.sd("y")[-1, 0], math.hypot(expected, 1.0), rtol=0.05)
+    draws = session.sample(t, 2000, seed=0).values["x"][:, -1, 0]
+    np.testing.assert_allclose(draws.std(), expected, rtol=0.05)
+    np.testing.assert_allclose(np.abs(draws).mean(), density @ np.abs(grid), rtol=0.05)
+
+
+def test_coloured_process_noise_acts_within_a_step():
+    """ẋ = −0.1x + ω with Matérn-1/2 noise ω: the covariance of (x, ω) by the matrix exponential of Van Loan."""
+    graph, schedule = single_filter(
+        pc.systems.linear([[-0.1]]),
+        1,
+        0.1,
+        initial_mean=[0.0],
+        initial_sd=0.1,
+        correlation_time=Matern(0.5, 0.5),
+        correlation_time_y=pc.kernels.White(),
+    )
+    session = graph.start(schedule).step(None)
+    drift, diffusion = np.array([[-0.1, 1.0], [0.0, -2.0]]), np.diag([0.0, 4.0])
+    block = scipy.linalg.expm(np.block([[-drift, diffusion], [np.zeros((2, 2)), drift.T]]))
+    move = block[2:, 2:].T
+    expected = math.sqrt((move @ np.diag([0.01, 1.0]) @ move.T + move @ block[:2, 2:])[0, 0])
+    np.testing.assert_allclose(session.forecast(1.0).sd("x")[-1, 0], expected, rtol=0.005)
+    np.testing.assert_allclose(session.sample(1.0, 4000, seed=0).values["x"][:, -1, 0].std(), expected, rtol=0.04)
+
+
+def test_draws_keep_the_present_value_of_coloured_noise():
+    """Observation noise decays from its present value, as in the Gaussian forecast."""
+    graph, schedule = single_filter(
+        pc.systems.linear([[-0.1]]),
+        1,
+        0.1,
+        initial_mean=[0.0],
+        initial_sd=0.1,
+        observation_noise_sd=0.3,
+        correlation_time_y=Matern(0.5, 0.5),
+    )
+    session = graph.start(schedule).run(np.linspace(0.0, 2.0, 20)[:, None])
+    found, draws = session.forecast(1.0), session.sample(1.0, 4000, seed=2).values
+    for node in ("x", "y"):
+        np.testing.assert_allclose(draws[node].mean(0), found.mean(node), atol=0.06 * found.sd(node).max())
+        np.testing.assert_allclose(draws[node].std(0), found.sd(node), rtol=0.06)
+
+
 def filtered(**options):
     """A damped spring whose stiffness is learned."""
 
