@@ -10,6 +10,7 @@ from pcnet.errors import SettingError
 from pcnet.model.model import Engine
 
 if TYPE_CHECKING:
+    from pcnet.engine.compiled.engine import Known
     from pcnet.engine.compiled.lead import Lead
     from pcnet.engine.run import Run
 
@@ -43,8 +44,11 @@ class EngineChoice:
             self._wanted = "auto" if acting == "compiled" else "eager"
             self._why_eager = "" if self._wanted != "eager" else "as before"
 
-    def choose(self, run: Run, total: int | None) -> None:
-        """Decide which engine acts, before the first observation. total: number of observations, if known."""
+    def choose(self, run: Run, total: int | None, known: Known | None = None) -> None:
+        """Decide which engine acts, before the first observation.
+
+        total: number of observations, if known. known: what is known of the run for the compiled engine.
+        """
         if self._wanted == "eager":
             return
         if self._wanted == "auto" and total is not None and total < self._few:
@@ -63,7 +67,7 @@ class EngineChoice:
         from pcnet.engine.compiled.lead import Lead
 
         try:
-            self.lead = Lead(run, compiled_engine(run.program, run.interval, run.record))
+            self.lead = Lead(run, compiled_engine(run.program, run.interval, run.record, known))
         except UntraceableError as error:
             self._refuse(str(error))
 

@@ -131,7 +131,8 @@ class MixtureSession(Session):
         spec = BatchSpec(shape.numel(), self.dtype, self.device, shape)
         policy = "stop" if self.on_divergence == "raise" else self.on_divergence
         self._run = run = Run(self.model, spec, self._engine, self._raw_record, policy, {})
-        self._engine.choose(run, self._total)
+        known = None if before.lead is None else before.lead.engine.known.with_rows(self._shape.numel(), rows)
+        self._engine.choose(run, self._total, known)
         if self._engine.lead is not None and before.lead is not None:
             self._engine.lead.engine.compiled_ticks += before.lead.engine.compiled_ticks
         return run
@@ -140,9 +141,13 @@ class MixtureSession(Session):
     def _raw_record(self) -> Record:
         """What is recorded of each row."""
         wanted = dict.fromkeys((*(q for q in self.record.quantities if q != ENERGY), "mean", EVIDENCE))
+        nodes = self.record.nodes
+        if nodes is not None and self.hypotheses.guess:  # first guesses need the means of states
+            states = (name for name, node in self._nodes.items() if node.role == "state")
+            nodes = tuple(dict.fromkeys((*nodes, *states)))
         return Record(
             (*wanted, *((ENERGY,) if ENERGY in self.record.quantities else ())),
-            self.record.nodes,
+            nodes,
             1,
             self.record.messages,
         )
@@ -164,6 +169,10 @@ class MixtureSession(Session):
 
     # --- observations --------------------------------------------------------------------------------------------
     def step(self, observation: Any, t: float | None = None) -> Session:
+        if self._run is None or self._opening is not None:  # the first observations are kept
+            with torch.inference_mode(), ThreadLimit(self.threads):
+                self._take(self._reader.timed(observation), t)
+            return self
         super().step(observation, t)
         if self.tick >= self._next_review:
             with torch.inference_mode(), ThreadLimit(self.threads):
@@ -172,30 +181,34 @@ class MixtureSession(Session):
 
     def _take(self, given: Observation | Sample, t: float | None, total: int | None = None) -> None:
         super()._take(given, t, total)
-        if self._opening is not None:
+        if self._opening is not None and len(self._opening.observations) < self.tick:
             observation, moment = given if isinstance(given, Sample) else (given, t)
             self._opening.observations.append((observation, moment))
-            for name, node in self._nodes.items():
-                if node.role == "state":
-                    self._opening.means.setdefault(name, []).append(self.read(name, "mean"))
-            if len(self._opening.observations) == LENGTH:
-                self._replay()
         self._look()
 
     def _run_part(
         self, series: Mapping[str, Tensor], moments: Sequence[float] | None, start: int, stop: int, bar: Any
     ) -> None:
         while start < stop:
-            opening = self._run is None or self._opening is not None
-            ahead = 1 if opening else self._next_review - self.tick
-            end = min(stop, start + ahead)
-            if opening:
+            if self._run is None or self.watchers:
                 observation = {name: value[start] for name, value in series.items()}
                 self._take(observation, None if moments is None else moments[start], len(next(iter(series.values()))))
                 self._progressed(1, bar)
-            else:
+                start += 1
+                continue
+            end = min(stop, start + self._next_review - self.tick)
+            opening = self._opening
+            if opening is not None:
+                ahead = ({name: value[i] for name, value in series.items()} for i in range(start, end))
+                times = [None] * (end - start) if moments is None else moments[start:end]
+                opening.observations.extend(zip(ahead, times, strict=True))
+            try:
                 super()._run_part(series, moments, start, end, bar)
-                self._look()
+            except BaseException:
+                if opening is not None:
+                    del opening.observations[self.tick :]
+                raise
+            self._look()
             start = end
 
     def _look(self) -> None:
@@ -204,6 +217,9 @@ class MixtureSession(Session):
         if self.tick < self._next_review:
             return
         self._gather()
+        if self._opening is not None and self.tick == LENGTH:
+            self._replay()
+            return
         rows, (evidence, energy, _) = self._bank.rows, self._newest
         if self.on_divergence == "raise" and not np.isfinite(self._bank.now(evidence)).any(0).all():
             events = run.snapshot.log.events
@@ -293,7 +309,7 @@ class MixtureSession(Session):
         opening = self._opening
         assert opening is not None
         self._collect()
-        self._opening = None
+        self._opening = None  # what it holds was observed before any of it is taken in once more
         interval = self._bound.program.interval[: self._shape.numel()]
         guess = opening.guesses(self.hypotheses.guess, self.graph, self._shape, interval)
         kept = self._sum, self._total_evidence(self._evidence_now())
@@ -301,8 +317,14 @@ class MixtureSession(Session):
         with torch.inference_mode():
             self._begin(guess)
         table, self._table = self._table, self.recorder_for(self.record)
-        for observation, moment in opening.observations:
-            super()._take(observation, moment, self._total)
+        series, moments, done = *opening.series(), 0
+        while done < len(opening.observations):
+            lead = None if self.watchers else self._engine.lead
+            ahead = self._next_review - self.tick
+            ahead = 0 if lead is None or series is None else lead.take_block(series, moments, done, ahead)
+            if not ahead:
+                super()._take(*opening.observations[done], self._total)
+            done += max(1, ahead)
             self._look()
         self._collect()
         self._table, self._sum = table, kept[0] + kept[1]
@@ -359,6 +381,8 @@ class MixtureSession(Session):
         total = np.concatenate([self._collected[None], self._total_evidence(evidence)])
         self._collected = total[-1]
         self._newest = _Newest(evidence[-1], total[-2] - total[-1], {name: value[-1] for name, value in found.items()})
+        if self._opening is not None:
+            self._opening.add_means(self._mixed_means(found, evidence))
         kept = [i for i in range(len(times)) if (first + i + 1) % self.record.every == 0]
         if not kept or not self._table.columns:
             return
@@ -372,6 +396,14 @@ class MixtureSession(Session):
         self._gathered.append(_Part(times, found))
         if sum(len(part.times) for part in self._gathered) * self._bank.rows * self._shape.numel() > MOST_GATHERED:
             self._reduce()
+
+    def _mixed_means(self, found: Mapping[str, Tensor], evidence: Array) -> dict[str, Tensor]:
+        """Means (T, B, dim) of states of the mixture, from what rows have recorded, and their evidence (T, K, B)."""
+        weight = torch.as_tensor(self._weights(evidence)).to(self.program.zeros)
+        means = {name: found[f"{name}.mean"] for name, node in self._nodes.items() if node.role == "state"}
+        rows = {name: value.reshape(*weight.shape, -1) for name, value in means.items()}
+        shape = (len(weight), *self._shape, -1)
+        return {name: mix("mean", lambda _, value=value: value, weight).reshape(shape) for name, value in rows.items()}  # type: ignore[misc]
 
     def _reduce(self) -> None:
         """Reduce what was gathered of the rows to that of the mixture."""

@@ -155,7 +155,7 @@ class Session:
                 self._take(observation, None if moments is None else moments[done], total)
                 ahead, size = 1, max(1, size // 4)
             else:
-                size = 4 * max(size, ahead)
+                size = 16 * max(size, ahead)
             done += ahead
             self._progressed(ahead, bar)
 

@@ -46,7 +46,7 @@ from pcnet.numerics.kernels import SquaredExponential, lengthscale_of
 from pcnet.numerics.laplace import standard_deviations
 from pcnet.numerics.mixtures import Peaks, bending, split_axes
 from pcnet.numerics.sigma_points import Regression, covariance_root, regress, regress_or_keep
-from pcnet.numerics.symmetric import mirrored
+from pcnet.numerics.symmetric import known_symmetric
 from pcnet.numerics.transitions import FlowAt, FlowStep, IntegratorName, advance, flow_step
 from pcnet.numerics.trees import select, spans, tree_map
 from pcnet.settings import PositiveVector, Vector, at_least_1d, check_size, number, settings
@@ -649,7 +649,7 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], FlowForecasts, ForecastsAl
             ratio = (variance / reference.variance).log()  # the same for all channels of a level
             ratio = torch.where(variance > 0, ratio, 0.0)  # a likelihood of its own has no variance
             change = ratio @ layout.level_channels.mT / layout.level_channels.sum(1)
-            parts = mirrored(belief.covariance_by_source)
+            parts = known_symmetric(belief.covariance_by_source)
             parts = torch.cat([parts[:, :1], parts[:, 1:] * change.exp()[..., None, None]], 1)
             belief = belief._replace(covariance_by_source=parts)
         now = Reference(theta, variance, reference.first_guess, self._lengthscales(ctx), numbers)

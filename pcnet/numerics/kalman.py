@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pcnet.numerics.symmetric import mirrored, plus_product
+from pcnet.numerics.symmetric import known_symmetric, mirrored, plus_product
 
 
 class GaussianWithSensitivities(NamedTuple):
@@ -73,7 +73,7 @@ def predict(
     mean, parts, dtheta, dlogvar = belief
     transition = jacobian.clone()
     transition[..., :d].diagonal(dim1=-2, dim2=-1).add_(1.0)
-    parts = mirrored(parts)
+    parts = known_symmetric(parts)
     moved = transition[:, None] @ parts  # the rows of the elements that move
     parts = parts.clone()
     parts[..., :d, d:] = moved[..., d:]
@@ -160,7 +160,7 @@ def predict_observation(
         noise: Variance of the observation noise by source, (B, 1 + s, d).
         residual: Covariance of what the linearisation leaves out, (B, d, d).
     """
-    parts = mirrored(jacobian[:, None] @ mirrored(belief.covariance_by_source) @ jacobian.mT[:, None])
+    parts = mirrored(jacobian[:, None] @ known_symmetric(belief.covariance_by_source) @ jacobian.mT[:, None])
     parts.diagonal(dim1=-2, dim2=-1).add_(noise)
     total = parts.sum(1) if residual is None else parts.sum(1) + residual
     return PredictiveDistribution(mean, total, torch.bmm(jacobian, belief.dmean_dlogvar), parts[:, 1:])
@@ -190,7 +190,7 @@ def update(
         residual: A further covariance in R_0, (B, d, d).
     """
     mean, parts, dtheta, dlogvar = belief
-    parts = mirrored(parts)
+    parts = known_symmetric(parts)
     seen = jacobian[:, None] @ parts  # CP_k
     total = seen[:, 0] if parts.shape[1] == 1 else seen.sum(1)
     gain = torch.bmm(total.mT, precision)

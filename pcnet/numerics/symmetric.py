@@ -5,6 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+SMALL = 16
+"""Size up to which compiled code has a number for each element, and saves by symmetry more than a copy costs."""
+
 
 def mirrored(matrix: Tensor) -> Tensor:
     """Symmetric matrices (..., n, n) with the lower triangles of these.
@@ -13,6 +16,11 @@ def mirrored(matrix: Tensor) -> Tensor:
     """
     lower = matrix.tril()
     return lower + lower.tril(-1).mT
+
+
+def known_symmetric(matrix: Tensor) -> Tensor:
+    """Matrices that are symmetric already, so that compiled code of small ones knows it; large ones as they are."""
+    return mirrored(matrix) if matrix.shape[-1] <= SMALL else matrix
 
 
 def plus_product(start: Tensor, left: Tensor, right: Tensor) -> Tensor:

@@ -27,9 +27,9 @@ MAX_ATTEMPTS = 4
 """Ticks of a kind that are recorded in vain before the kind is left to the eager engine."""
 
 
-TOLERANCE = (1e-6, 1e-2)
-"""How far a number of a tick may be from that of the eager engine, relative to the largest of its tensor; the second
-for single precision."""
+TOLERANCES = ((1e-6, 1e-10), (1e-2, 1e-4))
+"""How far a number of a tick may be from that of the eager engine, relative to the largest of its tensor, and to the
+largest of its node, because differences of large numbers may be rounding alone; the second for single precision."""
 
 
 class Variant(NamedTuple):
@@ -135,10 +135,15 @@ class Variants:
             return True
         if outcomes != variant.outcomes:
             return True  # a branch at the edge: nothing can be said
+        sizes = {slot.name: _largest(expected[f"state/{slot.name}"]) for slot in self.layout.state}
+        of_node: dict[str, float] = {}
+        for name, size in sizes.items():
+            node = name.partition("/")[0]
+            of_node[node] = max(size, of_node.get(node, 0.0))
         for slot in self.layout.state:
             found, wanted = after[slot.name].double(), expected[f"state/{slot.name}"].double()
-            size = wanted.abs().nan_to_num(0.0, 0.0).amax() if slot.size else 0.0
-            limit = TOLERANCE[slot.dtype == torch.float32] * size + 1e-290
+            relative, cancelled = TOLERANCES[slot.dtype == torch.float32]
+            limit = relative * sizes[slot.name] + cancelled * of_node[slot.name.partition("/")[0]] + cancelled
             same = (found == wanted) | ((found - wanted).abs() <= limit) | (found.isnan() & wanted.isnan())
             if not bool(same.all()):
                 break
@@ -200,3 +205,8 @@ class Variants:
             self.version += 1
             self._save()
             return True
+
+
+def _largest(values: Tensor) -> float:
+    """The largest size of some numbers, apart from those that are not finite."""
+    return float(values.double().abs().nan_to_num(0.0, 0.0).max()) if values.numel() else 0.0
