@@ -76,6 +76,7 @@ class About(BaseModel):
     on_divergence: OnDivergence
     engine: Engine
     acting_engine: Engine
+    screen: bool
     quantities: list[str]
     nodes: list[str] | None
     every: Annotated[int, Field(ge=1)]
@@ -109,6 +110,7 @@ def save(session: Session, path: Path, recording: bool = True) -> Path:
         on_divergence=session.on_divergence,
         engine=session.engine,
         acting_engine=session.acting_engine,
+        screen=session.screen,
         quantities=list(record.quantities),
         nodes=None if record.nodes is None else list(record.nodes),
         every=record.every,
@@ -227,6 +229,7 @@ def resume(
         threads=threads,
         on_divergence=about.on_divergence if on_divergence is None else on_divergence,
         engine=about.engine if engine is None else engine,
+        screen=about.screen,
     )
     try:
         _restore(session, about, tensors, stored, about.acting_engine if engine is None else None)

@@ -13,9 +13,10 @@ from pcnet.engine import bank as banks
 from pcnet.engine.bank import Array, Bank, Indices, Traits
 from pcnet.engine.choice import EngineChoice
 from pcnet.engine.divergence import DivergenceLog
-from pcnet.engine.inputs import Observation, Sample
+from pcnet.engine.inputs import Observation, time_of
 from pcnet.engine.opening import LENGTH, SHARE, Opening, sizes_of
 from pcnet.engine.run import Run, Snapshot, common_batch_shape
+from pcnet.engine.screen import Suspects
 from pcnet.engine.session import Session
 from pcnet.engine.state import GraphState
 from pcnet.engine.threads import ThreadLimit
@@ -85,8 +86,7 @@ class MixtureSession(Session):
         self._reviewed, self._collected = 0, np.zeros(self._shape.numel())
         self._last_energy = torch.zeros(self._shape, dtype=torch.float64)
         self._opening = Opening([], {}) if self.hypotheses.guess else None
-        sizes = sizes_of([observation], self.hypotheses.guess, self.graph, self._shape)
-        run = self._begin({name: 2 * (SHARE * size).log() for name, size in sizes.items()})
+        run = self._begin(self._unknown([observation]))
         self._table = self.recorder_for(self.record)
         return run
 
@@ -115,6 +115,7 @@ class MixtureSession(Session):
                 nodes[name] = node.assume(program.bound[name], nodes[name], shift)
         run.now = run.now._replace(state=state._replace(nodes=nodes))
         self._assume_kinds(run)
+        run.first = run.now.state
         return run
 
     def _weighs_observations(self, name: str) -> bool:
@@ -179,11 +180,10 @@ class MixtureSession(Session):
                 self._look()
         return self
 
-    def _take(self, given: Observation | Sample, t: float | None, total: int | None = None) -> None:
-        super()._take(given, t, total)
+    def _absorb(self, observation: Observation, t: float | None, total: int | None = None) -> None:
+        super()._absorb(observation, t, total)
         if self._opening is not None and len(self._opening.observations) < self.tick:
-            observation, moment = given if isinstance(given, Sample) else (given, t)
-            self._opening.observations.append((observation, moment))
+            self._opening.observations.append((observation, t))
         self._look()
 
     def _run_part(
@@ -192,7 +192,8 @@ class MixtureSession(Session):
         while start < stop:
             if self._run is None or self.watchers:
                 observation = {name: value[start] for name, value in series.items()}
-                self._take(observation, None if moments is None else moments[start], len(next(iter(series.values()))))
+                t = None if moments is None else time_of(moments[start])
+                self._absorb(observation, t, len(next(iter(series.values()))))
                 self._progressed(1, bar)
                 start += 1
                 continue
@@ -251,6 +252,8 @@ class MixtureSession(Session):
             rest = {name: pick(getattr(now.state, name)) for name in now.state._fields[1:]}
             relative = None if now.relative_dt is None else pick(now.relative_dt)
             same = len(source) == self._bound.program.spec.batch_shape[0]
+            first = self._bound.first
+            begun = {name: tree_map(pick, state) for name, state in first.nodes.items()}
             run = self._bound if same else self._bind_rows(len(source), self.acting_engine)
             state = run.now.state._replace(nodes=nodes, **rest)
             at, node = (value.reshape(-1) for value in lost)
@@ -258,7 +261,24 @@ class MixtureSession(Session):
             stopped = {row * batch + b: (int(at[b]), str(node[b])) for row in range(len(source)) for b in gone}
             run.now = now._replace(state=state, relative_dt=relative, log=DivergenceLog(now.log.events, stopped))
             self._assume_kinds(run)
+            run.first = run.first._replace(nodes=begun)
+            if run.rescue is not None:
+                run.rescue.forget()
+                run.keep_for_rescue()
             run.show()
+
+    def _start_anew(self, suspects: Suspects) -> None:
+        if self._opening is None:
+            super()._start_anew(suspects)
+            return
+        cleaned = [(suspects.remove(each), t) for each, t in self._opening.observations]
+        self._opening = Opening([], {})
+        self._start_over(self._unknown([each for each, _ in cleaned]), cleaned)
+
+    def _unknown(self, observations: Sequence[Observation]) -> dict[str, Tensor]:
+        """First guesses (B, 1) of log-variances before anything is known of the noise."""
+        sizes = sizes_of(observations, self.hypotheses.guess, self.graph, self._shape)
+        return {name: 2 * (SHARE * size).log() for name, size in sizes.items()}
 
     def _traits(self) -> Traits:
         """Log-levels, means and standard deviations of all rows."""
@@ -312,18 +332,25 @@ class MixtureSession(Session):
         self._opening = None  # what it holds was observed before any of it is taken in once more
         interval = self._bound.program.interval[: self._shape.numel()]
         guess = opening.guesses(self.hypotheses.guess, self.graph, self._shape, interval)
+        self._start_over(guess, opening.observations)
+
+    def _start_over(
+        self, guess: Mapping[str, Tensor], observations: Sequence[tuple[Observation, float | None]]
+    ) -> None:
+        """Start all rows again, and take in what was observed; what was recorded and summed up is kept."""
+        self._collect()
         kept = self._sum, self._total_evidence(self._evidence_now())
         self._reviewed = 0
         with torch.inference_mode():
             self._begin(guess)
         table, self._table = self._table, self.recorder_for(self.record)
-        series, moments, done = *opening.series(), 0
-        while done < len(opening.observations):
+        series, moments, done = *Opening(list(observations), {}).series(), 0
+        while done < len(observations):
             lead = None if self.watchers else self._engine.lead
             ahead = self._next_review - self.tick
             ahead = 0 if lead is None or series is None else lead.take_block(series, moments, done, ahead)
             if not ahead:
-                super()._take(*opening.observations[done], self._total)
+                super()._absorb(*observations[done], self._total)
             done += max(1, ahead)
             self._look()
         self._collect()
@@ -518,7 +545,8 @@ class MixtureSession(Session):
     # --- files and copies ----------------------------------------------------------------------------------------
     def further_tensors(self) -> dict[str, Tensor]:
         self._collect()
-        found = {f"bank/{name}": torch.as_tensor(value) for name, value in self._bank._asdict().items()}
+        found = super().further_tensors()
+        found |= {f"bank/{name}": torch.as_tensor(value) for name, value in self._bank._asdict().items()}
         found |= {"sum": torch.as_tensor(self._sum), "collected": torch.as_tensor(self._collected)}
         found |= {"reviewed": torch.tensor(self._reviewed), "last_energy": self._last_energy}
         if self._opening is not None:
@@ -532,6 +560,7 @@ class MixtureSession(Session):
         further: dict[str, Tensor],
         acting: Engine | None = None,
     ) -> None:
+        self._restore_screen(further)
         self._shape, self._total, self._gathered = torch.Size(batch_shape[1:]), None, []
         self._bank = Bank(*(further.pop(f"bank/{name}").numpy() for name in Bank._fields))
         self._sum, self._collected = further.pop("sum").numpy(), further.pop("collected").numpy()
@@ -547,6 +576,7 @@ class MixtureSession(Session):
     def __deepcopy__(self, memo: dict[int, Any]) -> MixtureSession:
         options = {name: getattr(self, name) for name in RunOptions.__annotations__}
         made = MixtureSession(self.model, **options)
+        made._screen = None if self._screen is None else self._screen.copy()
         if self._run is not None:
             further, now = self.further_tensors(), self._bound.now
             made.restore(list(self.program.spec.batch_shape), lambda _: now, further, self.acting_engine)

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 from tqdm import tqdm
@@ -19,6 +20,7 @@ from pcnet.engine.inputs import Observation, ObservationReader, Sample, sampling
 from pcnet.engine.program import Program
 from pcnet.engine.recording import result_of
 from pcnet.engine.run import Run, Snapshot, common_batch_shape
+from pcnet.engine.screen import Screen, Suspects
 from pcnet.engine.state import GraphState
 from pcnet.engine.threads import ThreadLimit
 from pcnet.errors import ObservationError, ScheduleError, SettingError
@@ -49,6 +51,7 @@ class Session:
         threads: int | None = 1,
         on_divergence: OnDivergence = "raise",
         engine: Engine = "auto",
+        screen: bool = True,
         warm_start: Mapping[str, Any] | None = None,
         copies: int | None = None,
     ) -> None:
@@ -67,6 +70,10 @@ class Session:
         self.dtype, self.device, self.threads = dtype, device, threads
         self.on_divergence: OnDivergence = on_divergence
         self.engine: Engine = engine
+        if not isinstance(screen, bool):
+            raise SettingError(f"screen must be True or False, not {screen!r}")
+        self.screen = screen
+        self._screen = Screen() if screen and on_divergence != "raise" else None
         self.watchers: list[Watcher] = []
         """Called after each observation with its time and the batch elements that have not stopped, None for all."""
         self.on_progress: Callable[[int], object] | None = None
@@ -102,7 +109,7 @@ class Session:
             t: Its time; one sampling interval after the previous one unless given.
         """
         lead = self._engine.lead
-        if lead is None or self.watchers or not lead.step(observation, t):
+        if lead is None or self.watchers or self._screen is not None or not lead.step(observation, t):
             with torch.inference_mode(), ThreadLimit(self.threads):
                 self._take(self._reader.timed(observation), t)
         return self
@@ -140,23 +147,51 @@ class Session:
         moments = None if times is None else list(itertools.islice(times, total + 1))
         if moments is not None and len(moments) != total:
             raise ObservationError(UNEQUAL)
-        self._run_part(series, moments, 0, total, bar)
+        done, begun, screen = 0, self.tick, self._screen
+        while screen is not None and done < total and not screen.settled:
+            observation = {name: value[done] for name, value in series.items()}
+            self._take(observation, None if moments is None else moments[done], total)
+            self._progressed(1, bar)
+            done += 1
+        if screen is None or done == total:
+            self._run_part(series, moments, done, total, bar)
+            return
+        begun, before = begun + done, screen.copy()
+        gaps = self._gaps(total if moments is None else moments)
+        try:
+            rest = screen.series({name: value[done:] for name, value in series.items()}, gaps[done:])
+            joined = {name: torch.cat([series[name][:done], value]) for name, value in rest.items()}
+            self._run_part(joined, moments, done, total, bar)
+        except BaseException:  # what was not taken in was not judged either
+            end = done + self.tick - begun
+            before.series({name: value[done:end] for name, value in series.items()}, gaps[done:end])
+            self._screen = before
+            raise
+
+    def _gaps(self, moments: int | Sequence[float]) -> Any:
+        """The time before each observation in sampling intervals, 1 or more, given their times or their number."""
+        if isinstance(moments, int):
+            return np.ones(moments)
+        times = np.array([time_of(t) for t in moments])
+        return np.maximum(1.0, np.diff(times, prepend=times[0]) / self.interval)
 
     def _run_part(
         self, series: Mapping[str, Tensor], moments: Sequence[float] | None, start: int, stop: int, bar: Any
     ) -> None:
-        """Take in the observations of a series from `start` to before `stop`."""
+        """Take in the observations of a series, which were judged, from `start` to before `stop`."""
         total, done, size = len(next(iter(series.values()))), start, 1 if start == 0 else stop
         while done < stop:
             lead = None if self.watchers else self._engine.lead
             ahead = 0 if lead is None else lead.take_block(series, moments, done, min(size, stop - done))
             if not ahead:
                 observation = {name: value[done] for name, value in series.items()}
-                self._take(observation, None if moments is None else moments[done], total)
+                self._absorb(observation, None if moments is None else time_of(moments[done]), total)
                 ahead, size = 1, max(1, size // 4)
             else:
                 size = 16 * max(size, ahead)
             done += ahead
+            if self._run is not None and self._run.rescue is not None:
+                self._run.keep_for_rescue()
             self._progressed(ahead, bar)
 
     def _progressed(self, count: int, bar: Any) -> None:
@@ -207,6 +242,38 @@ class Session:
         else:
             observation = given
         t = None if t is None else time_of(t)
+        if self._screen is None:
+            self._absorb(observation, t, total)
+            return
+        before = self._screen.copy()
+        gap = 1.0 if t is None or self._run is None else max(1.0, (t - self.time) / self.interval)
+        unsettled = not before.settled
+        try:
+            self._absorb(self._screen.one(observation, gap), t, total)
+        except BaseException:
+            self._screen = before
+            raise
+        if unsettled:
+            suspects = self._screen.suspects(self.batch_shape)
+            if suspects is not None:
+                self._start_anew(suspects)
+        if self._run is not None and self._run.rescue is not None:
+            self._run.keep_for_rescue()
+
+    def _start_anew(self, suspects: Suspects) -> None:
+        """Set batch elements back to the start that have begun with implausible observations."""
+        run = self._bound
+        lost = np.zeros(run.program.spec.batch, dtype=np.int64)
+        for event in run.now.log.events:
+            lost[event.element] += 1
+        rows = lost.size // suspects.counts.size
+        which = np.tile(suspects.counts.reshape(-1), rows) > lost  # others were not taken in at all
+        if which.any():
+            with torch.inference_mode():
+                run.restart(torch.from_numpy(which))
+
+    def _absorb(self, observation: Observation, t: float | None, total: int | None = None) -> None:
+        """One tick with an observation that was read and judged."""
         new = self._run is None
         run = self._bind(observation, total) if self._run is None else self._run
         if t is not None and run.place.tick == 0:
@@ -309,6 +376,11 @@ class Session:
         if self.on_divergence in ("hold", "reset"):
             found[self.on_divergence] = self._bound.shaped(self.state.missed)
         return found
+
+    @property
+    def screened(self) -> int:
+        """Observed values that were implausible and taken as missing; with policies other than "raise"."""
+        return 0 if self._screen is None else self._screen.count
 
     @property
     def time(self) -> float:
@@ -424,7 +496,7 @@ class Session:
 
     def further_tensors(self) -> dict[str, Tensor]:
         """What a checkpoint holds beside the state of the run."""
-        return {}
+        return {} if self._screen is None else self._screen.tensors()
 
     def restore(
         self,
@@ -441,6 +513,9 @@ class Session:
             further: The tensors of `further_tensors`; KeyError if one is missing.
             acting: With engine="auto", the engine that goes on; chosen anew unless given.
         """
+        self._restore_screen(further)
+        if further:
+            raise KeyError(min(further))
         if acting is not None:
             self._engine.continue_with(acting)
         with torch.inference_mode():
@@ -449,10 +524,17 @@ class Session:
             run.show()
         self._engine.choose(run, None)
 
+    def _restore_screen(self, further: dict[str, Tensor]) -> None:
+        """Take the screen out of what a checkpoint holds."""
+        found = Screen.of(further)
+        if self._screen is not None:
+            self._screen = found
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Session:
         """An independent session at the same place. States are never changed, so that they can be shared."""
         options = {name: getattr(self, name) for name in RunOptions.__annotations__}
         made = Session(self.model, **options)
+        made._screen = None if self._screen is None else self._screen.copy()
         if self._run is not None:
             with torch.inference_mode():
                 made._run = run = made._bind_to(self._run.program.spec.batch_shape)
