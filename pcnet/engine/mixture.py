@@ -25,7 +25,7 @@ from pcnet.model.hypotheses import Hypotheses
 from pcnet.model.links import Weighs
 from pcnet.model.model import Engine, RunOptions
 from pcnet.model.node import BatchSpec
-from pcnet.model.protocols import Assumes, AssumesNoiseLevels, StartsAtPeaks
+from pcnet.model.protocols import Assumes, AssumesNoiseLevels, KeepsNoiseScales, StartsAtPeaks
 from pcnet.numerics.mixtures import mix
 from pcnet.numerics.trees import tree_map
 from pcnet.results.recorder import ENERGY, EVIDENCE, Column, Record, Recorder
@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 
 MOST_GATHERED = 2**16
 """Rows times observations that are gathered before they are reduced to those of the mixture."""
+RESCALED = {8: 25.0, 32: 16.0, 64: 10.0, 128: 6.0, 256: 4.0, 512: 2.5, 1024: 1.5, 2048: 1.0}
+"""Observations after which fixed parts of noises are tied to what was learned of their levels, times this factor. Too
+much is safe, and too little is not: then the evidence favours levels near zero."""
 LOST = 1e4  # what a row loses in nats with an observation that it cannot take in, while others can
 
 
@@ -238,6 +241,24 @@ class MixtureSession(Session):
         if not same:
             self._reduce()
             self._copy_rows(found.source, lost)
+        if tick in RESCALED:
+            self._rescale(RESCALED[tick])
+
+    def _rescale(self, factor: float) -> None:
+        """Tie parts of noises with a fixed scale to what was learned of their levels so far."""
+        run = self._bound
+        nodes = {name: node for name, node in self._nodes.items() if isinstance(node, KeepsNoiseScales)}
+        nodes = {name: node for name, node in nodes.items() if node.has_scales(run.program.bound[name])}
+        if nodes:
+            with torch.inference_mode():
+                self._reduce()
+                weights, now = self.weights.reshape(self._bank.rows, -1), run.now
+                changed = {
+                    name: node.rescaled(run.program.bound[name], now.state.nodes[name], weights, factor)
+                    for name, node in nodes.items()
+                }
+                run.now = now._replace(state=now.state._replace(nodes={**now.state.nodes, **changed}))
+                run.show()
 
     def _copy_rows(self, source: Indices, lost: Divergence) -> None:
         """Continue with copies of these rows (K, B); lost: batch elements of which no row is left."""

@@ -165,6 +165,21 @@ class AssumesNoiseLevels(Assumes):
         """The state with a first guess of the log-variances, (B, n), higher by so much than that of the settings."""
 
 
+class KeepsNoiseScales(ABC):
+    """A state with parts of noise that are tied to the first guess of a noise level, until more is known of it."""
+
+    @abstractmethod
+    def has_scales(self, bound: Any) -> bool:
+        """Whether there are such parts."""
+
+    @abstractmethod
+    def rescaled(self, bound: Any, state: Any, weights: Tensor, factor: float) -> Any:
+        """The state with all scales at a multiple of the mean level of the rows of a bank.
+
+        weights: of the rows, (K, B). The mean is that of logarithms.
+        """
+
+
 class StartsAtPeaks(ABC):
     """A state whose first belief can be divided into several narrower ones, as rows of a bank of hypotheses."""
 

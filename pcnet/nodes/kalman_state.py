@@ -14,7 +14,14 @@ from pcnet.model.context import Neighbours, NodeContext, Now
 from pcnet.model.links import AnyLink, Drives, Parametrises, Predicts, Weighs
 from pcnet.model.messages import BlockPosterior, GaussianPrediction, ParameterTransition, PredictionError, ScoreError
 from pcnet.model.node import AnyNode, BatchSpec, Energy, ErrorShape, Node, Recordable
-from pcnet.model.protocols import DrawsFutures, ForecastsAlone, ForecastStart, ForecastStep, StartsAtPeaks
+from pcnet.model.protocols import (
+    DrawsFutures,
+    ForecastsAlone,
+    ForecastStart,
+    ForecastStep,
+    KeepsNoiseScales,
+    StartsAtPeaks,
+)
 from pcnet.nodes.augmented_layout import (
     AugmentedStateLayout,
     NoiseBlock,
@@ -63,7 +70,7 @@ class Reference(NamedTuple):
 
     parameters: Tensor  # those that are not part of the belief, (B, p)
     variance: Tensor  # (B, all channels)
-    first_guess: Tensor  # of the variance, (B, all channels)
+    scale: Tensor  # of the variance, as it was first guessed or found since, (B, all channels)
     lengthscale: Tensor  # (B, noises)
     transitions: Tensor  # number of the last transition of the parameters of each link, (B, links)
 
@@ -104,7 +111,9 @@ Context = NodeContext[KalmanState, KalmanBound]
 
 @final
 @settings
-class KalmanStateNode(Node[KalmanState, KalmanBound], FlowForecasts, ForecastsAlone, DrawsFutures, StartsAtPeaks):
+class KalmanStateNode(
+    Node[KalmanState, KalmanBound], FlowForecasts, ForecastsAlone, DrawsFutures, KeepsNoiseScales, StartsAtPeaks
+):
     """A hidden state (..., dim) that carries mean and covariance from one observation to the next.
 
     `predict` is the time update along the flow ẋ = f(x, u, θ, t) + ω, `update` the measurement update with the errors
@@ -308,6 +317,15 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], FlowForecasts, ForecastsAl
         )
         none = [each.lagged_covariance for each in nothing.sent]
         return started._replace(sent=self._predictions(ctx, started, none))
+
+    def has_scales(self, bound: KalmanBound) -> bool:
+        return any(not block.model.is_white for block in bound.layout.below.values())
+
+    def rescaled(self, bound: KalmanBound, state: KalmanState, weights: Tensor, factor: float) -> KalmanState:
+        logs = state.reference.variance.log().reshape(*weights.shape, -1)
+        mean = torch.where(weights[..., None] > 0, weights[..., None] * logs, 0.0).sum(0)
+        scale = factor * mean.exp().repeat(len(weights), 1)
+        return state._replace(reference=state.reference._replace(scale=scale))
 
     def start_peaks(self, ctx: Context) -> Peaks | None:
         bound, d = ctx.bound, self.dim
@@ -652,7 +670,7 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], FlowForecasts, ForecastsAl
             parts = known_symmetric(belief.covariance_by_source)
             parts = torch.cat([parts[:, :1], parts[:, 1:] * change.exp()[..., None, None]], 1)
             belief = belief._replace(covariance_by_source=parts)
-        now = Reference(theta, variance, reference.first_guess, self._lengthscales(ctx), numbers)
+        now = Reference(theta, variance, reference.scale, self._lengthscales(ctx), numbers)
         return state._replace(belief=belief, reference=now)
 
     def _follow_joint(
@@ -720,7 +738,7 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], FlowForecasts, ForecastsAl
         variance = reference.variance[:, block.channels]
         if block.model.is_white:
             return layout.by_source(block, variance)
-        rest = self._noise_model(ctx, block).rest(ctx.dt)[:, None] * reference.first_guess[:, block.channels]
+        rest = self._noise_model(ctx, block).rest(ctx.dt)[:, None] * reference.scale[:, block.channels]
         return torch.constant_pad_nd(rest[:, None], (0, 0, 0, layout.n_levels))
 
     def _jacobian(self, ctx: Context, link: Predicts, mapping: Regression) -> Tensor:

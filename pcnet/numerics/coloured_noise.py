@@ -19,9 +19,9 @@ from pcnet.numerics.generalised import temporal_covariance
 from pcnet.numerics.kernels import Kernel, Matern, White, lengthscale_of
 from pcnet.numerics.transitions import DOUBLINGS, exponential_minus_one
 
-REST = (
-    8.5e-4  # share of the first guess of an observation noise, in correlation times per interval, left to white noise
-)
+REST, REST_OF_EXACT = 8.5e-4, 1e-5
+"""Share of an observation noise, per correlation time in intervals, that is left to white noise beside its coordinates:
+of a noise that these approximate, and of one that they are."""
 POINTS = ((-0.7745966692414834, 5 / 9), (0.0, 8 / 9), (0.7745966692414834, 5 / 9))
 """Gauss–Legendre points and weights on (−1, 1)."""
 
@@ -56,11 +56,12 @@ class NoiseTransition(NamedTuple):
 class NoiseModel:
     """The coordinates of one channel of a noise of unit variance; none for white noise.
 
-    drift: F, (B, n, n), for the lengthscale (B,) that it was made with.
+    drift: F, (B, n, n), for the lengthscale (B,) that it was made with. is_exact: whether the noise has no further
+    orders of motion.
     """
 
-    def __init__(self, drift: Tensor, lengthscale: Tensor) -> None:
-        self.drift, self.lengthscale = drift, lengthscale
+    def __init__(self, drift: Tensor, lengthscale: Tensor, is_exact: bool = False) -> None:
+        self.drift, self.lengthscale, self.is_exact = drift, lengthscale, is_exact
 
     @property
     def n_latents(self) -> int:
@@ -73,11 +74,12 @@ class NoiseModel:
 
     def with_lengthscale(self, lengthscale: Tensor) -> NoiseModel:
         """The same noise with another lengthscale (B,)."""
-        return NoiseModel(self.drift * (self.lengthscale / lengthscale)[:, None, None], lengthscale)
+        return NoiseModel(self.drift * (self.lengthscale / lengthscale)[:, None, None], lengthscale, self.is_exact)
 
     def rest(self, dt: Tensor) -> Tensor:
-        """White variance per variance of the first guess that an observation needs beside the coordinates, (B,)."""
-        return torch.zeros_like(dt) if self.is_white else (REST * self.lengthscale / dt).clamp_max(0.2)
+        """White variance that an observation needs beside the coordinates, relative to the scale of the noise, (B,)."""
+        share = REST_OF_EXACT if self.is_exact else REST
+        return torch.zeros_like(dt) if self.is_white else (share * self.lengthscale / dt).clamp_max(0.2)
 
     def transition(self, dt: Tensor) -> NoiseTransition:
         """Φ = exp(FΔ) and Q = ∫exp(Fs) B exp(Fᵀs) ds, exact for any Δ = dt (B,)."""
@@ -130,7 +132,8 @@ def noise_model(spec: NoiseSpec, like: Tensor, orders: int) -> NoiseModel:
         drift[..., k, k + 1], drift[..., k + 1, k] = couplings[..., k], -couplings[..., k]
     drift[..., -1, -1] = -damping
     lengthscale = lengthscale_of(kernel).to(like).expand(batch)
-    return NoiseModel(drift.to(like).expand(batch, n, n).contiguous(), lengthscale.contiguous())
+    is_exact = isinstance(kernel, Matern)
+    return NoiseModel(drift.to(like).expand(batch, n, n).contiguous(), lengthscale.contiguous(), is_exact)
 
 
 def _coordinates(kernel: Kernel, orders: int) -> int:

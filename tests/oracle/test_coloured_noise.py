@@ -99,7 +99,7 @@ def lasting_kalman(logs, **scheme) -> Kalman:
     q[:4, :4] += new @ np.diag(drift * (1 - keep_x**2)) @ new.T
     first = np.diag(np.concatenate([[0.81, 0.81], drift, of_y]))
     mean = np.concatenate([FIRST, np.zeros(5)])
-    rest = 8.5e-4 * LAST_Y / DT * np.exp(-LOGS["noise_y"]) * np.eye(3)
+    rest = 1e-5 * LAST_Y / DT * np.exp(-LOGS["noise_y"]) * np.eye(3)
     return Kalman(f, q, np.hstack([GAIN, np.zeros((3, 2)), np.eye(3)]), rest, mean, first)
 
 
@@ -511,7 +511,7 @@ def test_matern_noise_in_a_linear_model_equals_one_joint_gaussian(where, smoothn
         s_noise = seen * np.eye(steps)
     else:
         prior = variance * (np.exp(-decay * np.abs(times[:, None] - times)) - np.outer(fall, fall)) / (2 * decay)
-        s_noise = seen * (kappa + min(8.5e-4 * lengthscale / dt, 0.2) * np.eye(steps))
+        s_noise = seen * (kappa + min(1e-5 * lengthscale / dt, 0.2) * np.eye(steps))
     prior = prior + first**2 * np.outer(fall, fall)
     data = np.sin(3 * times) + 0.1 * np.random.default_rng(5).standard_normal(steps)
     s = prior + s_noise

@@ -298,7 +298,7 @@ def test_a_forecast_does_not_depend_on_the_last_gap():
     for session in (regular, late):
         found = session.forecast(8.0)
         noise = found.sd("y")[-1, 0] ** 2 - found.sd("x")[-1, 0] ** 2
-        np.testing.assert_allclose(noise, 1.0 + 8.5e-4 * 0.3 / 0.1, rtol=1e-9)
+        np.testing.assert_allclose(noise, 1.0 + 1e-5 * 0.3 / 0.1, rtol=1e-9)
 
 
 @pytest.mark.parametrize("process_noise", ["diffusion", "held"])
