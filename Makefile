@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo paper calibration test test-all lint docs bench soak build clean
+.PHONY: demo paper calibration systems test test-all lint docs bench soak build clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -22,6 +22,10 @@ paper: $(STAMP)  ## the whole study of the paper: 2 x 1512 inversions of 10,000 
 calibration: $(STAMP)  ## 100 held-out seeds a cell beside Kalman filters that are told the noise; a report in output/calibration
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -e ".[calibration]"
 	$(BIN)/python -m studies.calibration output/calibration
+
+systems: $(STAMP)  ## the adaptive filter on twenty systems of many kinds, with ablations; a report in output/systems
+	$(BIN)/python -m studies.systems output/systems
+	$(BIN)/python -m studies.systems output/ablations --ablations --first-seed 3000 --seeds 8 --only stiff,chaotic,sine,neuron,outliers,channels,irregular,jump
 
 test: lint  ## lint, types and the quick tests
 	$(BIN)/python -m pytest -n 2 --dist worksteal

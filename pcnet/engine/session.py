@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import sys
+import warnings
 from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -27,6 +28,7 @@ from pcnet.errors import ObservationError, ScheduleError, SettingError
 from pcnet.model.context import NodeContext
 from pcnet.model.model import Engine, Model, OnDivergence, RunOptions, device_of
 from pcnet.model.node import BatchSpec
+from pcnet.model.protocols import ChecksSteps
 from pcnet.results.recorder import ENERGY, EVIDENCE, Record, Recorder
 from pcnet.results.result import Divergence, Result
 
@@ -90,6 +92,7 @@ class Session:
         self._warm_start, self._copies = warm_start or {}, copies
         self._engine = EngineChoice(engine)
         self._run: Run | None = None
+        self._warned = False
         self.segments: dict[Path, Segments] = {}
         """What `save` has appended to the files beside its checkpoints."""
 
@@ -128,7 +131,17 @@ class Session:
                 self._run_one_by_one(self._reader.items(observations), times, bar)
             else:
                 self._run_series(series, times, bar)
+            self._check_steps()
         return self._not_empty()
+
+    def _check_steps(self) -> None:
+        """Warn once of integration steps that are too long for a flow."""
+        for name, node in self._nodes.items():
+            if self._run is not None and not self._warned and isinstance(node, ChecksSteps):
+                found = node.too_long(self.context(name))
+                if found is not None:
+                    self._warned = True
+                    warnings.warn(found, UserWarning, stacklevel=4)
 
     def _run_one_by_one(self, items: Iterable[Observation | Sample], times: Iterable[float] | None, bar: Any) -> None:
         pairs = zip(items, itertools.repeat(None)) if times is None else zip(items, times, strict=True)

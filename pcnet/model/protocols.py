@@ -165,6 +165,14 @@ class AssumesNoiseLevels(Assumes):
         """The state with a first guess of the log-variances, (B, n), higher by so much than that of the settings."""
 
 
+class ChecksSteps(ABC):
+    """A state whose integration steps may be too long for its flow."""
+
+    @abstractmethod
+    def too_long(self, ctx: Context) -> str | None:
+        """What is wrong with the length of its steps at the present belief, and the remedy; None if nothing is."""
+
+
 class KeepsNoiseScales(ABC):
     """A state with parts of noise that are tied to the first guess of a noise level, until more is known of it."""
 

@@ -1,5 +1,6 @@
 """Kalman states: hidden states whose belief is carried from one observation to the next."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import KW_ONLY
 from typing import Any, ClassVar, Literal, NamedTuple, final
@@ -15,6 +16,7 @@ from pcnet.model.links import AnyLink, Drives, Parametrises, Predicts, Weighs
 from pcnet.model.messages import BlockPosterior, GaussianPrediction, ParameterTransition, PredictionError, ScoreError
 from pcnet.model.node import AnyNode, BatchSpec, Energy, ErrorShape, Node, Recordable
 from pcnet.model.protocols import (
+    ChecksSteps,
     DrawsFutures,
     ForecastsAlone,
     ForecastStart,
@@ -59,6 +61,8 @@ from pcnet.numerics.trees import select, spans, tree_map
 from pcnet.settings import PositiveVector, Vector, at_least_1d, check_size, number, settings
 
 MAX_STEPS = 64  # how many times as many integration steps a gap may take
+STABLE = {"rk4": 2.7, "euler": 2.0}
+"""Largest |hλ| of stable steps."""
 POINT_STEPS = 2  # integration steps of a drawn point, in one of the belief: single points may be where a flow is stiff
 BENT, SPLIT_AXES = 0.5, 2
 """A first belief is divided along elements where mappings have so much second-order variance, at most so many."""
@@ -112,7 +116,13 @@ Context = NodeContext[KalmanState, KalmanBound]
 @final
 @settings
 class KalmanStateNode(
-    Node[KalmanState, KalmanBound], FlowForecasts, ForecastsAlone, DrawsFutures, KeepsNoiseScales, StartsAtPeaks
+    Node[KalmanState, KalmanBound],
+    FlowForecasts,
+    ForecastsAlone,
+    DrawsFutures,
+    ChecksSteps,
+    KeepsNoiseScales,
+    StartsAtPeaks,
 ):
     """A hidden state (..., dim) that carries mean and covariance from one observation to the next.
 
@@ -317,6 +327,26 @@ class KalmanStateNode(
         )
         none = [each.lagged_covariance for each in nothing.sent]
         return started._replace(sent=self._predictions(ctx, started, none))
+
+    def too_long(self, ctx: Context) -> str | None:
+        """An explicit step h is unstable where |hλ| of an eigenvalue λ of ∂f/∂x is above a limit."""
+        limit = STABLE.get(self.integrator)
+        mean, state = ctx.state.belief.mean, ctx.state
+        if limit is None or not bool(torch.isfinite(mean).all()):
+            return None
+        inputs = torch.cat([state.inputs, state.time.to(mean)[:, None]], 1)
+        start = self._arguments(ctx, self.flow, mean, inputs)
+        found = self.flow.linearise(start[:, None], self._parameters_of(ctx, None, mean), 1).jacobian
+        jacobian = found.expand(len(mean), self.dim, start.shape[-1])[..., : self.dim]
+        rates = torch.linalg.eigvals(torch.nan_to_num(jacobian)).abs().amax(-1)
+        size = float((ctx.dt * rates / self.substeps).median())
+        if size <= limit:
+            return None
+        enough = math.ceil(2 * self.substeps * size / limit)
+        return (
+            f"{self.title}: its flow changes too fast for steps of integrator={self.integrator!r} (|λ|dt = {size:.2g}, "
+            f"limit {limit:g}); use integrator='local_linearisation', or substeps={enough}"
+        )
 
     def has_scales(self, bound: KalmanBound) -> bool:
         return any(not block.model.is_white for block in bound.layout.below.values())

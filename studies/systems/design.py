@@ -218,6 +218,43 @@ def three_species(x: Tensor, p: Tensor) -> Tensor:
     return _columns(a * v + b * w, c * w - a * u, -b * u - c * v)
 
 
+def brusselator(x: Tensor, p: Tensor) -> Tensor:
+    """Two reacting chemicals; θ = (a, b)."""
+    u, v = x[..., 0], x[..., 1]
+    return _columns(p[..., 0] + u**2 * v - (p[..., 1] + 1) * u, p[..., 1] * u - u**2 * v)
+
+
+def roessler(x: Tensor, p: Tensor) -> Tensor:
+    """θ = (a, c), b = 0.2."""
+    u, v, w = x.unbind(-1)
+    return _columns(-v - w, u + p[..., 0] * v, 0.2 + w * (u - p[..., 1]))
+
+
+def duffing(x: Tensor, p: Tensor) -> Tensor:
+    """A particle in a double well, ẍ = kx − x³ − cẋ; θ = (c, k)."""
+    u, v = x[..., 0], x[..., 1]
+    return _columns(v, p[..., 1] * u - u**3 - p[..., 0] * v)
+
+
+def bioreactor(x: Tensor, p: Tensor) -> Tensor:
+    """Logs of biomass and substrate in a chemostat with Monod growth; θ = (largest growth rate, half-saturation)."""
+    biomass, substrate = x[..., 0].exp(), x[..., 1].exp()
+    growth = p[..., 0] * substrate / (p[..., 1].abs() + substrate)
+    return _columns(growth - 0.3, 0.3 * (4.0 / substrate - 1) - 2.0 * growth * biomass / substrate)
+
+
+def turning(x: Tensor, p: Tensor) -> Tensor:
+    """A target in the plane that turns at a constant rate; x = (position, velocity), θ = the rate."""
+    rate = p[..., 0]
+    return _columns(x[..., 2], x[..., 3], -rate * x[..., 3], rate * x[..., 2])
+
+
+def range_and_bearing(x: Tensor) -> Tensor:
+    """Distance and direction of a target from a station at (−20, −20)."""
+    u, v = x[..., 0] + 20.0, x[..., 1] + 20.0
+    return _columns((u**2 + v**2).sqrt(), torch.atan2(v, u))
+
+
 def seen(*places: int) -> Observe:
     """Some elements of the state."""
     chosen = list(places)
@@ -406,5 +443,85 @@ SYSTEMS: Mapping[str, System] = {
         observation_sd=(0.3,),
         correlation_time=0.3,
     ),
+    "reaction": System(
+        "Brusselator, one of two chemicals seen",
+        "relaxation oscillation",
+        brusselator,
+        (1.0, 2.5),
+        (1.3, 2.0),
+        (0.4, 0.6),
+        (1.0, 2.0),
+        (0.3, 0.5),
+        (0.05, 0.05),
+        (0.2,),
+        0.1,
+        600,
+        seen(0),
+        group="frozen",
+    ),
+    "roessler": System(
+        "Rössler attractor, y seen",
+        "chaotic",
+        roessler,
+        (0.2, 5.7),
+        (0.15, 5.0),
+        (0.05, 1.0),
+        (1.0, -5.0, 0.1),
+        (1.0, 1.0, 0.05),
+        (0.1, 0.1, 0.02),
+        (0.5,),
+        0.1,
+        800,
+        seen(1),
+        group="frozen",
+    ),
+    "wells": System(
+        "Particle in a double well, position seen",
+        "two equilibria",
+        duffing,
+        (0.3, 1.0),
+        (0.6, 1.5),
+        (0.3, 0.5),
+        (1.0, 0.0),
+        (0.3, 0.3),
+        (0.02, 0.4),
+        (0.2,),
+        0.1,
+        800,
+        seen(0),
+        group="frozen",
+    ),
+    "bioreactor": System(
+        "Bioreactor, biomass seen",
+        "hidden substrate, 300 samples",
+        bioreactor,
+        (0.5, 1.0),
+        (0.7, 1.5),
+        (0.2, 0.5),
+        (0.0, 0.5),
+        (0.3, 0.5),
+        (0.05, 0.1),
+        (0.1,),
+        0.2,
+        300,
+        lambda x: x[..., :1].exp(),
+        group="frozen",
+    ),
+    "radar": System(
+        "Turning target seen by range and bearing",
+        "nonlinear observation of different scales",
+        turning,
+        (0.3,),
+        (0.0,),
+        (0.5,),
+        (0.0, 0.0, 1.0, 0.0),
+        (1.0, 1.0, 0.5, 0.5),
+        (0.01, 0.01, 0.1, 0.1),
+        (0.5, 0.02),
+        0.5,
+        400,
+        range_and_bearing,
+        group="frozen",
+    ),
 }
-"""Systems by name."""
+"""Systems by name. Those of the group "frozen" were chosen after all rules of the filter had been, and run once."""

@@ -677,3 +677,21 @@ def test_huge_observations_never_leave_non_finite_beliefs(size, policy):
         for name in ("x", "theta", "noise_x", "noise_y"):
             assert torch.isfinite(session.mean(name)).all(), (k, name)
             assert torch.isfinite(session.sd(name)).all(), (k, name)
+
+
+@pytest.mark.parametrize(
+    ("options", "warned"),
+    [
+        ({}, True),
+        ({"integrator": "euler"}, True),
+        ({"substeps": 20}, False),
+        ({"integrator": "local_linearisation"}, False),
+    ],
+)
+def test_steps_that_are_too_long_for_a_flow_are_named(options, warned, recwarn):
+    """ẋ = −40x in steps of 0.1: |hλ| = 4 is beyond the stability limits 2.78 of RK4 and 2 of Euler's method."""
+    model = single_filter(lambda x, _: -40.0 * x, 1, 0.1, initial_mean=[0.0], **options)
+    model.run(np.zeros((3, 1)))
+    texts = [str(each.message) for each in recwarn if "changes too fast" in str(each.message)]
+    assert len(texts) == warned
+    assert not warned or "|λ|dt = 4" in texts[0]
