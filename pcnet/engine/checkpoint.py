@@ -21,6 +21,7 @@ from pcnet.engine.divergence import DivergenceEvent, DivergenceLog
 from pcnet.engine.mixture import MixtureSession
 from pcnet.engine.run import Snapshot
 from pcnet.engine.session import Session
+from pcnet.engine.smooth import SmoothingSession
 from pcnet.engine.state import GraphState
 from pcnet.engine.tick import Outputs
 from pcnet.errors import CheckpointError, SpecificationError
@@ -60,6 +61,7 @@ def save(session: Session, path: Path, recording: bool = True) -> Path:
         "on_divergence": session.on_divergence,
         "engine": session.engine,
         "acting_engine": session.acting_engine,
+        "smooth": session.smooth,
         "record": [record.quantities, record.nodes, record.every, record.messages],
         "times": session.recorder.times if recording else [],
         "strides": {name: value.stride() for name, value in tensors.items()},
@@ -112,7 +114,9 @@ def resume(
     if strict and digest(model) != about["model"]:
         raise CheckpointError(f"{str(path)!r} is of another graph or schedule; give its model, or strict=False")
     quantities, nodes, every, messages = about["record"]
-    session = (Session if model.hypotheses is None else MixtureSession)(
+    smooth = about.get("smooth", False)
+    kind = MixtureSession if model.hypotheses is not None else Session if smooth is False else SmoothingSession
+    session = kind(
         model,
         record=Record(tuple(quantities), None if nodes is None else tuple(nodes), every, messages),
         dtype=getattr(torch, about["dtype"]),
@@ -120,6 +124,7 @@ def resume(
         threads=threads,
         on_divergence=about["on_divergence"] if on_divergence is None else on_divergence,
         engine=about["engine"] if engine is None else engine,
+        smooth=smooth,
     )
     place = session.device
 

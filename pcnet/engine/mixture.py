@@ -17,6 +17,16 @@ from pcnet.engine.inputs import Observation, Sample
 from pcnet.engine.opening import LENGTH, SHARE, Opening, sizes_of
 from pcnet.engine.run import Run, Snapshot, common_batch_shape
 from pcnet.engine.session import Session
+from pcnet.engine.smooth import (
+    Trail,
+    lagged,
+    mixed,
+    smoothed_nodes,
+    trail_for,
+    with_smoothed,
+    with_smoothing,
+    without_smoothing,
+)
 from pcnet.engine.state import GraphState
 from pcnet.engine.threads import ThreadLimit
 from pcnet.errors import DivergenceError, ScheduleError
@@ -28,7 +38,7 @@ from pcnet.model.protocols import Assumes, AssumesNoiseLevels
 from pcnet.numerics.mixtures import mix
 from pcnet.numerics.trees import tree_map
 from pcnet.results.recorder import ENERGY, EVIDENCE, Column, Record, Recorder
-from pcnet.results.result import Divergence
+from pcnet.results.result import Divergence, Result, Smoothed
 
 if TYPE_CHECKING:
     from pcnet.engine.forecast import Draws, Forecast
@@ -44,6 +54,7 @@ class MixtureSession(Session):
     """
 
     _bank: Bank
+    _trail: Trail | None
     _table: Recorder
     _shape: torch.Size
 
@@ -66,6 +77,7 @@ class MixtureSession(Session):
         self._reviewed, self._collected = 0, np.zeros(self._shape.numel())
         self._last_energy = torch.zeros(self._shape, dtype=torch.float64)
         self._opening = Opening([], {}) if self.hypotheses.guess else None
+        self._trail = trail_for(self.graph, self.record, self.smooth)
         sizes = sizes_of([observation], self.hypotheses.guess, self.graph, self._shape)
         run = self._begin({name: 2 * (SHARE * size).log() for name, size in sizes.items()})
         self._table = self.recorder_for(self.record)
@@ -103,7 +115,8 @@ class MixtureSession(Session):
         shape = torch.Size((rows, *self._shape))
         spec = BatchSpec(shape.numel(), self.dtype, self.device, shape)
         policy = "stop" if self.on_divergence == "raise" else self.on_divergence
-        self._run = run = Run(self.model, spec, self._engine, self._raw_record, policy, {})
+        smooth = self.smooth is not False
+        self._run = run = Run(self.model, spec, self._engine, self._raw_record, policy, {}, smooth)
         self._engine.choose(run, self._total)
         if self._engine.lead is not None and before.lead is not None:
             self._engine.lead.engine.compiled_ticks += before.lead.engine.compiled_ticks
@@ -113,12 +126,13 @@ class MixtureSession(Session):
     def _raw_record(self) -> Record:
         """What is recorded of each row."""
         wanted = dict.fromkeys((*(q for q in self.record.quantities if q != ENERGY), "mean", EVIDENCE))
-        return Record(
+        record = Record(
             (*wanted, *((ENERGY,) if ENERGY in self.record.quantities else ())),
             self.record.nodes,
             1,
             self.record.messages,
         )
+        return record if self.smooth is False else with_smoothing(record)
 
     def _assume_kinds(self, run: Run) -> None:
         """Let each row have the walk and the outliers that the bank says."""
@@ -207,6 +221,8 @@ class MixtureSession(Session):
             rest = {name: pick(getattr(now.state, name)) for name in now.state._fields[1:]}
             relative = None if now.relative_dt is None else pick(now.relative_dt)
             same = len(source) == self._bound.program.spec.batch_shape[0]
+            if self._trail is not None:
+                self._trail.branch(index)
             run = self._bound if same else self._bind_rows(len(source), self.acting_engine)
             state = run.now.state._replace(nodes=nodes, **rest)
             at, node = (value.reshape(-1) for value in lost)
@@ -262,6 +278,8 @@ class MixtureSession(Session):
         opening = self._opening
         assert opening is not None
         self._collect()
+        if self._trail is not None:
+            self._trail.clear()
         self._opening = None
         interval = self._bound.program.interval[: self._shape.numel()]
         guess = opening.guesses(self.hypotheses.guess, self.graph, self._shape, interval)
@@ -322,6 +340,8 @@ class MixtureSession(Session):
         first = run.place.tick - len(times)
         found = raw.take()
         run.now = run.now._replace(rows=0)
+        if self._trail is not None:
+            self._trail.add(without_smoothing(found))
         shaped = {name: value.reshape(len(times), rows, batch, *value.shape[2:]) for name, value in found.items()}
         evidence = self._evidence(found[EVIDENCE], found["missed"])
         weight = torch.as_tensor(self._weights(evidence)).to(shaped[EVIDENCE])
@@ -416,6 +436,24 @@ class MixtureSession(Session):
     def take_recorded(self) -> dict[str, Tensor]:
         return self.recorder.take()
 
+    def smoothed(self, lag: int) -> dict[str, Smoothed]:
+        self._collect()
+        return lagged(self, self._trail, lag, weight=lambda: self._row_weights)
+
+    def result_of(self, recorder: Recorder, last: int | None = None) -> Result:
+        """The rows of a recorder as a result; smoothed beliefs are those of the mixture of the rows that are left."""
+        result = super().result_of(recorder, last)
+        if self._trail is None or self._trail.lag is not None or recorder is not self._table or last is not None:
+            return result
+        with torch.inference_mode():
+            found = mixed(smoothed_nodes(self.program, self._trail.rows()), self._row_weights)
+        return with_smoothed(result, found, [n for n, node in self._nodes.items() if node.role == "state"])
+
+    @property
+    def _row_weights(self) -> Tensor:
+        """Weights of all rows now, (K, B)."""
+        return self.weights.reshape(self._bank.rows, -1)
+
     def sample(self, horizon: float, draws: int = 1, *, every: float | None = None, seed: int) -> Draws:
         """Draw futures from the model: a hypothesis by its weight, then a future from its beliefs."""
         rows = super().sample(horizon, draws, every=every, seed=seed)
@@ -434,6 +472,7 @@ class MixtureSession(Session):
         found = {f"bank/{name}": torch.as_tensor(value) for name, value in self._bank._asdict().items()}
         found |= {"sum": torch.as_tensor(self._sum), "collected": torch.as_tensor(self._collected)}
         found |= {"reviewed": torch.tensor(self._reviewed), "last_energy": self._last_energy}
+        found |= {} if self._trail is None else self._trail.tensors()
         if self._opening is not None:
             found |= {f"opening/{name}": value for name, value in self._opening.tensors().items()}
         return found
@@ -449,6 +488,9 @@ class MixtureSession(Session):
         self._bank = Bank(*(further.pop(f"bank/{name}").numpy() for name in Bank._fields))
         self._sum, self._collected = further.pop("sum").numpy(), further.pop("collected").numpy()
         self._reviewed, self._last_energy = int(further.pop("reviewed")), further.pop("last_energy")
+        self._trail = trail_for(self.graph, self.record, self.smooth)
+        if self._trail is not None:
+            self._trail.restore(further)
         first = {name.removeprefix("opening/"): value for name, value in further.items()}
         self._opening = Opening.of(first) if first else None
         with torch.inference_mode():

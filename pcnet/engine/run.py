@@ -57,9 +57,11 @@ class Run:
         record: Record,
         on_divergence: OnDivergence,
         warm_start: Mapping[str, Any],
+        smooth: bool = False,
     ) -> None:
+        """smooth: whether states keep what a smoother needs."""
         """warm_start: states of nodes that a fit continues from."""
-        self.program = program = Program(model, spec)
+        self.program = program = Program(model, spec, smooth)
         self.engine, self.record, self.on_divergence = engine, record, on_divergence
         state = program.initial
         self.space = Workspace(program, state)
@@ -100,6 +102,12 @@ class Run:
         """What was recorded so far."""
         self.recorder.truncate(self.now.rows)  # after an interrupted tick
         return self.recorder
+
+    def last_recorded(self, name: str, count: int) -> Tensor | None:
+        """The last values of a column, at most so many, (T, B, ...), without reading the state of compiled code."""
+        if self.engine.lead is not None:
+            self.engine.lead.flush()
+        return self.recorder.last(name, count)
 
     @property
     def running(self) -> Tensor | None:

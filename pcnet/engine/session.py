@@ -26,7 +26,7 @@ from pcnet.model.context import NodeContext
 from pcnet.model.model import Engine, Model, OnDivergence, RunOptions, device_of
 from pcnet.model.node import BatchSpec
 from pcnet.results.recorder import ENERGY, EVIDENCE, Record, Recorder
-from pcnet.results.result import Divergence, Result
+from pcnet.results.result import Divergence, Result, Smoothed
 
 if TYPE_CHECKING:
     from pcnet.engine.forecast import Draws, Forecast, Innovation
@@ -48,6 +48,7 @@ class Session:
         threads: int | None = 1,
         on_divergence: OnDivergence = "raise",
         engine: Engine = "auto",
+        smooth: bool | int = False,
         warm_start: Mapping[str, Any] | None = None,
         copies: int | None = None,
     ) -> None:
@@ -66,6 +67,7 @@ class Session:
         self.dtype, self.device, self.threads = dtype, device, threads
         self.on_divergence: OnDivergence = on_divergence
         self.engine: Engine = engine
+        self.smooth = smooth
         self.watchers: list[Watcher] = []
         """Called after each observation with its time and the batch elements that have not stopped, None for all."""
         self.on_progress: Callable[[int], object] | None = None
@@ -320,6 +322,15 @@ class Session:
     @property
     def batch_shape(self) -> tuple[int, ...]:
         return tuple(self.program.spec.batch_shape)
+
+    def smoothed(self, lag: int) -> dict[str, Smoothed]:
+        """The belief about the states (and parameters) `lag` observations ago, given all observations since, by node.
+
+        The session must have been started by model.start(smooth=...), with the largest lag.
+        """
+        from pcnet.engine.smooth import lagged
+
+        return lagged(self, None, lag)
 
     def forecast(self, horizon: float, every: float | None = None, *, parameters: bool = True) -> Forecast:
         """Forecast states and observations, with standard deviations.

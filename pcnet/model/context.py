@@ -34,6 +34,7 @@ class Neighbours(NamedTuple):
     default_estimators: Mapping[AnyLink, ParameterEstimator | None] = MappingProxyType({})  # suggested by a child
     joint: frozenset[AnyLink] = frozenset()  # links whose parameters are part of the belief of the state below
     online: bool = True  # whether the node learns during a run, and not after passes over recorded data
+    smooth: bool = False  # whether states keep what a smoother needs
 
     def above_of(self, kind: type[L], of: AnyNode | None = None) -> tuple[L, ...]:
         """The links above of one kind; for `Parametrises`, those of the flow or of the mapping to `of`."""

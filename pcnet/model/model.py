@@ -41,6 +41,7 @@ class RunOptions(TypedDict, total=False):
     threads: int | None
     on_divergence: OnDivergence
     engine: Engine
+    smooth: bool | int
 
 
 class Model:
@@ -106,6 +107,9 @@ class Model:
                 how often.
             engine: "auto" (default) runs compiled code where it can and pays, "compiled" refuses with the reason where
                 it cannot, "eager" runs torch operation by operation. `result.engine` says which one acted.
+            smooth: True keeps what a smoother needs: `result.smoothed("x")` is the belief about each state given all
+                observations. For `start`, a number keeps it of so many observations, for `session.smoothed(lag)`. For
+                graphs with one Kalman state.
 
         Returns:
             What was recorded.
@@ -122,6 +126,10 @@ class Model:
             from pcnet.engine.mixture import MixtureSession
 
             return MixtureSession(self, **options)
+        if options.get("smooth", False) is not False:
+            from pcnet.engine.smooth import SmoothingSession
+
+            return SmoothingSession(self, **options)
         from pcnet.engine.session import Session
 
         return Session(self, **options)

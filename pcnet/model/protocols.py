@@ -95,6 +95,30 @@ class ForecastsAlone(ABC):
         """The forecast after each `every` steps of length `step` (B,), `count` times; parameters: with their doubt."""
 
 
+class SmoothingLayout(NamedTuple):
+    """The form of the rows that a smoother reads."""
+
+    size: int  # n, elements of the belief
+    n_beside: int  # p, parameters beside it
+    blocks: Mapping[str, slice]  # where the variables of each node are among the elements
+
+
+class Smooths(ABC):
+    """A state that can keep what a smoother needs; see `Neighbours.smooth`."""
+
+    @abstractmethod
+    def smoothing_layout(self, bound: Any) -> SmoothingLayout:
+        """The form of its rows."""
+
+    @abstractmethod
+    def smoothing_row(self, ctx: Context) -> Tensor:
+        """What a smoother needs of the last observation, (B, w)."""
+
+    @abstractmethod
+    def smoothed(self, rows: Tensor, layout: SmoothingLayout, first_only: bool) -> tuple[Tensor, Tensor]:
+        """Smoothed means (T, B, n) and covariances (T, B, n, n) from rows (T, B, w); or of the first row alone."""
+
+
 class Assumes(ABC):
     """A node that can be run under several assumptions side by side, as rows of a bank of hypotheses.
 

@@ -65,6 +65,7 @@ def compiled_engine(program: Program, interval: Interval, record: Record) -> Com
         tuple(settings),
         (record.quantities, record.nodes, record.messages),
         tuple(sorted(program.counted_once)),
+        program.smooth,
     )
     about = digest(model)
     # weights of modules, and nodes of a graph, may have changed since an earlier session

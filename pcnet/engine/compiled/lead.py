@@ -71,7 +71,7 @@ class Lead:
         number, (time, elapsed) = place.tick, moment
         row = place.rows - self._flushed
         if row >= ROWS:
-            self._flush()
+            self.flush()
             row = 0
         if not stepper.tick(number, place.flipped, row, elapsed):
             return False
@@ -165,12 +165,12 @@ class Lead:
 
     def _settle(self) -> None:
         """Bring what single ticks have done to where all else looks for it."""
-        self._flush()
+        self.flush()
         if self.place is not None and self._stepper is not None:
             self.engine.run.settle(self.place.flipped)
             self.place = self.place._replace(flipped=False)
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
         """Move rows that single ticks have recorded into the recorder."""
         if self._stepper is not None and self.place is not None and self.place.rows > self._flushed:
             times, rows = self._stepper.recorded(self.place.rows - self._flushed)
