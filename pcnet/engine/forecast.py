@@ -21,7 +21,7 @@ from pcnet.errors import DivergenceError, GraphError, ResultError, SettingError
 from pcnet.functions.traced import jacobian_of
 from pcnet.model.context import NodeContext
 from pcnet.model.links import Predicts
-from pcnet.model.protocols import ForecastContext, Forecasts, ForecastsAlone
+from pcnet.model.protocols import ForecastContext, Forecasts, ForecastsAlone, ForecastsObservations
 from pcnet.numerics.kernels import Kernel, White
 from pcnet.results.downsample import Array
 from pcnet.results.result import Interval
@@ -108,6 +108,10 @@ def forecast(session: Session, horizon: float, every: float | None = None, *, pa
         else:
             system = System(session, parameters=parameters)
             means, sds = _propagate(system, every, count, _substeps(session, every))
+        for name, node in session.graph.nodes.items():
+            if isinstance(node, ForecastsObservations) and name in means:
+                mean, variance = node.forecast_observation(session.context(name), means[name], sds[name] ** 2)
+                means[name], sds[name] = mean, variance.sqrt()
     times = session.time + every * np.arange(1, count + 1)
     shape = tuple(session.program.spec.batch_shape)
     _check_finite(means | {f"{name} (sd)": sd for name, sd in sds.items()}, times)
@@ -144,6 +148,9 @@ def draw(session: Session, horizon: float, draws: int, every: float | None, seed
     generator = torch.Generator().manual_seed(seed)
     with torch.inference_mode(False), torch.no_grad():
         values = _simulate(System(session, copies=draws), every, count, substeps, generator)
+        for name, node in session.graph.nodes.items():
+            if isinstance(node, ForecastsObservations) and name in values:
+                values[name] = node.draw_observation(session.context(name), values[name], generator)
     times = session.time + every * np.arange(1, count + 1)
     _check_finite(values, times)
     return Draws(times, _arrays(values, (draws, *session.program.spec.batch_shape)))
@@ -155,7 +162,7 @@ def innovation(session: Session, observation: Mapping[str, Tensor], t: float | N
     expected = session.forecast(wait, wait)
     found = {}
     for name, value in observation.items():
-        if name in expected._means:
+        if name in expected._means and expected.mean(name).shape[-1] == value.shape[-1]:
             mean, sd = expected.mean(name)[..., 0, :], expected.sd(name)[..., 0, :]
             seen = value[..., : mean.shape[-1]].cpu().numpy()
             found[name] = Innovation(seen - mean, np.where(np.isnan(seen), np.nan, sd))

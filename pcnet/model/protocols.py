@@ -87,6 +87,18 @@ class Forecasts(ABC):
         return None
 
 
+class ForecastsObservations(ABC):
+    """A sensory node whose observations differ from what predicts them by more than noise that is added."""
+
+    @abstractmethod
+    def forecast_observation(self, ctx: Context, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and variance of observations (..., B, n), from those of the predictions (..., B, dim)."""
+
+    @abstractmethod
+    def draw_observation(self, ctx: Context, p: Tensor, generator: torch.Generator) -> Tensor:
+        """Observations (..., B, n), drawn given predictions (..., B, dim); there may be several copies of a batch."""
+
+
 class ForecastsAlone(ABC):
     """A state that forecasts itself and what it predicts, including noise that persists."""
 

@@ -131,8 +131,14 @@ CASES = {
     "batch": lambda: of_paper(kappa=[1.0, 1 / 3], every=[3, 4]),
     "own parts": swinging,
     "stack": stacked,
+    "families": lambda: families(),
     "sensors": lambda: (two_sensors(), {"a": np.ones((5, 1)), "b": np.ones((5, 1))}),
 }
+
+
+def families():
+    graph, schedule, stream, _ = cases.of_families()
+    return pc.Model(graph, schedule), stream
 
 
 def two_sensors():
