@@ -23,6 +23,9 @@ import pcnet as pc
 from pcnet.graphs import Level, adaptive_filter, hierarchy, odem
 
 FEW, BATCH = 60, 756
+FIRST, SETTLED = 200, 2000
+"""Observations of a bank's beginning, and after which few of its hypotheses are left."""
+AHEAD = 200  # steps of a forecast
 
 
 def settings(batch: int) -> dict[str, torch.Tensor]:
@@ -128,6 +131,12 @@ def stepped(model: pc.Model, record: Any) -> Callable[[], object]:
     return run
 
 
+def forecasting(model: pc.Model, series: Array) -> Callable[[], object]:
+    """Forecasts of a session."""
+    session = model.start(engine="compiled", record=()).run(series)
+    return partial(session.forecast, AHEAD * session.interval)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--passes", type=int, default=6, help="number of timings; the minimum is shown")
@@ -154,6 +163,10 @@ def main() -> None:
         timed[f"{name}/run"] = partial(model.run, series, progress=False), options.samples
         timed[f"{name}/step"] = stepped(model, ()), STEPS
         timed[f"{name}/recorded step"] = stepped(model, None), STEPS
+        timed[f"{name}/forecast"] = forecasting(model, series[:FEW]), AHEAD
+        if model.hypotheses is not None:
+            for count in (FIRST, SETTLED):
+                timed[f"{name}/{count}"] = partial(model.run, series[:count], progress=False), count
         few = series[:FEW]
         timed[f"{name}/eager"] = partial(model.run, few, engine="eager", progress=False), FEW
         if name in BATCHES:
@@ -170,7 +183,7 @@ def main() -> None:
     for name, each in started.items():
         shown = f"{costs[name]:8.2f} ({costs[name] / reference:5.2f})" if isinstance(each, Timed) else f"    {each}"
         print(f"{TITLES[name]:<58} {shown}")
-    columns = ("run", "step", "recorded step", "batch", "eager")
+    columns = ("run", "step", "recorded step", "batch", "forecast", "eager")
     print(f"\n{'':<30} " + " ".join(f"{column:>16}" for column in columns))
     for name in options.models:
         cells = []
@@ -178,6 +191,14 @@ def main() -> None:
             cost = costs.get(f"{name}/{column}")
             cells.append(f"{'':>16}" if cost is None else f"{cost:8.2f} ({cost / reference:5.2f})")
         print(f"{name:<30} " + " ".join(cells) + f"  {engines[name]}")
+    for name in options.models:
+        if f"{name}/{FIRST}" in costs:
+            first, settled, whole = costs[f"{name}/{FIRST}"], costs[f"{name}/{SETTLED}"], costs[f"{name}/run"]
+            steady = (whole * options.samples - settled * SETTLED) / max(1, options.samples - SETTLED)
+            print(
+                f"\n{name}: {first:.1f} ({first / reference:.2f}) in the first {FIRST} observations, {steady:.2f} "
+                f"({steady / reference:.2f}) after {SETTLED}"
+            )
 
 
 if __name__ == "__main__":

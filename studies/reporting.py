@@ -51,8 +51,8 @@ def save_figures(drawings: Iterable[Drawing], folder: str | Path) -> list[Pictur
     pictures = []
     for drawing in drawings:
         path = folder / f"{drawing.name}.png"
-        with atomic_write(path) as scratch:
-            drawing.figure.savefig(scratch, dpi=DPI, format="png")
+        with atomic_write(path) as file:
+            drawing.figure.savefig(file, dpi=DPI, format="png")
         pictures.append(Picture(drawing.name, path, drawing.title, drawing.caption))
     return pictures
 
@@ -107,8 +107,8 @@ def figure_sections(pictures: Sequence[Picture], links: Iterable[str]) -> list[s
 def write_files(contents: Mapping[Path, str]) -> None:
     """Write each text file atomically."""
     for path, content in contents.items():
-        with atomic_write(path) as scratch:
-            scratch.write_text(content, encoding="utf-8")
+        with atomic_write(path) as file:
+            file.write(content.encode())
 
 
 # --- HTML ------------------------------------------------------------------------------------------------------------

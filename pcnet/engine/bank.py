@@ -6,6 +6,7 @@ Arrays are (K, B): K rows for each of B batch elements.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -15,8 +16,8 @@ from pcnet.model.hypotheses import Hypotheses
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
-CAPACITIES = (4, 8, 12, 16, 24, 32)
-"""Numbers of rows that a bank shrinks to; more are kept as they are."""
+CAPACITIES = (4, 8, 16)
+"""Numbers of rows that a bank shrinks to; more are kept as they are, because binding anew costs more than they do."""
 REVIEWS = ((256, 8), (2048, 64), (math.inf, 256))
 """Until so many observations, rows are reviewed at every so many."""
 MERGE_FROM = 16  # observation from which rows are merged
@@ -74,8 +75,11 @@ def normalise(log_weight: Array) -> Array:
     return normalised
 
 
-def start(hypotheses: Hypotheses, batch: int) -> tuple[Bank, Array, Array]:
-    """The first bank, with the logs of the factors of process and of observation variances of each row (K,)."""
+def start(hypotheses: Hypotheses, batch: int, peaks: Array) -> tuple[Bank, Array, Array]:
+    """The first bank, with the logs of the factors of process and of observation variances of each row (K,).
+
+    peaks: Weights of the peaks (k,) that the first belief is divided into; those of one noise level are neighbours.
+    """
     robust = (0, 1) if hypotheses.outliers else (0,)
     grid = [
         (math.log(a), math.log(b), r)
@@ -83,9 +87,9 @@ def start(hypotheses: Hypotheses, batch: int) -> tuple[Bank, Array, Array]:
         for b in hypotheses.observation_factors
         for r in robust
     ]
-    process, observation, kinds = (np.array(column) for column in zip(*grid, strict=True))
+    process, observation, kinds = (np.repeat(column, len(peaks)) for column in zip(*grid, strict=True))
     tilt = hypotheses.process_tilt * process + hypotheses.observation_tilt * observation
-    weight = np.repeat(tilt[:, None], batch, 1)
+    weight = np.repeat((tilt + np.tile(np.log(peaks), len(grid)))[:, None], batch, 1)
     zero = np.zeros(weight.shape, dtype=np.int64)
     bank = Bank(normalise(weight), np.zeros_like(weight), zero, np.repeat(kinds[:, None], batch, 1), zero)
     return bank, process, observation
@@ -98,7 +102,13 @@ def next_review(tick: int) -> int:
 
 
 def review(
-    hypotheses: Hypotheses, bank: Bank, evidence: Array, traits: Traits, tick: int, passed: int, walks: bool
+    hypotheses: Hypotheses,
+    bank: Bank,
+    evidence: Array,
+    traits: Callable[[], Traits],
+    tick: int,
+    passed: int,
+    walks: bool,
 ) -> Review:
     """Drop, merge, restart and add rows.
 
@@ -106,7 +116,7 @@ def review(
         hypotheses: The rules.
         bank: The bank at the last review.
         evidence: Sums of log-evidence now, (K, B); NaN for rows that have stopped.
-        traits: What rows are compared by.
+        traits: Gives what rows are compared by, if it is needed.
         tick: Number of observations.
         passed: Number of observations since the last review.
         walks: Whether there are parameters that can walk.
@@ -138,18 +148,21 @@ def _share(weight: Array, walk: Indices, kinds: range, share: float) -> Array:
     for kind in kinds:
         mine = walk == kind
         own = log_sum_exp(np.where(mine, weight, -np.inf))
-        with np.errstate(invalid="ignore"):
+        with np.errstate(invalid="ignore"):  # of elements without a row of this kind
             gain = np.logaddexp(own, math.log(share)) - own
-        weight = np.where(mine & np.isfinite(own), weight + gain, weight)
+            weight = np.where(mine & np.isfinite(own), weight + gain, weight)
     return weight
 
 
-def _merge(limit: float, bank: Bank, traits: Traits, keep: NDArray[np.bool_]) -> tuple[Array, NDArray[np.bool_]]:
+def _merge(
+    limit: float, bank: Bank, traits_of_rows: Callable[[], Traits], keep: NDArray[np.bool_]
+) -> tuple[Array, NDArray[np.bool_]]:
     """Let the better of two rows that have become equal take the weight of the other."""
     weight, keep = bank.log_weight.copy(), keep.copy()
     order = np.argsort(-np.where(keep, weight, -np.inf), 0, kind="stable")
     columns = np.arange(weight.shape[1])
     most = int(keep.sum(0).max())
+    traits: Traits | None = None
     for j in range(1, most):
         b = order[j]
         for i in range(j):
@@ -160,6 +173,7 @@ def _merge(limit: float, bank: Bank, traits: Traits, keep: NDArray[np.bool_]) ->
             )
             if not close.any():
                 continue
+            traits = traits_of_rows() if traits is None else traits
             apart = np.abs(traits.levels[a, columns] - traits.levels[b, columns])
             away = np.abs(traits.means[a, columns] - traits.means[b, columns])
             close &= (apart < limit).all(-1) & (away < 0.5 * traits.sds[a, columns]).all(-1)

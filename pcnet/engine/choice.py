@@ -10,11 +10,14 @@ from pcnet.errors import SettingError
 from pcnet.model.model import Engine
 
 if TYPE_CHECKING:
+    from pcnet.engine.compiled.engine import Known
     from pcnet.engine.compiled.lead import Lead
     from pcnet.engine.run import Run
 
 FEW = 200
 """With engine="auto", a run of fewer observations than this is not worth compiling."""
+FEW_STEPS = 100
+"""The same for a forecast, whose eager steps cost more."""
 _WARNED: set[str] = set()
 
 
@@ -41,8 +44,11 @@ class EngineChoice:
             self._wanted = "auto" if acting == "compiled" else "eager"
             self._why_eager = "" if self._wanted != "eager" else "as before"
 
-    def choose(self, run: Run, total: int | None) -> None:
-        """Decide which engine acts, before the first observation. total: number of observations, if known."""
+    def choose(self, run: Run, total: int | None, known: Known | None = None) -> None:
+        """Decide which engine acts, before the first observation.
+
+        total: number of observations, if known. known: what is known of the run for the compiled engine.
+        """
         if self._wanted == "eager":
             return
         if self._wanted == "auto" and total is not None and total < self._few:
@@ -61,9 +67,13 @@ class EngineChoice:
         from pcnet.engine.compiled.lead import Lead
 
         try:
-            self.lead = Lead(run, compiled_engine(run.program, run.interval, run.record))
+            self.lead = Lead(run, compiled_engine(run.program, run.interval, run.record, known))
         except UntraceableError as error:
             self._refuse(str(error))
+
+    def is_worth_compiling(self, steps: int) -> bool:
+        """Whether the compiled engine acts, and so many steps are enough for it to compile them."""
+        return self.lead is not None and steps >= min(self._few, FEW_STEPS)
 
     def _refuse(self, why: str) -> None:
         self.lead, self._why_eager = None, why

@@ -77,11 +77,13 @@ def resolve(
     outputs: Outputs,
     inputs: Inputs,
     tick: int,
+    first: GraphState,
 ) -> tuple[GraphState, list[DivergenceEvent]]:
     """Apply the policy to batch elements that have diverged in a tick.
 
     Elements that stopped, now or earlier, keep the state before. Held elements keep it too, and their sensory nodes
-    observe a missing value. Reset elements get the initial state. The energies of the returned state are summed up.
+    observe a missing value. Reset elements get the state at the start, `first`. The energies of the returned state are
+    summed up.
     """
     program, running = space.program, before.running
     failed_by = _failures(program, before, after, outputs, policy, tick)
@@ -105,7 +107,7 @@ def resolve(
                 space.take("observe", program.observers, failed)
                 state = state._replace(nodes=space.nodes)
             else:
-                initial = select_nodes(failed, program.initial.nodes, state.nodes)
+                initial = select_nodes(failed, first.nodes, state.nodes)
                 state = state._replace(nodes=initial, started=state.started & ~failed)
             state = state._replace(missed=state.missed + failed)
         state = sum_energies(state, failed if events else None, None if all_running else running)

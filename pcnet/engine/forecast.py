@@ -3,26 +3,38 @@
 The graph is read as ẋ = f(x, v, θ) + ω, y = g(x, v, θ) + ω_y with smooth noises ω, whose variance and autocorrelation
 come from the precision nodes. States start at their beliefs, parameters stay at theirs, causes are their predictions
 plus noise, and inputs hold. Parameters that a state above predicts move with it, at their present distance. A single
-Kalman state forecasts itself, including noise that persists; draws, and forecasts of several states, start with new
-noise.
+Kalman state forecasts itself, including noise that persists: by its Gaussian belief where an ensemble of points
+confirms it, otherwise by the ensemble. Forecasts and draws of several states start with new noise.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pcnet.errors import DivergenceError, GraphError, ResultError, SettingError
-from pcnet.functions.traced import jacobian_of
-from pcnet.model.context import NodeContext
-from pcnet.model.links import Predicts
-from pcnet.model.protocols import ForecastContext, Forecasts, ForecastsAlone, ForecastsObservations
-from pcnet.numerics.kernels import Kernel, White
+from pcnet.engine.ensemble import Ensemble, Moments
+from pcnet.engine.future import (
+    NOISE,
+    STEP,
+    Future,
+    FutureMaker,
+    FutureOfOne,
+    FutureOfSystem,
+    Moving,
+    Path,
+    PointsOfOne,
+    cells,
+    draws_alone,
+    forecasts_alone,
+)
+from pcnet.errors import DivergenceError, ResultError, SettingError
+from pcnet.model.protocols import DrawsFutures, ForecastsObservations
 from pcnet.results.downsample import Array
 from pcnet.results.result import Interval
 
@@ -33,7 +45,8 @@ if TYPE_CHECKING:
 
 SUBSTEPS = 4  # smallest number of integration steps in a sampling interval
 MAX_STEPS = 4000  # largest number of steps for which noise is drawn: its covariance over all of them is a matrix
-NEGLIGIBLE = 1e-10  # correlations of noise below this are neglected
+FINE_STEPS = 1000  # largest number of steps that are shorter than the sampling interval
+MOST_STEPS = 100_000  # largest number of steps of a forecast
 
 
 class Forecast:
@@ -99,42 +112,89 @@ class Innovation(NamedTuple):
 def forecast(session: Session, horizon: float, every: float | None = None, *, parameters: bool = True) -> Forecast:
     """Means and standard deviations at every `every` until `horizon` from now; see `Live.forecast`."""
     every, count = _grid(session, horizon, every)
-    with torch.inference_mode(False), torch.no_grad():
-        found = _forecast_alone(session, every, count, parameters)
-        if found is not None:
-            means = {name: torch.stack([each[name][0] for each in found]) for name in found[0]}
-            spread = {name: torch.stack([each[name][1] for each in found]) for name in found[0]}
-            sds = {name: each.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt() for name, each in spread.items()}
-        else:
-            system = System(session, parameters=parameters)
-            means, sds = _propagate(system, every, count, _substeps(session, every))
-        for name, node in session.graph.nodes.items():
-            if isinstance(node, ForecastsObservations) and name in means:
+    program = session.program
+    alone = forecasts_alone(program) is not None
+    steps = _steps(session, every, count, 1 if alone else SUBSTEPS)
+    make = partial(FutureOfOne if alone else FutureOfSystem, parameters=parameters)
+    with torch.inference_mode(alone), torch.no_grad():
+        future = make(program, session.state)
+        moving = future.start(every / steps, count * steps)
+        shown = _advance(session, make, future, moving, every / steps, steps, count)
+    means, sds = ({n.removeprefix(k): v for n, v in shown.items() if n.startswith(k)} for k in ("mean/", "sd/"))
+    if count * steps > 1 and _leaves_gaussians(session):
+        with torch.inference_mode(), torch.no_grad():
+            found = _ensemble(session, every, count, steps, 0).moments(parameters)
+            means, sds = found.unless_confirmed(Moments(means, sds))
+    for name, node in session.graph.nodes.items():
+        if isinstance(node, ForecastsObservations) and name in means:
+            with torch.inference_mode():
                 mean, variance = node.forecast_observation(session.context(name), means[name], sds[name] ** 2)
-                means[name], sds[name] = mean, variance.sqrt()
+            means[name], sds[name] = mean, variance.sqrt()
     times = session.time + every * np.arange(1, count + 1)
-    shape = tuple(session.program.spec.batch_shape)
-    _check_finite(means | {f"{name} (sd)": sd for name, sd in sds.items()}, times)
+    _check_finite(session, {**means, **{f"{name} (sd)": sd for name, sd in sds.items()}}, times)
+    shape = tuple(program.spec.batch_shape)
     return Forecast(times, _arrays(means, shape), _arrays(sds, shape))
 
 
-def _forecast_alone(
-    session: Session, every: float, count: int, parameters: bool
-) -> list[dict[str, tuple[Tensor, Tensor]]] | None:
-    """Mean and covariance by node at each time, if there is a single state that can forecast itself."""
-    graph = session.graph
-    states = [node for node in graph.nodes.values() if node.role == "state"]
-    stacked = any(isinstance(link, Predicts) and not link.child.observes for link in graph.links)
-    if len(states) != 1 or stacked or bool((session.intervals != session.intervals[0]).any()):
-        return None
-    name, state = states[0].name, states[0]
-    if not isinstance(state, ForecastsAlone):
-        return None
-    steps = max(1, round(every / session.interval))  # of about the sampling interval
-    with torch.inference_mode():
-        step = torch.full_like(session.intervals, every / steps)
-        found = state.forecast(session.context(name), step, steps, count, parameters)
-    return [{name: (each.mean, each.covariance), **each.below} for each in found]
+def _leaves_gaussians(session: Session) -> bool:
+    """Whether there is a single state that can draw its future, and whose belief does not stay Gaussian."""
+    name = draws_alone(session.program, session.context)
+    if name is None:
+        return False
+    node = session.program.nodes[name]
+    assert isinstance(node, DrawsFutures)
+    return not node.stays_gaussian(session.context(name))
+
+
+def _ensemble(session: Session, every: float, count: int, steps: int, seed: int) -> Ensemble:
+    program, state = session.program, session.state
+
+    def advance(moving: Moving, noise: Tensor) -> dict[str, Tensor]:
+        return _advance(session, PointsOfOne, future, moving, every / steps, steps, count, noise)
+
+    future = PointsOfOne(program, state)
+    return Ensemble(program, state, seed, advance, count * steps)
+
+
+def _advance(
+    session: Session,
+    make: FutureMaker,
+    future: Future,
+    moving: Moving,
+    step: float,
+    steps: int,
+    count: int,
+    noise: Tensor | None = None,
+) -> dict[str, Tensor]:
+    """What is shown of a future after each `steps` steps of length `step`, `count` times; (T, B, dim) by name.
+
+    Args:
+        session: The session.
+        make: Makes such a future of one batch element.
+        future: The future of all of them.
+        moving: Where it begins.
+        step: Length of a step.
+        steps: Number of steps from one time to the next.
+        count: Number of times.
+        noise: Given at each step, (steps · count, B, m).
+    """
+    if session.compiles(steps * count):
+        from pcnet.engine.compiled.future import compiled_future
+
+        found = compiled_future(session.program, session.state, make, moving, step, steps, count, noise)
+        if found is not None:
+            return found
+    like = next(iter(moving.values()))
+    given = {STEP: torch.full((len(like),), step, dtype=session.dtype, device=session.device)}
+    shown: dict[str, list[Tensor]] = {}
+    for k in range(count * steps):
+        if noise is not None:
+            given[NOISE] = noise[k]
+        moving = future.step(moving, given)
+        if (k + 1) % steps == 0:
+            for name, value in future.show(moving, given).items():
+                shown.setdefault(name, []).append(value)
+    return {name: torch.stack(values) for name, values in shown.items()}
 
 
 def draw(session: Session, horizon: float, draws: int, every: float | None, seed: int) -> Draws:
@@ -142,17 +202,28 @@ def draw(session: Session, horizon: float, draws: int, every: float | None, seed
     every, count = _grid(session, horizon, every)
     if type(draws) is not int or draws < 1:
         raise SettingError(f"draws must be a whole number, 1 or more, not {draws!r}")
-    substeps = _substeps(session, every)
-    if count * substeps > MAX_STEPS:
-        raise SettingError(f"{count * substeps} steps are too many to draw noise for; use a shorter horizon")
+    if draws_alone(session.program, session.context) is not None:
+        steps = _steps(session, every, count, 1)
+        with torch.inference_mode(), torch.no_grad():
+            values = _ensemble(session, every, count, steps, seed).draws(draws)
+        return _draws_of(session, values, every, count, draws, seed)
+    steps = _steps(session, every, count, SUBSTEPS)
+    if count * steps > MAX_STEPS:
+        raise SettingError(f"{count * steps} steps are too many to draw noise for; use a shorter horizon")
     generator = torch.Generator().manual_seed(seed)
     with torch.inference_mode(False), torch.no_grad():
-        values = _simulate(System(session, copies=draws), every, count, substeps, generator)
-        for name, node in session.graph.nodes.items():
-            if isinstance(node, ForecastsObservations) and name in values:
+        values = _simulate(session, draws, every, count, steps, generator)
+    return _draws_of(session, values, every, count, draws, seed)
+
+
+def _draws_of(session: Session, values: Mapping[str, Tensor], every: float, count: int, draws: int, seed: int) -> Draws:
+    values, generator = dict(values), torch.Generator().manual_seed(seed)
+    for name, node in session.graph.nodes.items():
+        if isinstance(node, ForecastsObservations) and name in values:
+            with torch.inference_mode():
                 values[name] = node.draw_observation(session.context(name), values[name], generator)
     times = session.time + every * np.arange(1, count + 1)
-    _check_finite(values, times)
+    _check_finite(session, values, times)
     return Draws(times, _arrays(values, (draws, *session.program.spec.batch_shape)))
 
 
@@ -187,8 +258,19 @@ def _interval(session: Session) -> float:
     return session.interval
 
 
-def _substeps(session: Session, every: float) -> int:
-    return max(1, math.ceil(SUBSTEPS * every / float(session.intervals.min()) - 1e-9))
+def _steps(session: Session, every: float, count: int, fine: int) -> int:
+    """Number of integration steps from one time to the next: `fine` or more in a sampling interval, or one if that
+    would be very many."""
+    intervals = every / float(session.intervals.min())
+    steps = max(1, round(intervals)) if fine == 1 else max(1, math.ceil(fine * intervals - 1e-9))
+    if count * steps > FINE_STEPS:
+        steps = max(1, round(intervals))
+    if count * steps > MOST_STEPS:
+        raise SettingError(
+            f"that is {count * steps} integration steps, of about a sampling interval each; give a shorter horizon, at "
+            f"most {MOST_STEPS} intervals ahead"
+        )
+    return steps
 
 
 def _arrays(values: Mapping[str, Tensor], shape: tuple[int, ...]) -> dict[str, Array]:
@@ -196,205 +278,32 @@ def _arrays(values: Mapping[str, Tensor], shape: tuple[int, ...]) -> dict[str, A
     return {name: v.movedim(0, 1).reshape(*shape, *v.shape[:1], *v.shape[2:]).numpy() for name, v in values.items()}
 
 
-def _check_finite(values: Mapping[str, Tensor], times: Array) -> None:
+def _check_finite(session: Session, values: Mapping[str, Tensor], times: Array) -> None:
+    needed = session.in_use
     for name, value in values.items():
-        good = torch.isfinite(value).flatten(1).all(1)
+        finite = torch.isfinite(value).all(-1)
+        good = (finite if needed is None else finite.reshape(len(finite), -1, len(needed)) | ~needed).flatten(1).all(1)
         if not bool(good.all()):
             when = float(times[int((~good).nonzero()[0])])
             raise DivergenceError(f"the forecast of {name} is not finite from t = {when:g} on; use a shorter horizon")
 
 
-class NoiseSource(NamedTuple):
-    """One noise of the system."""
-
-    place: slice  # among the noise inputs
-    covariance: Tensor  # (B, m, m)
-    kernel: Kernel
-    hold: Tensor  # how long white noise is held constant, (B,); 1 for a diffusion, whose covariance is per unit of time
-
-
-class System:
-    """The variables of all nodes that take part in a forecast, in one vector z.
-
-    `flow` is ż (B, n) as a function of z and the noise inputs, `values` what is shown of z, without observation noise.
-    Each node contributes its part from the messages of the nodes above it. With `copies`, everything exists so many
-    times, copy by copy.
-    """
-
-    def __init__(self, session: Session, copies: int = 1, parameters: bool = True) -> None:
-        order = session.graph.topological_order
-        self.nodes, self.copies = {name: node for name, node in order.items() if isinstance(node, Forecasts)}, copies
-        self.contexts: dict[str, NodeContext[Any, Any]] = {name: session.context(name) for name in order}
-        self.places: dict[str, slice] = {}
-        means, covariances, first = [], [], 0
-        for name, node in self.nodes.items():
-            start = node.forecast_start(self.contexts[name])
-            if start is not None:
-                mean, covariance = self.repeated(start.mean), self.repeated(start.covariance)
-                known = order[name].role == "parameter" and not parameters
-                means.append(mean)
-                covariances.append(torch.zeros_like(covariance) if known else covariance)
-                self.places[name] = slice(first, first := first + mean.shape[-1])
-        if not any(order[name].role == "state" for name in self.places):
-            raise GraphError("there is no state in the graph that can be forecast")
-        self.is_timed = session.program.depends_on_time
-        if self.is_timed:  # the time is the last variable, and has the velocity 1
-            means.append(self.repeated(session.state.time.to(means[0])[:, None]))
-        self.mean = torch.cat(means, -1)
-        self.covariance = torch.zeros_like(self.mean).diag_embed()
-        for place, covariance in zip(self.places.values(), covariances, strict=True):
-            self.covariance[:, place, place] = covariance
-        self.sources: list[NoiseSource] = []
-        self._inputs: dict[str, list[slice]] = {name: [] for name in self.nodes}
-        self.noises = 0
-        for name, node in self.nodes.items():
-            held = session.intervals * session.program.period(name, "predict")
-            hold = self.repeated(held if node.holds_noise else torch.ones_like(held))
-            for covariance, kernel in self.noises_of(name) if order[name].is_input or not order[name].observes else []:
-                here = slice(self.noises, self.noises + covariance.shape[-1])
-                self._inputs[name].append(here)
-                self.sources.append(NoiseSource(here, covariance, kernel, hold))
-                self.noises = here.stop
-        shown = self.values(self.mean)
-        self.states = [name for name, node in session.graph.nodes.items() if name in shown and not node.observes]
-        self.sensors = [name for name, node in session.graph.nodes.items() if name in shown and node.observes]
-
-    def repeated(self, value: Tensor) -> Tensor:
-        return value.clone().repeat(self.copies, *(1,) * (value.dim() - 1))
-
-    def noises_of(self, name: str) -> list[tuple[Tensor, Kernel]]:
-        """The covariance of each noise of a node at one time (B, m, m), and its autocorrelation."""
-        found = self.nodes[name].forecast_noises(self.contexts[name])
-        return [(self.repeated(covariance), kernel) for covariance, kernel in found]
-
-    def at(self, z: Tensor, noise: Tensor | None = None) -> dict[str, ForecastContext]:
-        """The future z as each node sees it."""
-        found: dict[str, ForecastContext] = {}
-        for name in self.nodes:
-            messages = {}
-            for link in self.contexts[name].above:
-                sender = link.parent.name
-                if sender in self.nodes:
-                    messages[link] = self.nodes[sender].forecast_message(self.contexts[sender], link, found[sender])
-            inputs = [] if noise is None else [noise[..., place] for place in self._inputs[name]]
-            total = sum(inputs[1:], inputs[0]) if inputs else z.new_zeros(())
-            time = z[..., -1:] if self.is_timed else None
-            found[name] = ForecastContext(z[..., self.places.get(name, slice(0))], total, messages, time)
-        return found
-
-    def offset(self, z: Tensor) -> Tensor:
-        """z in coordinates in which variables without a velocity of their own stand still."""
-        now = self.at(z)
-        found = [self.nodes[name].offset(self.contexts[name], now[name]) for name in self.places]
-        return torch.cat([*found, z[..., -1:]] if self.is_timed else found, -1)
-
-    def flow(self, z: Tensor, noise: Tensor) -> Tensor:
-        now = self.at(z, noise)
-        found = [self.nodes[name].velocity(self.contexts[name], now[name]) for name in self.places]
-        return torch.cat([*found, torch.ones_like(z[..., -1:])] if self.is_timed else found, -1)
-
-    def values(self, z: Tensor) -> dict[str, Tensor]:
-        """What forecasts show, by node."""
-        now = self.at(z)
-        shown = {name: node.forecast_value(self.contexts[name], now[name]) for name, node in self.nodes.items()}
-        return {name: value for name, value in shown.items() if value is not None}
-
-
-def _cells(kernel: Kernel, step: float, most: int, hold: Tensor) -> Tensor:
-    """Covariances ∫∫κ of a noise of variance 1, integrated over time cells that are j apart; (cells, B or 1)."""
-    if isinstance(kernel, White):
-        return (step * hold)[None]
-    nodes, weights = np.polynomial.legendre.leggauss(24)
-    half = hold.new_tensor((nodes + 1) / 2 * step)  # (h − u) κ(jh ± u) over u in (0, h), smooth on either side
-    weigh = hold.new_tensor(weights / 2 * step) * (step - half)
-    found: list[Tensor] = []
-    for j in range(most):
-        lags = torch.stack([j * step + half, (j * step - half).abs()])
-        value = (kernel.correlation(lags[..., None]) * weigh[:, None]).sum((0, 1))
-        if found and bool((value.abs() <= NEGLIGIBLE * found[0].abs()).all()):
-            break
-        found.append(value)
-    return torch.stack(found)
-
-
-def _propagate(system: System, every: float, count: int, substeps: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Mean and covariance along the flow, linearised, with its noises; (T, B, dim) of each state and sensor."""
-    step = every / substeps
-    turned = jacobian_of(system.offset, system.mean)
-    z, covariance = system.offset(system.mean), turned @ system.covariance @ turned.mT
-    nothing = z.new_zeros(z.shape[0], system.noises)
-    lags = [_cells(source.kernel, step, count * substeps, source.hold) for source in system.sources]
-    # the effect of past noise, the newest first: (cells, B, n, m)
-    carried = [z.new_zeros(0, *z.shape, source.covariance.shape[-1]) for source in system.sources]
-    own = {name: noises[0][0] for name in system.sensors if (noises := system.noises_of(name))}
-    means: dict[str, list[Tensor]] = {name: [] for name in [*system.states, *system.sensors]}
-    sds: dict[str, list[Tensor]] = {name: [] for name in means}
-    eye = torch.eye(z.shape[-1], dtype=z.dtype, device=z.device)
-
-    def slope(at: Tensor) -> Tensor:
-        return jacobian_of(lambda v: system.flow(v, nothing), at)
-
-    for k in range(count * substeps):
-        middle, after, transition = _runge_kutta(lambda v: system.flow(v, nothing), slope, z, step)
-        gain = jacobian_of(lambda e, at=middle: system.flow(at, e), nothing)  # type: ignore[misc]
-        gain = 0.5 * (eye + transition) @ gain
-        covariance = transition @ covariance @ transition.mT
-        for i, (source, weights) in enumerate(zip(system.sources, lags, strict=True)):
-            past = transition @ carried[i][: len(weights) - 1]
-            new = gain[..., source.place]
-            pushed = new @ source.covariance
-            cross = (weights[1 : len(past) + 1, :, None, None] * past).sum(0) @ pushed.mT
-            covariance = covariance + weights[0][:, None, None] * (pushed @ new.mT) + cross + cross.mT
-            carried[i] = torch.cat([new[None], past])
-        z = after
-        if (k + 1) % substeps == 0:
-            for name, value in system.values(z).items():
-                seen = jacobian_of(lambda v, of=name: system.values(v)[of], z)  # type: ignore[misc]
-                spread = (seen @ covariance * seen).sum(-1)
-                spread = spread + own[name].diagonal(dim1=-2, dim2=-1) if name in own else spread
-                means[name].append(value)
-                sds[name].append(spread.clamp_min(0).sqrt())
-    return {n: torch.stack(v) for n, v in means.items()}, {n: torch.stack(v) for n, v in sds.items()}
-
-
-def _runge_kutta(
-    flow: Callable[[Tensor], Tensor], slope: Callable[[Tensor], Tensor], z: Tensor, step: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """z after half a step and after a full step, and the Jacobian of the full step."""
-    eye = torch.eye(z.shape[-1], dtype=z.dtype, device=z.device).expand(z.shape[0], -1, -1)
-    k1, m1 = flow(z), slope(z)
-    at = z + 0.5 * step * k1
-    k2, m2 = flow(at), slope(at) @ (eye + 0.5 * step * m1)
-    middle = z + 0.5 * step * k2
-    k3, m3 = flow(middle), slope(middle) @ (eye + 0.5 * step * m2)
-    at = z + step * k3
-    k4, m4 = flow(at), slope(at) @ (eye + step * m3)
-    after = z + step / 6 * (k1 + 2 * k2 + 2 * k3 + k4)
-    return middle, after, eye + step / 6 * (m1 + 2 * m2 + 2 * m3 + m4)
-
-
-def _simulate(system: System, every: float, count: int, substeps: int, generator: torch.Generator) -> dict[str, Tensor]:
+def _simulate(
+    session: Session, draws: int, every: float, count: int, steps: int, generator: torch.Generator
+) -> dict[str, Tensor]:
     """One path for each batch element and copy; (T, B, dim) of each state and sensor."""
-    step, steps = every / substeps, count * substeps
+    future = Path(session.program, session.state, copies=draws)
+    system, step, total = future.system, every / steps, count * steps
     values, vectors = torch.linalg.eigh(system.covariance)  # singular where something is known exactly
     start = vectors * values.clamp_min(0).sqrt()[:, None, :]
     white = torch.randn(*system.mean.shape, 1, generator=generator, dtype=system.mean.dtype).to(system.mean.device)
     z = system.offset(system.mean + (start @ white)[..., 0])
-    noise = z.new_zeros(steps, z.shape[0], system.noises)
+    noise = z.new_zeros(total, z.shape[0], system.noises)
     for source in system.sources:
-        weights = _cells(source.kernel, step, steps, source.hold) / step**2
-        noise[..., source.place] = _coloured(weights, steps, source.covariance, generator)
-    found: dict[str, list[Tensor]] = {name: [] for name in [*system.states, *system.sensors]}
-    for k in range(steps):
-        now = noise[k]
-        k1 = system.flow(z, now)
-        k2 = system.flow(z + 0.5 * step * k1, now)
-        k3 = system.flow(z + 0.5 * step * k2, now)
-        z = z + step / 6 * (k1 + 2 * k2 + 2 * k3 + system.flow(z + step * k3, now))
-        if (k + 1) % substeps == 0:
-            for name, value in system.values(z).items():
-                found[name].append(value)
-    paths = {name: torch.stack(path) for name, path in found.items()}
+        weights = cells(source.kernel, step, total, source.hold) / step**2
+        noise[..., source.place] = _coloured(weights, total, source.covariance, generator)
+    shown = _advance(session, Path, future, {"/z": z}, step, steps, count, noise)
+    paths = {name: shown[f"mean/{name}"] for name in [*system.states, *system.sensors]}
     for name in system.sensors:
         for covariance, kernel in system.noises_of(name):  # none with a likelihood of its own
             weights = kernel.correlation(every * torch.arange(count, dtype=z.dtype)[:, None])

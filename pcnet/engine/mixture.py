@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,9 +13,10 @@ from pcnet.engine import bank as banks
 from pcnet.engine.bank import Array, Bank, Indices, Traits
 from pcnet.engine.choice import EngineChoice
 from pcnet.engine.divergence import DivergenceLog
-from pcnet.engine.inputs import Observation, Sample
+from pcnet.engine.inputs import Observation, time_of
 from pcnet.engine.opening import LENGTH, SHARE, Opening, sizes_of
 from pcnet.engine.run import Run, Snapshot, common_batch_shape
+from pcnet.engine.screen import Suspects
 from pcnet.engine.session import Session
 from pcnet.engine.smooth import (
     Trail,
@@ -34,7 +35,7 @@ from pcnet.model.hypotheses import Hypotheses
 from pcnet.model.links import Weighs
 from pcnet.model.model import Engine, RunOptions
 from pcnet.model.node import BatchSpec
-from pcnet.model.protocols import Assumes, AssumesNoiseLevels
+from pcnet.model.protocols import Assumes, AssumesNoiseLevels, StartsAtPeaks
 from pcnet.numerics.mixtures import mix
 from pcnet.numerics.trees import tree_map
 from pcnet.results.recorder import ENERGY, EVIDENCE, Column, Record, Recorder
@@ -43,7 +44,24 @@ from pcnet.results.result import Divergence, Result, Smoothed
 if TYPE_CHECKING:
     from pcnet.engine.forecast import Draws, Forecast
 
+MOST_GATHERED = 2**16
+"""Rows times observations that are gathered before they are reduced to those of the mixture."""
 LOST = 1e4  # what a row loses in nats with an observation that it cannot take in, while others can
+
+
+class _Part(NamedTuple):
+    """Times, and what rows have recorded then, (T, K·B, ...) by name, with their weights (T, K, B)."""
+
+    times: list[float]
+    values: dict[str, Tensor]
+
+
+class _Newest(NamedTuple):
+    """What was gathered of the last observation: evidence of rows (K, B), free energy (B,), and (K·B, ...) by name."""
+
+    evidence: Array
+    energy: Array
+    values: dict[str, Tensor]
 
 
 class MixtureSession(Session):
@@ -57,6 +75,8 @@ class MixtureSession(Session):
     _trail: Trail | None
     _table: Recorder
     _shape: torch.Size
+    _newest: _Newest
+    _gathered: list[_Part]
 
     @property
     def _next_review(self) -> int:
@@ -72,24 +92,31 @@ class MixtureSession(Session):
     # --- rows ----------------------------------------------------------------------------------------------------
     def _bind(self, observation: Observation, total: int | None) -> Run:
         self._shape = common_batch_shape(self.model, observation)
-        self._total = total
+        self._total, self._gathered = total, []
         self._sum = np.zeros(self._shape.numel())  # log-evidence up to the last review
         self._reviewed, self._collected = 0, np.zeros(self._shape.numel())
         self._last_energy = torch.zeros(self._shape, dtype=torch.float64)
         self._opening = Opening([], {}) if self.hypotheses.guess else None
         self._trail = trail_for(self.graph, self.record, self.smooth)
-        sizes = sizes_of([observation], self.hypotheses.guess, self.graph, self._shape)
-        run = self._begin({name: 2 * (SHARE * size).log() for name, size in sizes.items()})
+        run = self._begin(self._unknown([observation]))
         self._table = self.recorder_for(self.record)
         return run
 
     def _begin(self, guess: Mapping[str, Tensor]) -> Run:
         """Start all rows; guess: log-variances (B, n) of the precision nodes whose first guess is to be found."""
         batch = self._shape.numel()
-        self._bank, process, observation = banks.start(self.hypotheses, batch)
+        self._bind_rows(1)
+        starts = {name: node for name, node in self._nodes.items() if isinstance(node, StartsAtPeaks)}
+        parts = {name: node.start_peaks(self.context(name)) for name, node in starts.items()}
+        peaks = {name: each for name, each in parts.items() if each is not None} if len(starts) == 1 else {}
+        weights = np.concatenate([each.weights.double().numpy() for each in peaks.values()]) if peaks else np.ones(1)
+        self._bank, process, observation = banks.start(self.hypotheses, batch, weights)
         run = self._bind_rows(self._bank.rows)
         state, program = run.now.state, run.program
         nodes = dict(state.nodes)
+        for name, each in peaks.items():
+            offsets = each.offsets.repeat(self._bank.rows // len(weights), 1).repeat_interleave(batch, 0)
+            nodes[name] = starts[name].start_at(program.bound[name], nodes[name], offsets, each.narrowing)
         for name, node in self._nodes.items():
             if isinstance(node, AssumesNoiseLevels):
                 factors = observation if self._weighs_observations(name) else process
@@ -100,6 +127,7 @@ class MixtureSession(Session):
                 nodes[name] = node.assume(program.bound[name], nodes[name], shift)
         run.now = run.now._replace(state=state._replace(nodes=nodes))
         self._assume_kinds(run)
+        run.first = run.now.state
         return run
 
     def _weighs_observations(self, name: str) -> bool:
@@ -117,7 +145,8 @@ class MixtureSession(Session):
         policy = "stop" if self.on_divergence == "raise" else self.on_divergence
         smooth = self.smooth is not False
         self._run = run = Run(self.model, spec, self._engine, self._raw_record, policy, {}, smooth)
-        self._engine.choose(run, self._total)
+        known = None if before.lead is None else before.lead.engine.known.with_rows(self._shape.numel(), rows)
+        self._engine.choose(run, self._total, known)
         if self._engine.lead is not None and before.lead is not None:
             self._engine.lead.engine.compiled_ticks += before.lead.engine.compiled_ticks
         return run
@@ -126,9 +155,13 @@ class MixtureSession(Session):
     def _raw_record(self) -> Record:
         """What is recorded of each row."""
         wanted = dict.fromkeys((*(q for q in self.record.quantities if q != ENERGY), "mean", EVIDENCE))
+        nodes = self.record.nodes
+        if nodes is not None and self.hypotheses.guess:  # first guesses need the means of states
+            states = (name for name, node in self._nodes.items() if node.role == "state")
+            nodes = tuple(dict.fromkeys((*nodes, *states)))
         record = Record(
             (*wanted, *((ENERGY,) if ENERGY in self.record.quantities else ())),
-            self.record.nodes,
+            nodes,
             1,
             self.record.messages,
         )
@@ -151,38 +184,46 @@ class MixtureSession(Session):
 
     # --- observations --------------------------------------------------------------------------------------------
     def step(self, observation: Any, t: float | None = None) -> Session:
+        if self._run is None or self._opening is not None:  # the first observations are kept
+            with torch.inference_mode(), ThreadLimit(self.threads):
+                self._take(self._reader.timed(observation), t)
+            return self
         super().step(observation, t)
         if self.tick >= self._next_review:
             with torch.inference_mode(), ThreadLimit(self.threads):
                 self._look()
         return self
 
-    def _take(self, given: Observation | Sample, t: float | None, total: int | None = None) -> None:
-        super()._take(given, t, total)
-        if self._opening is not None:
-            observation, moment = given if isinstance(given, Sample) else (given, t)
-            self._opening.observations.append((observation, moment))
-            for name, node in self._nodes.items():
-                if node.role == "state":
-                    self._opening.means.setdefault(name, []).append(self.read(name, "mean"))
-            if len(self._opening.observations) == LENGTH:
-                self._replay()
+    def _absorb(self, observation: Observation, t: float | None, total: int | None = None) -> None:
+        super()._absorb(observation, t, total)
+        if self._opening is not None and len(self._opening.observations) < self.tick:
+            self._opening.observations.append((observation, t))
         self._look()
 
     def _run_part(
         self, series: Mapping[str, Tensor], moments: Sequence[float] | None, start: int, stop: int, bar: Any
     ) -> None:
         while start < stop:
-            opening = self._run is None or self._opening is not None
-            ahead = 1 if opening else self._next_review - self.tick
-            end = min(stop, start + ahead)
-            if opening:
+            if self._run is None or self.watchers:
                 observation = {name: value[start] for name, value in series.items()}
-                self._take(observation, None if moments is None else moments[start], len(next(iter(series.values()))))
+                t = None if moments is None else time_of(moments[start])
+                self._absorb(observation, t, len(next(iter(series.values()))))
                 self._progressed(1, bar)
-            else:
+                start += 1
+                continue
+            end = min(stop, start + self._next_review - self.tick)
+            opening = self._opening
+            if opening is not None:
+                ahead = ({name: value[i] for name, value in series.items()} for i in range(start, end))
+                times = [None] * (end - start) if moments is None else moments[start:end]
+                opening.observations.extend(zip(ahead, times, strict=True))
+            try:
                 super()._run_part(series, moments, start, end, bar)
-                self._look()
+            except BaseException:
+                if opening is not None:
+                    del opening.observations[self.tick :]
+                raise
+            self._look()
             start = end
 
     def _look(self) -> None:
@@ -190,22 +231,26 @@ class MixtureSession(Session):
         run = self._bound
         if self.tick < self._next_review:
             return
-        rows, evidence = self._bank.rows, self._evidence_now()
+        self._gather()
+        if self._opening is not None and self.tick == LENGTH:
+            self._replay()
+            return
+        rows, (evidence, energy, _) = self._bank.rows, self._newest
         if self.on_divergence == "raise" and not np.isfinite(self._bank.now(evidence)).any(0).all():
-            events = run.now.log.events
+            events = run.snapshot.log.events
             why = f": {events[-1].why}" if events else ""
             raise DivergenceError(f"all hypotheses have diverged by observation {self.tick}{why}")
-        self._collect()
         lost = self.diverged
         tick, passed = self.tick, self.tick - self._reviewed
         walks = any(isinstance(node, Assumes) and node.assumption == "walk" for node in self._nodes.values())
-        found = banks.review(self.hypotheses, self._bank, evidence, self._traits(), tick, passed, walks)
-        self._last_energy = self._energy()
+        found = banks.review(self.hypotheses, self._bank, evidence, self._traits, tick, passed, walks)
+        self._last_energy = torch.as_tensor(energy).reshape(self._shape)
         self._sum = self._sum + self._total_evidence(evidence)
         self._reviewed, self._collected = tick, np.zeros_like(self._sum)
         same = found.bank.rows == rows and bool((found.source == np.arange(rows)[:, None]).all())
         self._bank = found.bank
         if not same:
+            self._reduce()
             self._copy_rows(found.source, lost)
 
     def _copy_rows(self, source: Indices, lost: Divergence) -> None:
@@ -223,6 +268,8 @@ class MixtureSession(Session):
             same = len(source) == self._bound.program.spec.batch_shape[0]
             if self._trail is not None:
                 self._trail.branch(index)
+            first = self._bound.first
+            begun = {name: tree_map(pick, state) for name, state in first.nodes.items()}
             run = self._bound if same else self._bind_rows(len(source), self.acting_engine)
             state = run.now.state._replace(nodes=nodes, **rest)
             at, node = (value.reshape(-1) for value in lost)
@@ -230,7 +277,24 @@ class MixtureSession(Session):
             stopped = {row * batch + b: (int(at[b]), str(node[b])) for row in range(len(source)) for b in gone}
             run.now = now._replace(state=state, relative_dt=relative, log=DivergenceLog(now.log.events, stopped))
             self._assume_kinds(run)
+            run.first = run.first._replace(nodes=begun)
+            if run.rescue is not None:
+                run.rescue.forget()
+                run.keep_for_rescue()
             run.show()
+
+    def _start_anew(self, suspects: Suspects) -> None:
+        if self._opening is None:
+            super()._start_anew(suspects)
+            return
+        cleaned = [(suspects.remove(each), t) for each, t in self._opening.observations]
+        self._opening = Opening([], {})
+        self._start_over(self._unknown([each for each, _ in cleaned]), cleaned)
+
+    def _unknown(self, observations: Sequence[Observation]) -> dict[str, Tensor]:
+        """First guesses (B, 1) of log-variances before anything is known of the noise."""
+        sizes = sizes_of(observations, self.hypotheses.guess, self.graph, self._shape)
+        return {name: 2 * (SHARE * size).log() for name, size in sizes.items()}
 
     def _traits(self) -> Traits:
         """Log-levels, means and standard deviations of all rows."""
@@ -244,9 +308,11 @@ class MixtureSession(Session):
         return Traits(*(np.concatenate(each, -1) for each in (levels, means, sds)))
 
     def _of_rows(self, node: str, quantity: str) -> Array:
-        """A quantity of all rows, (K, B, n)."""
-        with torch.inference_mode():
-            value = self.graph[node].quantities[quantity].read(self.context(node))
+        """A quantity of all rows at the last observation, (K, B, n), which was gathered."""
+        value = self._newest.values.get(f"{node}.{quantity}")
+        if value is None:  # it is not recorded
+            with torch.inference_mode():
+                value = self.graph[node].quantities[quantity].read(self.context(node))
         found: Array = value.reshape(self._bank.rows, self._shape.numel(), -1).double().cpu().numpy()
         return found
 
@@ -257,7 +323,8 @@ class MixtureSession(Session):
         """
         shape = (*sums.shape[:-1], self._bank.rows, -1)
         lost = missed.reshape(shape).double().cpu().numpy()
-        evidence: Array = sums.reshape(shape).double().cpu().numpy() - LOST * (lost - lost.min(-2, keepdims=True))
+        least = np.fmin.reduce(lost, -2, keepdims=True)  # NaN for rows that have stopped
+        evidence: Array = sums.reshape(shape).double().cpu().numpy() - LOST * (lost - least)
         return evidence
 
     def _evidence_now(self) -> Array:
@@ -278,18 +345,31 @@ class MixtureSession(Session):
         opening = self._opening
         assert opening is not None
         self._collect()
-        if self._trail is not None:
-            self._trail.clear()
-        self._opening = None
+        self._opening = None  # what it holds was observed before any of it is taken in once more
         interval = self._bound.program.interval[: self._shape.numel()]
         guess = opening.guesses(self.hypotheses.guess, self.graph, self._shape, interval)
+        self._start_over(guess, opening.observations)
+
+    def _start_over(
+        self, guess: Mapping[str, Tensor], observations: Sequence[tuple[Observation, float | None]]
+    ) -> None:
+        """Start all rows again, and take in what was observed; what was recorded and summed up is kept."""
+        self._collect()
+        if self._trail is not None:
+            self._trail.clear()
         kept = self._sum, self._total_evidence(self._evidence_now())
         self._reviewed = 0
         with torch.inference_mode():
             self._begin(guess)
         table, self._table = self._table, self.recorder_for(self.record)
-        for observation, moment in opening.observations:
-            super()._take(observation, moment, self._total)
+        series, moments, done = *Opening(list(observations), {}).series(), 0
+        while done < len(observations):
+            lead = None if self.watchers else self._engine.lead
+            ahead = self._next_review - self.tick
+            ahead = 0 if lead is None or series is None else lead.take_block(series, moments, done, ahead)
+            if not ahead:
+                super()._absorb(*observations[done], self._total)
+            done += max(1, ahead)
             self._look()
         self._collect()
         self._table, self._sum = table, kept[0] + kept[1]
@@ -306,6 +386,10 @@ class MixtureSession(Session):
     def weights(self) -> Tensor:
         """Weights of all rows now, (rows, ...)."""
         return torch.as_tensor(self._weights(self._evidence_now())).reshape(-1, *self._shape)
+
+    @property
+    def in_use(self) -> Tensor:
+        return self.weights.reshape(-1) > 0
 
     def _weights(self, evidence: Array) -> Array:
         """Weights of rows (..., K, B) in the mixture; none for rows that are about to be dropped."""
@@ -330,37 +414,67 @@ class MixtureSession(Session):
             mixed = mix(quantity, get, weight)[0]
         return mixed.reshape(*self._shape, *mixed.shape[1:])
 
-    def _collect(self) -> None:
-        """Reduce what rows have recorded to that of the mixture."""
+    def _gather(self) -> None:
+        """Take over what rows have recorded since the last time, with the weights of rows."""
         run = self._bound
-        raw, rows, batch = run.recorded, self._bank.rows, self._shape.numel()
-        times = raw.times
+        times = run.recorded.times
         if not times:
             return
         first = run.place.tick - len(times)
-        found = raw.take()
-        run.now = run.now._replace(rows=0)
+        found = run.take_recorded()
         if self._trail is not None:
             self._trail.add(without_smoothing(found))
-        shaped = {name: value.reshape(len(times), rows, batch, *value.shape[2:]) for name, value in found.items()}
         evidence = self._evidence(found[EVIDENCE], found["missed"])
-        weight = torch.as_tensor(self._weights(evidence)).to(shaped[EVIDENCE])
-        kept = [i for i in range(len(times)) if (first + i + 1) % self.record.every == 0]
         total = np.concatenate([self._collected[None], self._total_evidence(evidence)])
         self._collected = total[-1]
+        self._newest = _Newest(evidence[-1], total[-2] - total[-1], {name: value[-1] for name, value in found.items()})
+        if self._opening is not None:
+            self._opening.add_means(self._mixed_means(found, evidence))
+        kept = [i for i in range(len(times)) if (first + i + 1) % self.record.every == 0]
         if not kept or not self._table.columns:
             return
+        found = found | {
+            "accuracy": torch.as_tensor(np.diff(total, axis=0)),
+            EVIDENCE: torch.as_tensor(total[1:] + self._sum),
+        }
+        found["weight"] = torch.as_tensor(self._weights(evidence))
+        if len(kept) < len(times):
+            times, found = [times[i] for i in kept], {name: value[kept] for name, value in found.items()}
+        self._gathered.append(_Part(times, found))
+        if sum(len(part.times) for part in self._gathered) * self._bank.rows * self._shape.numel() > MOST_GATHERED:
+            self._reduce()
+
+    def _mixed_means(self, found: Mapping[str, Tensor], evidence: Array) -> dict[str, Tensor]:
+        """Means (T, B, dim) of states of the mixture, from what rows have recorded, and their evidence (T, K, B)."""
+        weight = torch.as_tensor(self._weights(evidence)).to(self.program.zeros)
+        means = {name: found[f"{name}.mean"] for name, node in self._nodes.items() if node.role == "state"}
+        rows = {name: value.reshape(*weight.shape, -1) for name, value in means.items()}
+        shape = (len(weight), *self._shape, -1)
+        return {name: mix("mean", lambda _, value=value: value, weight).reshape(shape) for name, value in rows.items()}  # type: ignore[misc]
+
+    def _reduce(self) -> None:
+        """Reduce what was gathered of the rows to that of the mixture."""
+        parts, self._gathered = self._gathered, []
+        if not parts:
+            return
+        times = [t for part in parts for t in part.times]
+        found = {name: torch.cat([part.values[name] for part in parts]) for name in parts[0].values}
+        weight = found["weight"].to(self.program.zeros)
         values = {}
         for name in self._table.columns:
-            if name == "accuracy":
-                values[name] = torch.as_tensor(np.diff(total, axis=0))[kept].to(weight)
-            elif name == EVIDENCE:
-                values[name] = torch.as_tensor(total[1:] + self._sum)[kept].to(weight)
+            if name in ("accuracy", EVIDENCE):
+                values[name] = found[name].to(weight)
             else:
                 node, dot, quantity = name.rpartition(".")
-                beside = {q: shaped[f"{node}{dot}{q}"][kept] for q in ("mean", quantity) if f"{node}{dot}{q}" in shaped}
-                values[name] = mix(quantity, beside.__getitem__, weight[kept])
-        self._table.add_block([times[i] for i in kept], values)
+                beside = {q: found[f"{node}{dot}{q}"] for q in ("mean", quantity) if f"{node}{dot}{q}" in found}
+                rows = {q: value.reshape(*weight.shape, *value.shape[2:]) for q, value in beside.items()}
+                values[name] = mix(quantity, rows.__getitem__, weight)
+        self._table.add_block(times, values)
+
+    def _collect(self) -> None:
+        """Bring the table of what was recorded of the mixture up to date."""
+        self._gather()
+        self._reduce()
 
     @property
     def recorder(self) -> Recorder:
@@ -417,7 +531,7 @@ class MixtureSession(Session):
     @property
     def diverged(self) -> Divergence:
         """Batch elements all of whose rows have stopped."""
-        rows = self._bound.now.log.summary((self._bank.rows, *self._shape))
+        rows = self._bound.snapshot.log.summary((self._bank.rows, *self._shape))
         all_stopped = (rows.at >= 0).all(0)
         return Divergence(np.where(all_stopped, rows.at.max(0), -1), np.where(all_stopped, rows.node[0], ""))
 
@@ -469,7 +583,8 @@ class MixtureSession(Session):
     # --- files and copies ----------------------------------------------------------------------------------------
     def further_tensors(self) -> dict[str, Tensor]:
         self._collect()
-        found = {f"bank/{name}": torch.as_tensor(value) for name, value in self._bank._asdict().items()}
+        found = super().further_tensors()
+        found |= {f"bank/{name}": torch.as_tensor(value) for name, value in self._bank._asdict().items()}
         found |= {"sum": torch.as_tensor(self._sum), "collected": torch.as_tensor(self._collected)}
         found |= {"reviewed": torch.tensor(self._reviewed), "last_energy": self._last_energy}
         found |= {} if self._trail is None else self._trail.tensors()
@@ -484,7 +599,8 @@ class MixtureSession(Session):
         further: dict[str, Tensor],
         acting: Engine | None = None,
     ) -> None:
-        self._shape, self._total = torch.Size(batch_shape[1:]), None
+        self._restore_screen(further)
+        self._shape, self._total, self._gathered = torch.Size(batch_shape[1:]), None, []
         self._bank = Bank(*(further.pop(f"bank/{name}").numpy() for name in Bank._fields))
         self._sum, self._collected = further.pop("sum").numpy(), further.pop("collected").numpy()
         self._reviewed, self._last_energy = int(further.pop("reviewed")), further.pop("last_energy")
@@ -502,10 +618,11 @@ class MixtureSession(Session):
     def __deepcopy__(self, memo: dict[int, Any]) -> MixtureSession:
         options = {name: getattr(self, name) for name in RunOptions.__annotations__}
         made = MixtureSession(self.model, **options)
+        made._screen = None if self._screen is None else self._screen.copy()
         if self._run is not None:
             further, now = self.further_tensors(), self._bound.now
             made.restore(list(self.program.spec.batch_shape), lambda _: now, further, self.acting_engine)
-            made._table.restore(self._table.times, *self._table.state())
+            made._table.restore(*self._table.state())
         return made
 
     def forecast(self, horizon: float, every: float | None = None, *, parameters: bool = True) -> Forecast:
@@ -515,6 +632,7 @@ class MixtureSession(Session):
         for name in rows.nodes:
             mean, sd = rows.mean(name), rows.sd(name)
             w = weight.reshape(*weight.shape, 1, 1)
+            mean, sd = (np.where(w > 0, value, 0.0) for value in (mean, sd))  # rows without weight may be anything
             means[name] = (w * mean).sum(0)
             sds[name] = np.sqrt((w * (sd**2 + (mean - means[name]) ** 2)).sum(0))
         return type(rows)(rows.times, means, sds)

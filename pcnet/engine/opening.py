@@ -54,6 +54,20 @@ class Opening(NamedTuple):
             found[name] = torch.maximum(variance, SMALLEST * size**2).log()
         return found
 
+    def add_means(self, means: Mapping[str, Tensor]) -> None:
+        """Add means (T, ..., dim) of states, after some of the observations."""
+        for name, value in means.items():
+            self.means.setdefault(name, []).extend(value)
+
+    def series(self) -> tuple[dict[str, Tensor] | None, list[float] | None]:
+        """All observations by node, (T, ..., n), and their times; None for observations of different forms."""
+        forms = {tuple((name, value.shape) for name, value in each.items()) for each, _ in self.observations}
+        times = [t for _, t in self.observations if t is not None]
+        if len(forms) != 1 or len(times) not in (0, len(self.observations)):
+            return None, None
+        names = self.observations[0][0]
+        return {name: torch.stack([each[name] for each, _ in self.observations]) for name in names}, times or None
+
     def tensors(self) -> dict[str, Tensor]:
         """All of it by name, for a checkpoint."""
         times = [math.nan if t is None else t for _, t in self.observations]

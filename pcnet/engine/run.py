@@ -14,7 +14,8 @@ from pcnet.engine.divergence import DivergenceEvent, DivergenceLog, everything_f
 from pcnet.engine.inputs import Observation
 from pcnet.engine.program import Program
 from pcnet.engine.recording import columns
-from pcnet.engine.state import GraphState
+from pcnet.engine.rescue import Rescue
+from pcnet.engine.state import GraphState, select_nodes
 from pcnet.engine.tick import Failure, Inputs, NumericalError, Outputs, Workspace, tick
 from pcnet.errors import ObservationError
 from pcnet.model.context import Now
@@ -73,6 +74,9 @@ class Run:
                 nodes[name] = node.warm_start(self.space.contexts[name], given)
             state = state._replace(nodes=nodes)
         self.interval = Interval.of(program.interval, program.shortest_dt)
+        self.first = state
+        """What batch elements are reset to."""
+        self.rescue = Rescue() if on_divergence == "hold" else None
         self.snapshot = Snapshot(0, state, Clock(), None, DivergenceLog(), Outputs({}))
         self.recorder = self.recorder_for(record)
         """What was recorded, without the last compiled ticks; `recorded` is complete."""
@@ -100,7 +104,9 @@ class Run:
     @property
     def recorded(self) -> Recorder:
         """What was recorded so far."""
-        self.recorder.truncate(self.now.rows)  # after an interrupted tick
+        if self.engine.lead is not None:
+            self.engine.lead.flush()
+        self.recorder.truncate(self.place.rows)  # after an interrupted tick
         return self.recorder
 
     def last_recorded(self, name: str, count: int) -> Tensor | None:
@@ -108,6 +114,14 @@ class Run:
         if self.engine.lead is not None:
             self.engine.lead.flush()
         return self.recorder.last(name, count)
+
+    def take_recorded(self) -> dict[str, Tensor]:
+        """What was recorded since the last call, (T, B, ...) by name; the state stays where it is."""
+        found, before = self.recorded.take(), self.snapshot
+        self.snapshot = before._replace(rows=0)
+        if self.engine.lead is not None:
+            self.engine.lead.forget_rows(before)
+        return found
 
     @property
     def running(self) -> Tensor | None:
@@ -148,7 +162,9 @@ class Run:
             outputs = everything_failed(program, now.state, error.node, error.why)
             time = dt + now.state.time
             after = now.state._replace(time=time, dt=dt, accuracy=program.zeros, complexity=program.zeros)
-        state, events = resolve(self.on_divergence, space, now.state, after, outputs, inputs, now.tick)
+        state, events = resolve(self.on_divergence, space, now.state, after, outputs, inputs, now.tick, self.first)
+        if events and self.rescue is not None:
+            state = self.rescue.after_loss(now.tick, [event.element for event in events], state, self.first)
         log = now.log.with_events(events, self.on_divergence == "stop") if events else now.log
         following = Snapshot(now.tick + 1, state, clock, relative_dt, log, outputs, now.rows)
         self._show(following)
@@ -160,6 +176,19 @@ class Run:
                 self.recorder.close()  # digits must not depend on which ticks are eager
             following = following._replace(rows=now.rows + 1)
         self.now = following
+
+    def keep_for_rescue(self) -> None:
+        """Keep the present state from time to time, for beliefs that must be set back."""
+        if self.rescue is not None and self.rescue.is_due(self.place.tick):
+            self.rescue.keep(self.place.tick, self.now.state)
+
+    def restart(self, which: Tensor) -> None:
+        """Set some batch elements (B,) back to the start; the time goes on."""
+        state = self.now.state
+        nodes = select_nodes(which, self.first.nodes, state.nodes)
+        started = torch.where(which, self.first.started, state.started)
+        self.now = self.now._replace(state=state._replace(nodes=nodes, started=started))
+        self.show()
 
     def _expanded(self, observation: Observation) -> Observation:
         """An observation of the whole batch."""

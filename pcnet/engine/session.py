@@ -9,6 +9,7 @@ from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 from tqdm import tqdm
@@ -19,6 +20,7 @@ from pcnet.engine.inputs import Observation, ObservationReader, Sample, sampling
 from pcnet.engine.program import Program
 from pcnet.engine.recording import result_of
 from pcnet.engine.run import Run, Snapshot, common_batch_shape
+from pcnet.engine.screen import Screen, Suspects
 from pcnet.engine.state import GraphState
 from pcnet.engine.threads import ThreadLimit
 from pcnet.errors import ObservationError, ScheduleError, SettingError
@@ -30,6 +32,7 @@ from pcnet.results.result import Divergence, Result, Smoothed
 
 if TYPE_CHECKING:
     from pcnet.engine.forecast import Draws, Forecast, Innovation
+    from pcnet.engine.segments import Segments
 
 UNEQUAL = "there must be as many times as observations"
 Watcher = Callable[[float, Tensor | None], None]
@@ -48,6 +51,7 @@ class Session:
         threads: int | None = 1,
         on_divergence: OnDivergence = "raise",
         engine: Engine = "auto",
+        screen: bool = True,
         smooth: bool | int = False,
         warm_start: Mapping[str, Any] | None = None,
         copies: int | None = None,
@@ -68,6 +72,10 @@ class Session:
         self.on_divergence: OnDivergence = on_divergence
         self.engine: Engine = engine
         self.smooth = smooth
+        if not isinstance(screen, bool):
+            raise SettingError(f"screen must be True or False, not {screen!r}")
+        self.screen = screen
+        self._screen = Screen() if screen and on_divergence != "raise" else None
         self.watchers: list[Watcher] = []
         """Called after each observation with its time and the batch elements that have not stopped, None for all."""
         self.on_progress: Callable[[int], object] | None = None
@@ -84,6 +92,8 @@ class Session:
         self._warm_start, self._copies = warm_start or {}, copies
         self._engine = EngineChoice(engine)
         self._run: Run | None = None
+        self.segments: dict[Path, Segments] = {}
+        """What `save` has appended to the files beside its checkpoints."""
 
     @property
     def _bound(self) -> Run:
@@ -101,7 +111,7 @@ class Session:
             t: Its time; one sampling interval after the previous one unless given.
         """
         lead = self._engine.lead
-        if lead is None or self.watchers or not lead.step(observation, t):
+        if lead is None or self.watchers or self._screen is not None or not lead.step(observation, t):
             with torch.inference_mode(), ThreadLimit(self.threads):
                 self._take(self._reader.timed(observation), t)
         return self
@@ -139,23 +149,51 @@ class Session:
         moments = None if times is None else list(itertools.islice(times, total + 1))
         if moments is not None and len(moments) != total:
             raise ObservationError(UNEQUAL)
-        self._run_part(series, moments, 0, total, bar)
+        done, begun, screen = 0, self.tick, self._screen
+        while screen is not None and done < total and not screen.settled:
+            observation = {name: value[done] for name, value in series.items()}
+            self._take(observation, None if moments is None else moments[done], total)
+            self._progressed(1, bar)
+            done += 1
+        if screen is None or done == total:
+            self._run_part(series, moments, done, total, bar)
+            return
+        begun, before = begun + done, screen.copy()
+        gaps = self._gaps(total if moments is None else moments)
+        try:
+            rest = screen.series({name: value[done:] for name, value in series.items()}, gaps[done:])
+            joined = {name: torch.cat([series[name][:done], value]) for name, value in rest.items()}
+            self._run_part(joined, moments, done, total, bar)
+        except BaseException:  # what was not taken in was not judged either
+            end = done + self.tick - begun
+            before.series({name: value[done:end] for name, value in series.items()}, gaps[done:end])
+            self._screen = before
+            raise
+
+    def _gaps(self, moments: int | Sequence[float]) -> Any:
+        """The time before each observation in sampling intervals, 1 or more, given their times or their number."""
+        if isinstance(moments, int):
+            return np.ones(moments)
+        times = np.array([time_of(t) for t in moments])
+        return np.maximum(1.0, np.diff(times, prepend=times[0]) / self.interval)
 
     def _run_part(
         self, series: Mapping[str, Tensor], moments: Sequence[float] | None, start: int, stop: int, bar: Any
     ) -> None:
-        """Take in the observations of a series from `start` to before `stop`."""
+        """Take in the observations of a series, which were judged, from `start` to before `stop`."""
         total, done, size = len(next(iter(series.values()))), start, 1 if start == 0 else stop
         while done < stop:
             lead = None if self.watchers else self._engine.lead
             ahead = 0 if lead is None else lead.take_block(series, moments, done, min(size, stop - done))
             if not ahead:
                 observation = {name: value[done] for name, value in series.items()}
-                self._take(observation, None if moments is None else moments[done], total)
+                self._absorb(observation, None if moments is None else time_of(moments[done]), total)
                 ahead, size = 1, max(1, size // 4)
             else:
-                size = 4 * max(size, ahead)
+                size = 16 * max(size, ahead)
             done += ahead
+            if self._run is not None and self._run.rescue is not None:
+                self._run.keep_for_rescue()
             self._progressed(ahead, bar)
 
     def _progressed(self, count: int, bar: Any) -> None:
@@ -206,6 +244,38 @@ class Session:
         else:
             observation = given
         t = None if t is None else time_of(t)
+        if self._screen is None:
+            self._absorb(observation, t, total)
+            return
+        before = self._screen.copy()
+        gap = 1.0 if t is None or self._run is None else max(1.0, (t - self.time) / self.interval)
+        unsettled = not before.settled
+        try:
+            self._absorb(self._screen.one(observation, gap), t, total)
+        except BaseException:
+            self._screen = before
+            raise
+        if unsettled:
+            suspects = self._screen.suspects(self.batch_shape)
+            if suspects is not None:
+                self._start_anew(suspects)
+        if self._run is not None and self._run.rescue is not None:
+            self._run.keep_for_rescue()
+
+    def _start_anew(self, suspects: Suspects) -> None:
+        """Set batch elements back to the start that have begun with implausible observations."""
+        run = self._bound
+        lost = np.zeros(run.program.spec.batch, dtype=np.int64)
+        for event in run.now.log.events:
+            lost[event.element] += 1
+        rows = lost.size // suspects.counts.size
+        which = np.tile(suspects.counts.reshape(-1), rows) > lost  # others were not taken in at all
+        if which.any():
+            with torch.inference_mode():
+                run.restart(torch.from_numpy(which))
+
+    def _absorb(self, observation: Observation, t: float | None, total: int | None = None) -> None:
+        """One tick with an observation that was read and judged."""
         new = self._run is None
         run = self._bind(observation, total) if self._run is None else self._run
         if t is not None and run.place.tick == 0:
@@ -241,6 +311,11 @@ class Session:
     def state(self) -> GraphState:
         """The state of the run: all that changes, as a tree of tensors. It is safe to keep."""
         return self._bound.now.state
+
+    @property
+    def in_use(self) -> Tensor | None:
+        """Batch elements of the run that a forecast needs, (B,); None for all."""
+        return None
 
     def context(self, node: str) -> NodeContext[Any, Any]:
         """What a node sees now: its state, and the messages on its links."""
@@ -305,6 +380,11 @@ class Session:
         return found
 
     @property
+    def screened(self) -> int:
+        """Observed values that were implausible and taken as missing; with policies other than "raise"."""
+        return 0 if self._screen is None else self._screen.count
+
+    @property
     def time(self) -> float:
         """Time of the last observation; the first is at 0 unless times are given."""
         return 0.0 if self._run is None else self._run.place.clock.time
@@ -363,6 +443,10 @@ class Session:
         with ThreadLimit(self.threads):
             return innovation(self, self._reader.one(observation), None if t is None else time_of(t))
 
+    def compiles(self, steps: int) -> bool:
+        """Whether so many steps of a forecast are to be taken by compiled code, if it can."""
+        return self._engine.is_worth_compiling(steps)
+
     @property
     def acting_engine(self) -> Engine:
         """The engine that goes on with the session: "compiled", with eager ticks where it must, or "eager"."""
@@ -383,10 +467,7 @@ class Session:
 
     def take_recorded(self) -> dict[str, Tensor]:
         """What was recorded since the last call, (T, B, ...) by name; it is not kept."""
-        run = self._bound
-        found = run.recorded.take()
-        run.now = run.now._replace(rows=0)
-        return found
+        return self._bound.take_recorded()
 
     @property
     def recorder(self) -> Recorder:
@@ -406,7 +487,15 @@ class Session:
         return result_of(self, self._engine, recorder, last)
 
     def save(self, path: str | Path, *, recording: bool = True) -> Path:
-        """Write a checkpoint, atomically, from which `pcnet.resume` continues; recording: with what was recorded."""
+        """Write a checkpoint, atomically, from which `pcnet.resume` continues.
+
+        A long recording goes into a second file beside it, `<path>.rows-…`, to which further calls append. So the time
+        that it takes does not depend on the length of the run.
+
+        Args:
+            path: The file.
+            recording: Whether to include what was recorded.
+        """
         from pcnet.engine.checkpoint import save
 
         return save(self, Path(path), recording)
@@ -418,7 +507,7 @@ class Session:
 
     def further_tensors(self) -> dict[str, Tensor]:
         """What a checkpoint holds beside the state of the run."""
-        return {}
+        return {} if self._screen is None else self._screen.tensors()
 
     def restore(
         self,
@@ -435,6 +524,9 @@ class Session:
             further: The tensors of `further_tensors`; KeyError if one is missing.
             acting: With engine="auto", the engine that goes on; chosen anew unless given.
         """
+        self._restore_screen(further)
+        if further:
+            raise KeyError(min(further))
         if acting is not None:
             self._engine.continue_with(acting)
         with torch.inference_mode():
@@ -443,10 +535,17 @@ class Session:
             run.show()
         self._engine.choose(run, None)
 
+    def _restore_screen(self, further: dict[str, Tensor]) -> None:
+        """Take the screen out of what a checkpoint holds."""
+        found = Screen.of(further)
+        if self._screen is not None:
+            self._screen = found
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Session:
         """An independent session at the same place. States are never changed, so that they can be shared."""
         options = {name: getattr(self, name) for name in RunOptions.__annotations__}
         made = Session(self.model, **options)
+        made._screen = None if self._screen is None else self._screen.copy()
         if self._run is not None:
             with torch.inference_mode():
                 made._run = run = made._bind_to(self._run.program.spec.batch_shape)
@@ -456,7 +555,7 @@ class Session:
             if self._engine.lead is not None:
                 made._engine.choose(run, None)
             recorder = self.recorder
-            run.recorder.restore(recorder.times, *recorder.state())
+            run.recorder.restore(*recorder.state())
         return made
 
     def __copy__(self) -> Session:

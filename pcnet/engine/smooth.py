@@ -248,14 +248,13 @@ class SmoothingSession(Session):
     def _collect(self) -> None:
         """Move what was recorded to where it is kept."""
         run = self._bound
-        recorded = run.recorded
-        times = recorded.times
+        times = run.recorded.times
         if not times:
             return
-        values = recorded.take()
-        run.now = run.now._replace(rows=0)
+        values = run.take_recorded()
         self._trail.add(without_smoothing(values))
-        self._table.add_block(times, values)
+        if self._table.columns or self._trail.lag is None:
+            self._table.add_block(times, values)
 
     @property
     def recorder(self) -> Recorder:
@@ -288,7 +287,7 @@ class SmoothingSession(Session):
 
     def further_tensors(self) -> dict[str, Tensor]:
         self._collect()
-        return self._trail.tensors()
+        return super().further_tensors() | self._trail.tensors()
 
     def restore(
         self,
@@ -297,14 +296,15 @@ class SmoothingSession(Session):
         further: dict[str, Tensor],
         acting: Engine | None = None,
     ) -> None:
-        super().restore(batch_shape, lambda state: make(state)._replace(rows=0), further, acting)
         self._trail.restore(further)
+        super().restore(batch_shape, lambda state: make(state)._replace(rows=0), further, acting)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SmoothingSession:
         options = {name: getattr(self, name) for name in RunOptions.__annotations__}
         made = SmoothingSession(self.model, **options)
+        made._screen = None if self._screen is None else self._screen.copy()
         if self._run is not None:
             further, now = self.further_tensors(), self._bound.now
             made.restore(list(self.program.spec.batch_shape), lambda _: now, further, self.acting_engine)
-            made._table.restore(self._table.times, *self._table.state())
+            made._table.restore(*self._table.state())
         return made

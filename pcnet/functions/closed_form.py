@@ -139,22 +139,24 @@ class Quadratic(Function):
         c = torch.as_tensor(coefficients, dtype=torch.float64).detach()
         self.coefficients = 0.5 * (c + c.transpose(1, 2))
         self.out, self.dim, self.parameters = c.shape[0], c.shape[1] - 1, c.shape[3] - 1
-        self._cast: dict[tuple[Any, ...], tuple[Tensor, Tensor]] = {}
+        self._cast: dict[tuple[Any, ...], tuple[Tensor, Tensor, Tensor]] = {}
         self._cached: tuple[Tensor, tuple[Tensor, Tensor]] | None = None
 
     @property
     def identity_key(self) -> Hashable:
         return (Quadratic, self.takes_causes, tuple(self.coefficients.shape), self.coefficients.numpy().tobytes())
 
-    def _tables(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        """C in the dtype of `like` as matrices: (1 + p, out·z·z), and without q = 0, (z, p·out·z)."""
+    def _tables(self, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """C in the dtype of `like` as matrices: (1 + p, out·z·z); without q = 0, (z, p·out·z); and the first one anew
+        with as few rows of each form as possible."""
         key = (like.dtype, like.device)
         if key not in self._cast:
             with torch.inference_mode(False):  # kept after the run, when autograd may need them
                 c = self.coefficients.to(dtype=like.dtype, device=like.device)
                 by_parameter = c.permute(3, 0, 1, 2).reshape(c.shape[3], -1).contiguous()
                 learned = c[..., 1:].permute(2, 3, 0, 1).reshape(c.shape[2], -1).contiguous()
-            self._cast[key] = by_parameter, learned
+                gathered = _gathered(self.coefficients).to(c).permute(3, 0, 1, 2).reshape(c.shape[3], -1).contiguous()
+            self._cast[key] = by_parameter, learned, gathered
         return self._cast[key]
 
     def _form(self, parameters: Tensor) -> tuple[Tensor, Tensor]:
@@ -176,11 +178,12 @@ class Quadratic(Function):
 
     def __call__(self, x: Tensor, parameters: Tensor) -> Tensor:
         _check_sizes(self, x, parameters)
-        c = self.coefficients.to(x)
-        one = torch.ones_like(x[..., :1])
-        z = torch.cat([one, x], -1)
-        w = torch.cat([one.expand(*parameters.shape[:-1], 1), parameters], -1)
-        return torch.einsum("aijq,...i,...j,...q->...a", c, z, z, w)
+        table, size = self._tables(x)[2], self.dim + 1
+        z = torch.constant_pad_nd(x, (1, 0), 1.0)
+        flat = parameters @ table[1:] + table[0]
+        half = flat.reshape(*flat.shape[:-1], self.out, size, size) @ z[..., None, :, None]
+        value: Tensor = (z[..., None, None, :] @ half)[..., 0, 0]
+        return value
 
     def linearise(self, x: Tensor, parameters: Tensor, rows: int) -> Linearisation:
         batch, orders, dim = x.shape
@@ -209,6 +212,17 @@ class Quadratic(Function):
 
     def parameter_contracted_hessian(self, x: Tensor, parameters: Tensor, weights: Tensor) -> None:
         return None
+
+
+def _gathered(c: Tensor) -> Tensor:
+    """Symmetric coefficients C[a,i,j,q] with the sum of each pair (i, j), (j, i) in that row of a with more terms."""
+    terms = (c != 0).any(-1).sum(-1)
+    terms[:, 0] = 0  # the row of the constant 1 has no use of its own
+    place = torch.arange(c.shape[1])
+    more = terms[:, :, None] - terms[:, None, :]
+    kept = (more > 0) | ((more == 0) & (place[:, None] >= place))
+    weight = torch.where(place[:, None] == place, 1.0, 2.0) * kept
+    return c * weight[..., None]
 
 
 def _check_sizes(function: Linear | Quadratic, x: Tensor, parameters: Tensor) -> None:

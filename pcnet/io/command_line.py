@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pcnet.errors import DivergenceError, ObservationError, PcnetError
-from pcnet.files import atomic_write, check_folder
+from pcnet.files import atomic_write, check_target
 
 if TYPE_CHECKING:
     from pcnet.model.model import OnDivergence
@@ -93,7 +93,7 @@ def run(
     with plain_errors(), ExitStack() as stack:
         for path in (output, checkpoint):
             if path is not None:
-                check_folder(path)
+                check_target(path)
         if observations == "-" and time is not None:
             raise ObservationError('--time is for files; give the time of a line as {"t": …}')
         run_scripts(functions or [])
@@ -145,8 +145,8 @@ def forecast(
         if output is None:
             typer.echo(table.to_csv(index=False), nl=False)
             return
-        with atomic_write(output) as scratch:
-            table.to_csv(scratch, index=False)
+        with atomic_write(output) as file:
+            file.write(table.to_csv(index=False).encode())
 
 
 @app.command()

@@ -52,12 +52,12 @@ def save_model(path: str | Path, model: Model) -> Path:
         SpecificationError: If a function has no name; see `pcnet.register`.
     """
     path, spec = Path(path), to_spec(model)
-    with atomic_write(path, SpecificationError) as scratch:
-        if path.suffix == ".json":
-            text = json.dumps(spec, indent=1, allow_nan=False) + "\n"
-        else:
-            text = yaml.safe_dump(spec, sort_keys=False, default_flow_style=None, width=120, allow_unicode=True)
-        scratch.write_text(text, encoding="utf-8")
+    if path.suffix == ".json":
+        text = json.dumps(spec, indent=1, allow_nan=False) + "\n"
+    else:
+        text = yaml.safe_dump(spec, sort_keys=False, default_flow_style=None, width=120, allow_unicode=True)
+    with atomic_write(path, SpecificationError) as file:
+        file.write(text.encode())
     return path
 
 
@@ -67,13 +67,13 @@ def save_drawing(path: Path, model: Model) -> Path:
 
     if path.suffix not in (*IMAGES, ".dot"):
         raise GraphError(f"{str(path)!r}: a drawing must end in {', '.join((*IMAGES, '.dot'))}")
-    with atomic_write(path, GraphError) as scratch:
+    with atomic_write(path, GraphError) as file:
         if path.suffix == ".dot":
-            scratch.write_text(to_dot(model.graph), encoding="utf-8")
+            file.write(to_dot(model.graph).encode())
         else:
             figure = model.graph.draw(model.schedule).get_figure()
             assert isinstance(figure, Figure)
-            figure.savefig(scratch, format=path.suffix[1:], dpi=200, bbox_inches="tight")
+            figure.savefig(file, format=path.suffix[1:], dpi=200, bbox_inches="tight")
     return path
 
 

@@ -2,14 +2,25 @@
 
 import dataclasses
 import hashlib
-from collections.abc import Iterable
-from types import CodeType, FunctionType
+from collections.abc import Iterable, Mapping
+from functools import partial
+from types import (
+    BuiltinFunctionType,
+    CellType,
+    CodeType,
+    FunctionType,
+    MethodDescriptorType,
+    MethodType,
+    ModuleType,
+    WrapperDescriptorType,
+)
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from pcnet.errors import SettingError
 from pcnet.functions.base import Function
 from pcnet.model.model import Model
 from pcnet.settings import trailing_dims
@@ -18,7 +29,12 @@ from pcnet.settings import trailing_dims
 def digest(model: Model) -> str:
     """A fingerprint of a model that is the same in every process.
 
-    It does not cover global variables that functions use, nor functions that they call.
+    It covers numbers, the code of functions, and what belongs to them: arguments of `functools.partial`, the object of
+    a bound method, attributes of callable objects, closures. It does not cover global variables that functions use, nor
+    global functions that they call.
+
+    Raises:
+        SettingError: If the model contains an object that hides what it holds.
     """
     found = hashlib.sha256()
     for part in _parts(model):
@@ -57,33 +73,117 @@ def link_keys(model: Model) -> list[tuple[Any, ...]]:
     return [(link.key, *link.names, link.function) for link in model.graph.links]
 
 
-def _texts(value: Any) -> Iterable[bytes]:
+def _texts(value: Any, within: tuple[int, ...] = ()) -> Iterable[bytes]:
+    """The parts of a value that make it what it is; `SettingError` if they cannot be seen.
+
+    within: the values that contain it, by identity, so that circles end.
+    """
+    if id(value) in within:
+        yield b"circle %d" % (len(within) - within.index(id(value)))
+        return
+    yield from _contents(value, (*within, id(value)))
+
+
+def _contents(value: Any, within: tuple[int, ...]) -> Iterable[bytes]:
+    def of(*parts: Any) -> Iterable[bytes]:
+        yield str(len(parts)).encode()
+        for part in parts:
+            yield from _texts(part, within)
+
     if isinstance(value, (Tensor, np.ndarray)):
-        numbers = np.asarray(value, dtype=np.float64)
-        yield str(numbers.shape).encode() + numbers.tobytes()
+        yield from _array(value)
     elif isinstance(value, Function) and value.identity_key is not value:
-        yield from _texts(value.identity_key)
+        yield from _texts(value.identity_key, within)
     elif isinstance(value, torch.nn.Module):
-        yield from _texts((type(value), type(value).forward, *value.state_dict().values()))
-    elif isinstance(value, FunctionType):
-        bound = [cell.cell_contents for cell in value.__closure__ or ()]
-        yield from _texts((value.__qualname__, value.__code__, value.__defaults__))
-        yield from _texts(tuple(each for each in bound if isinstance(each, (*PLAIN, Tensor, np.ndarray))))
-    elif isinstance(value, CodeType):
-        yield from _texts((value.co_code, value.co_names, value.co_consts))
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        yield from of(type(value), type(value).forward, *value.state_dict().values())
+        for name, module in value.named_modules():
+            public = {k: v for k, v in vars(module).items() if not k.startswith("_") and k != "training"}
+            yield from of(name, type(module), public)
+    elif (parts := _parts_of(value)) is not None:
+        yield from of(*parts)
+    elif isinstance(value, (type, *NAMED)):
+        yield f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', value)}".encode()
+    elif dataclasses.is_dataclass(value):
         yield type(value).__qualname__.encode()
-        for name in trailing_dims(type(value)):
-            yield name.encode()
-            yield from _texts(getattr(value, name))
-    elif isinstance(value, tuple):
-        yield str(len(value)).encode()
-        for each in value:
-            yield from _texts(each)
-    elif isinstance(value, PLAIN):
-        yield repr(value).encode()
-    else:  # other objects: only their type is the same in every process
-        yield (value if isinstance(value, type) else type(value)).__qualname__.encode()
+        for field in dataclasses.fields(value):
+            yield field.name.encode()
+            yield from _texts(getattr(value, field.name), within)
+    elif isinstance(value, (set, frozenset)):
+        yield from sorted(b"\0".join(_texts(each, within)) for each in value)
+    elif isinstance(value, (*PLAIN, np.generic)):
+        yield repr(value.item() if isinstance(value, np.generic) else value).encode()
+    else:
+        yield from of(type(value), _rules(type(value)), _attributes(value))
 
 
-PLAIN = (bool, int, float, complex, str, bytes, type(None))
+def _parts_of(value: Any) -> tuple[Any, ...] | None:
+    """What makes a function or a container what it is; None for anything else."""
+    if isinstance(value, partial):
+        return "partial", value.func, value.args, value.keywords
+    if isinstance(value, MethodType):
+        return "method", value.__func__, value.__self__
+    if isinstance(value, FunctionType):
+        bound = tuple(_cell(cell) for cell in value.__closure__ or ())
+        return value.__qualname__, value.__code__, value.__defaults__, value.__kwdefaults__, bound
+    if isinstance(value, CodeType):
+        return value.co_code, value.co_names, value.co_consts
+    if isinstance(value, Mapping):
+        return tuple(part for key in sorted(value, key=repr) for part in (key, value[key]))
+    return tuple(value) if isinstance(value, (tuple, list)) else None
+
+
+def _array(value: Tensor | np.ndarray[Any, Any]) -> Iterable[bytes]:
+    numbers = np.asarray(value.detach().cpu() if isinstance(value, Tensor) else value)
+    if numbers.dtype == object:
+        raise SettingError("an array of objects cannot be compared with that of another process; use numbers")
+    numbers = numbers if np.iscomplexobj(numbers) else numbers.astype(np.float64)
+    yield str(numbers.shape).encode() + numbers.tobytes()
+
+
+def _cell(cell: CellType) -> Any:
+    """What a closure holds; nothing for a variable that was not assigned."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None
+
+
+def _rules(kind: type) -> dict[str, Any]:
+    """The functions that a class of the user defines, and those of its bases; shipped ones are known by name."""
+    found: dict[str, Any] = {}
+    for each in reversed(kind.__mro__):
+        if not _shipped(each) and each is not object:
+            found |= {name: rule for name, rule in vars(each).items() if isinstance(rule, FunctionType)}
+    return found
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    """All attributes of an object; `SettingError` for one that hides them."""
+    slots = [name for kind in type(value).__mro__ for name in _slots(kind)]
+    if not hasattr(value, "__dict__") and not slots and type(value).__basicsize__ > object.__basicsize__:
+        raise SettingError(
+            f"{value!r} is part of the model, and what it holds cannot be compared with that of another process; use "
+            "numbers, tensors, functions, or objects with attributes of these"
+        )
+    found = {name: getattr(value, name) for name in slots if hasattr(value, name)}
+    return found | getattr(value, "__dict__", {})
+
+
+def _slots(kind: type) -> tuple[str, ...]:
+    slots = vars(kind).get("__slots__", ())
+    names = (slots,) if isinstance(slots, str) else tuple(slots)
+    return tuple(name for name in names if name not in ("__dict__", "__weakref__"))
+
+
+PLAIN = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), slice, range)
+DESCRIPTORS = (MethodDescriptorType, WrapperDescriptorType)
+NAMED = (
+    BuiltinFunctionType,
+    np.ufunc,
+    ModuleType,
+    torch.dtype,
+    torch.device,
+    MethodDescriptorType,
+    WrapperDescriptorType,
+)
+"""Things that their name identifies."""

@@ -42,6 +42,7 @@ class RunOptions(TypedDict, total=False):
     on_divergence: OnDivergence
     engine: Engine
     smooth: bool | int
+    screen: bool
 
 
 class Model:
@@ -105,6 +106,8 @@ class Model:
                 diverge; `result.diverged` names them, and their traces are NaN from there on. "hold" treats the
                 observation as missing for them, "reset" restarts them with the next one; `result.fallbacks` counts
                 how often.
+            screen: Whether the policies "stop", "hold" and "reset" also take implausible values as missing, before they
+                do harm: those that are much further from the last one than any value was lately. True by default.
             engine: "auto" (default) runs compiled code where it can and pays, "compiled" refuses with the reason where
                 it cannot, "eager" runs torch operation by operation. `result.engine` says which one acted.
             smooth: True keeps what a smoother needs: `result.smoothed("x")` is the belief about each state given all

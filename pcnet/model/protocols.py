@@ -11,6 +11,7 @@ from pcnet.errors import GraphError
 from pcnet.model.context import Neighbours, NodeContext
 from pcnet.model.links import AnyLink, Weighs
 from pcnet.numerics.kernels import Kernel
+from pcnet.numerics.mixtures import Peaks
 
 L = TypeVar("L", bound=AnyLink)
 Context = NodeContext[Any, Any]
@@ -103,8 +104,54 @@ class ForecastsAlone(ABC):
     """A state that forecasts itself and what it predicts, including noise that persists."""
 
     @abstractmethod
-    def forecast(self, ctx: Context, step: Tensor, every: int, count: int, parameters: bool) -> list[ForecastStep]:
-        """The forecast after each `every` steps of length `step` (B,), `count` times; parameters: with their doubt."""
+    def forecast_state(self, ctx: Context, parameters: bool) -> Any:
+        """The state that a forecast starts from; parameters: with their uncertainty."""
+
+    @abstractmethod
+    def forecast_step(self, ctx: Context) -> Any:
+        """The state after one more step, of the length of the time step of the context."""
+
+    @abstractmethod
+    def forecast_shown(self, ctx: Context, parameters: bool) -> ForecastStep:
+        """What a forecast shows of the state of the context, and of the nodes below."""
+
+
+class DrawsFutures(ABC):
+    """A state whose future can be drawn step by step, from points of its belief on.
+
+    Points (B, k, n) are values of everything that the state carries, k of each batch element.
+    """
+
+    @abstractmethod
+    def draws(self, ctx: Context) -> bool:
+        """Whether it can draw, in its graph."""
+
+    @abstractmethod
+    def stays_gaussian(self, ctx: Context) -> bool:
+        """Whether its belief stays Gaussian in time, so that its moments need no draws."""
+
+    @abstractmethod
+    def point_size(self, ctx: Context) -> tuple[int, int]:
+        """n, and the number m of standard normal numbers that a step of a point needs."""
+
+    @abstractmethod
+    def points(self, ctx: Context, normal: Tensor, parameters: bool) -> Tensor:
+        """Points of the belief, from standard normal numbers (B, k, n).
+
+        parameters: whether parameters are drawn too; otherwise they are at their means.
+        """
+
+    @abstractmethod
+    def move_points(self, ctx: Context, points: Tensor, normal: Tensor) -> Tensor:
+        """The points at the time of the context, one interval later, with noise from normal numbers (B, k, m)."""
+
+    @abstractmethod
+    def values_of(self, ctx: Context, points: Tensor) -> dict[str, Tensor]:
+        """The state itself and the nodes below at these points, (B, k, dim) by name, without white noise."""
+
+    @abstractmethod
+    def white_noise_below(self, ctx: Context) -> dict[str, Tensor]:
+        """Variances (B, dim) of the white noise of the nodes below, by name."""
 
 
 class SmoothingLayout(NamedTuple):
@@ -152,6 +199,18 @@ class AssumesNoiseLevels(Assumes):
     @abstractmethod
     def with_guess(self, bound: Any, state: Any, log_variance: Tensor) -> Any:
         """The state with a first guess of the log-variances, (B, n), higher by so much than that of the settings."""
+
+
+class StartsAtPeaks(ABC):
+    """A state whose first belief can be divided into several narrower ones, as rows of a bank of hypotheses."""
+
+    @abstractmethod
+    def start_peaks(self, ctx: Context) -> Peaks | None:
+        """The parts, if what the state predicts is far from linear over its first belief; else None."""
+
+    @abstractmethod
+    def start_at(self, bound: Any, state: Any, offset: Tensor, narrowing: Tensor) -> Any:
+        """The state before its start, at an offset (B, d) of its mean and with a narrower sd, both relative to sds."""
 
 
 class FitsRecordedData(ABC):

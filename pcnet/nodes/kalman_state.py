@@ -14,7 +14,15 @@ from pcnet.model.context import Neighbours, NodeContext, Now
 from pcnet.model.links import AnyLink, Drives, Parametrises, Predicts, Weighs
 from pcnet.model.messages import BlockPosterior, GaussianPrediction, ParameterTransition, PredictionError, ScoreError
 from pcnet.model.node import AnyNode, BatchSpec, Energy, ErrorShape, Node, Recordable
-from pcnet.model.protocols import ForecastsAlone, ForecastStart, ForecastStep, SmoothingLayout, Smooths
+from pcnet.model.protocols import (
+    DrawsFutures,
+    ForecastsAlone,
+    ForecastStart,
+    ForecastStep,
+    SmoothingLayout,
+    Smooths,
+    StartsAtPeaks,
+)
 from pcnet.nodes.augmented_layout import (
     AugmentedStateLayout,
     NoiseBlock,
@@ -45,13 +53,18 @@ from pcnet.numerics.estimators import Newton, NoiseScoring, ParameterEstimator
 from pcnet.numerics.kalman import GaussianWithSensitivities, PredictiveDistribution, ScoreAndInformation
 from pcnet.numerics.kernels import SquaredExponential, lengthscale_of
 from pcnet.numerics.laplace import standard_deviations
-from pcnet.numerics.sigma_points import Regression, regress, regress_or_keep
+from pcnet.numerics.mixtures import Peaks, bending, split_axes
+from pcnet.numerics.sigma_points import Regression, covariance_root, regress, regress_or_keep
 from pcnet.numerics.smoothing import smooth, smooth_first
+from pcnet.numerics.symmetric import known_symmetric
 from pcnet.numerics.transitions import FlowAt, FlowStep, IntegratorName, advance, flow_step
 from pcnet.numerics.trees import select, spans, tree_map
 from pcnet.settings import PositiveVector, Vector, at_least_1d, check_size, number, settings
 
 MAX_STEPS = 64  # how many times as many integration steps a gap may take
+POINT_STEPS = 2  # integration steps of a drawn point, in one of the belief: single points may be where a flow is stiff
+BENT, SPLIT_AXES = 0.5, 2
+"""A first belief is divided along elements where mappings have so much second-order variance, at most so many."""
 OVERFLOW = "covariance overflowed; pass NaN for outliers, or use on_divergence='hold'"
 
 
@@ -103,7 +116,9 @@ Context = NodeContext[KalmanState, KalmanBound]
 
 @final
 @settings
-class KalmanStateNode(Node[KalmanState, KalmanBound], FlowForecasts, ForecastsAlone, Smooths):
+class KalmanStateNode(
+    Node[KalmanState, KalmanBound], FlowForecasts, ForecastsAlone, DrawsFutures, StartsAtPeaks, Smooths
+):
     """A hidden state (..., dim) that carries mean and covariance from one observation to the next.
 
     `predict` is the time update along the flow ẋ = f(x, u, θ, t) + ω, `update` the measurement update with the errors
@@ -285,7 +300,7 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], FlowForecasts, ForecastsAl
         mean = torch.constant_pad_nd(value, (0, layout.size - self.dim))
         parts = torch.zeros_like(state.belief.covariance_by_source)
         if not certain:
-            parts[:, 0, : self.dim, : self.dim] = ctx.bound.initial_variance.diag_embed()
+            parts[:, 0, : self.dim, : self.dim] = state.belief.covariance_by_source[:, 0, : self.dim, : self.dim]
         for each in layout.all_parameters:
             if each.is_joint:
                 mean[:, each.elements] = ctx.message(each.link).value
@@ -308,6 +323,33 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], FlowForecasts, ForecastsAl
         )
         none = [each.lagged_covariance for each in nothing.sent]
         return started._replace(sent=self._predictions(ctx, started, none))
+
+    def start_peaks(self, ctx: Context) -> Peaks | None:
+        bound, d = ctx.bound, self.dim
+        mappings = {link: link.function for link in ctx.below_of(Predicts)}
+        known = {link for link, each in mappings.items() if each.is_affine or each.takes_causes or each.takes_time}
+        curved = [link for link in mappings if link not in known]
+        if self.initial_mean is None or not curved:
+            return None
+        largest = torch.zeros_like(bound.initial_mean[0])
+        for link in curved:
+            blocks = bound.layout.parameters[link.child]
+            theta = [ctx.message(each.link).value for each in blocks]
+            fixed = torch.cat(theta, -1) if theta else bound.initial_mean[:, :0]
+
+            def at(points: Tensor, link: Predicts = link, fixed: Tensor = fixed) -> Tensor:
+                return link.function(points, fixed[:, None].expand(*points.shape[:-1], -1))
+
+            found = bending(at, bound.initial_mean, bound.initial_variance.sqrt())
+            largest = torch.maximum(largest, found.amax(0))
+        axes = [int(i) for i in largest.argsort(descending=True)[:SPLIT_AXES] if largest[i] > BENT]
+        return split_axes(axes, bound.initial_mean[0, :d]) if axes else None
+
+    def start_at(self, bound: KalmanBound, state: KalmanState, offset: Tensor, narrowing: Tensor) -> KalmanState:
+        mean, parts = state.belief.mean.clone(), state.belief.covariance_by_source.clone()
+        mean[:, : self.dim] = bound.initial_mean + offset * bound.initial_variance.sqrt()
+        parts[:, 0, : self.dim, : self.dim] = (bound.initial_variance * narrowing**2).diag_embed()
+        return state._replace(belief=state.belief._replace(mean=mean, covariance_by_source=parts))
 
     def prediction(self, ctx: Context, link: AnyLink) -> GaussianPrediction:
         assert isinstance(link, Predicts)
@@ -409,6 +451,7 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], FlowForecasts, ForecastsAl
     ) -> tuple[GaussianWithSensitivities, FlowStep]:
         """One integration step of state, parameters and noises."""
         layout, d, variance = ctx.bound.layout, self.dim, ctx.state.reference.variance
+        own = {block.place for block in layout.own.values()}
         step, regression = self._flow_step(ctx, belief, dt, path)
         change = regression.value - belief.mean[:, :d]
         jacobian = torch.constant_pad_nd(regression.jacobian, (0, layout.size - regression.jacobian.shape[-1]))
@@ -438,6 +481,9 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], FlowForecasts, ForecastsAl
                 moved = transitions[block.place]
                 added = layout.coordinates_by_source(block, variance[:, block.channels], moved.covariance)
                 belief = kalman.transform(belief, block.latents, moved.matrix, added)
+                if block.place in own and step.second_half is not None:
+                    # new noise has acted on the state by half of its value at the end
+                    belief = kalman.couple(belief, slice(d), block.latents, added[..., :d, :], 0.5 * dt)
         return belief, step
 
     def _white_noise(self, ctx: Context) -> Tensor:
@@ -482,19 +528,33 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], FlowForecasts, ForecastsAl
         jacobian = at(start).jacobian if integrator == "local_linearisation" else None
 
         def after(points: Tensor) -> Tensor:
-            parameters = self._parameters_of(ctx, None, points)
-            first = self._arguments(ctx, self.flow, points, path.value)
-            further = motion[:, None].expand(*points.shape[:-1], -1)
-
-            def velocity(x: Tensor) -> Tensor:
-                own = self.flow(x, parameters)
-                return torch.cat([own, further], -1) if further.shape[-1] else own
-
-            return advance(velocity, first, dt, integrator, jacobian)[..., :d]
+            return self._advanced(ctx, points, dt, path, integrator, jacobian)
 
         covariance = belief.covariance[:, layout.joint, layout.joint]
         found = regress_or_keep(after, mean[:, layout.joint], covariance, taylor)
         return step.regressed(found.value, found.jacobian[..., :d]), found
+
+    def _advanced(
+        self,
+        ctx: Context,
+        points: Tensor,
+        dt: Tensor,
+        path: InputPath,
+        integrator: IntegratorName,
+        jacobian: Tensor | None = None,
+        drive: Tensor | None = None,
+    ) -> Tensor:
+        """States (B, k, dim) after a step from some points (B, k, n); drive: a constant part of the velocity."""
+        parameters = self._parameters_of(ctx, None, points)
+        first = self._arguments(ctx, self.flow, points, path.value)
+        further = further_arguments(self.flow, path.velocity)[:, None].expand(*points.shape[:-1], -1)
+
+        def velocity(x: Tensor) -> Tensor:
+            own = self.flow(x, parameters)
+            own = own if drive is None else own + drive
+            return torch.cat([own, further], -1) if further.shape[-1] else own
+
+        return advance(velocity, first, dt, integrator, jacobian)[..., : self.dim]
 
     def _mapping(self, ctx: Context, belief: GaussianWithSensitivities, link: Predicts) -> Regression:
         """The mapping to a node below, as a function of state, joint parameters and deviations of inputs."""
@@ -591,7 +651,7 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], FlowForecasts, ForecastsAl
             )
             ctx.propose(state._replace(belief=updated, evidence=evidence))
         belief = ctx.state.belief  # whose covariance may overflow, although its parts are finite
-        size = belief.covariance_by_source.abs().sum()
+        size = belief.covariance.sum()
         size = size + belief.dmean_dtheta.square().sum() + belief.dmean_dlogvar.square().sum()
         if not holds(torch.isfinite(size)):
             ctx.mark_diverged(~torch.isfinite(self.covariance(ctx)).flatten(1).all(1), OVERFLOW)
@@ -614,7 +674,7 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], FlowForecasts, ForecastsAl
             ratio = (variance / reference.variance).log()  # the same for all channels of a level
             ratio = torch.where(variance > 0, ratio, 0.0)  # a likelihood of its own has no variance
             change = ratio @ layout.level_channels.mT / layout.level_channels.sum(1)
-            parts = belief.covariance_by_source
+            parts = known_symmetric(belief.covariance_by_source)
             parts = torch.cat([parts[:, :1], parts[:, 1:] * change.exp()[..., None, None]], 1)
             belief = belief._replace(covariance_by_source=parts)
         now = Reference(theta, variance, reference.first_guess, self._lengthscales(ctx), numbers)
@@ -746,35 +806,116 @@ class KalmanStateNode(Node[KalmanState, KalmanBound], FlowForecasts, ForecastsAl
         found = [zero if transition is None else transition.number for transition in known]
         return torch.stack(found, 1) if found else like
 
-    def forecast(self, ctx: Context, step: Tensor, every: int, count: int, parameters: bool) -> list[ForecastStep]:
-        found, state, here = [], ctx.state, slice(self.dim)
-        if not parameters:
-            certain = state.belief.covariance_by_source.clone()
-            for block in ctx.bound.layout.all_parameters:
-                certain[:, :, block.elements], certain[..., block.elements] = 0.0, 0.0
-            state = state._replace(belief=state.belief._replace(covariance_by_source=certain))
-        relative = step / (ctx.dt if ctx.relative_dt is None else ctx.dt / ctx.relative_dt)
-        state = state._replace(time=ctx.time)
-        for i in range(count * every):
-            at = ctx.at(state, Now(state.time + step, step, relative))
-            state = self.predict(at)
-            if (i + 1) % every:
-                continue
-            at, belief = ctx.at(state, at.now), state.belief
-            covariance = self.covariance(at) if parameters else belief.covariance[:, here, here]
-            below = {}
-            for link, sent in zip(ctx.below_of(Predicts), state.sent, strict=True):
-                total = sent.distribution.covariance
-                if parameters:
-                    jacobian, direct = (
-                        self._jacobian(at, link, self._mapping(at, belief, link)),
-                        self._direct(at, belief, link),
-                    )
-                    through = kalman.total_derivative(jacobian, belief.dmean_dtheta, direct)
-                    total = total + through @ self._scored_covariance(at) @ through.mT
-                below[link.child.name] = sent.distribution.mean, total
-            found.append(ForecastStep(belief.mean[:, here], covariance, below))
+    def forecast_state(self, ctx: Context, parameters: bool) -> KalmanState:
+        state = ctx.state._replace(time=ctx.time)
+        if parameters:
+            return state
+        certain = state.belief.covariance_by_source.clone()
+        for block in ctx.bound.layout.all_parameters:
+            certain[:, :, block.elements], certain[..., block.elements] = 0.0, 0.0
+        return state._replace(belief=state.belief._replace(covariance_by_source=certain))
+
+    def forecast_step(self, ctx: Context) -> KalmanState:
+        return self.predict(ctx.at(ctx.state, Now(ctx.state.time + ctx.dt, ctx.dt, ctx.relative_dt)))
+
+    def forecast_shown(self, ctx: Context, parameters: bool) -> ForecastStep:
+        belief, here, below = ctx.state.belief, slice(self.dim), {}
+        covariance = self.covariance(ctx) if parameters else belief.covariance[:, here, here]
+        for link, sent in zip(ctx.below_of(Predicts), ctx.state.sent, strict=True):
+            total = sent.distribution.covariance
+            if parameters and ctx.bound.layout.n_scored:
+                jacobian = self._jacobian(ctx, link, self._mapping(ctx, belief, link))
+                direct = self._direct(ctx, belief, link)
+                through = kalman.total_derivative(jacobian, belief.dmean_dtheta, direct)
+                total = total + through @ self._scored_covariance(ctx) @ through.mT
+            below[link.child.name] = sent.distribution.mean, total
+        return ForecastStep(belief.mean[:, here], covariance, below)
+
+    def draws(self, ctx: Context) -> bool:
+        """Only if all parameters are part of the belief."""
+        return not ctx.bound.layout.n_scored
+
+    def stays_gaussian(self, ctx: Context) -> bool:
+        return self.flow.is_affine and all(link.function.is_affine for link in ctx.below_of(Predicts))
+
+    def point_size(self, ctx: Context) -> tuple[int, int]:
+        """Each element needs one number, the state itself two."""
+        return ctx.bound.layout.size, ctx.bound.layout.size + self.dim
+
+    def points(self, ctx: Context, normal: Tensor, parameters: bool) -> Tensor:
+        state = self.forecast_state(ctx, parameters)
+        return state.belief.mean[:, None] + normal @ covariance_root(state.belief.covariance).mT
+
+    def move_points(self, ctx: Context, points: Tensor, normal: Tensor) -> Tensor:
+        """Diffusion is added in two halves, before and after the flow, and coloured noise acts by its mean."""
+        layout, d, dt = ctx.bound.layout, self.dim, ctx.dt
+        later, now = normal[..., :d], normal[..., d:]  # the first numbers are those of the second half
+        white = self._white_noise(ctx).sum(1)[:, None].sqrt()
+        moved = points.clone()
+        drive = torch.zeros_like(points[..., :d])
+        for block in layout.noises:
+            if not block.model.is_white:
+                moved[..., block.latents] = self._moved_noise(ctx, block, points, now)
+        for block in layout.own.values():
+            if not block.model.is_white:
+                first = slice(block.latents.start, block.latents.start + d)
+                later_share = 0.0 if self.integrator == "euler" else 0.5
+                drive = drive + torch.lerp(points[..., first], moved[..., first], later_share)
+        half = white * (0.5 * dt[:, None, None]).sqrt()
+        if self.process_noise == "held":
+            drive = drive + white * now[..., :d]
+        else:
+            moved[..., :d] += half * now[..., :d]
+        inputs = self._present_inputs(ctx)
+        path = input_path(layout.inputs, inputs, inputs, ctx.time - dt, dt)
+        steps = POINT_STEPS * self.substeps
+        h = dt / steps
+        for _ in range(steps):
+            jacobian = self._jacobian_at(ctx, moved, path) if self.integrator == "local_linearisation" else None
+            moved[..., :d] = self._advanced(ctx, moved, h, path, self.integrator, jacobian, drive)
+            path = path.after(h)
+        if self.process_noise == "diffusion":
+            moved[..., :d] += half * later
+        for each in layout.all_parameters:
+            walk = (dt[:, None] * ctx.message(each.link).walk).sqrt()
+            moved[..., each.elements] += walk[:, None] * now[..., each.elements]
+        for given in layout.inputs:
+            if given.spec.variance is not None:
+                moved[..., given.elements] = given.spec.variance.sqrt()[:, None] * now[..., given.elements]
+        return moved
+
+    def _moved_noise(self, ctx: Context, block: NoiseBlock, points: Tensor, normal: Tensor) -> Tensor:
+        """The coordinates of a coloured noise one interval later, (B, k, coordinates · channels)."""
+        transition = self._noise_model(ctx, block).transition(ctx.dt)
+        sd = ctx.state.reference.variance[:, block.channels].sqrt()[:, None, None]
+        shape = (*points.shape[:2], block.model.n_latents, -1)
+        before, new = (each[..., block.latents].reshape(shape) for each in (points, normal))
+        moved = transition.matrix[:, None] @ before + covariance_root(transition.covariance)[:, None] @ (sd * new)
+        return moved.flatten(2)
+
+    def _jacobian_at(self, ctx: Context, points: Tensor, path: InputPath) -> Tensor:
+        """∂f/∂(x, u) at the mean of some points, (B, d, d + k), with the motion of inputs below it."""
+        mean = points.mean(1)
+        start = self._arguments(ctx, self.flow, mean, path.value)
+        found = self.flow.linearise(start[:, None], self._parameters_of(ctx, None, mean), 1).jacobian
+        size = start.shape[-1]
+        return torch.constant_pad_nd(found.expand(len(mean), self.dim, size), (0, 0, 0, size - self.dim))
+
+    def values_of(self, ctx: Context, points: Tensor) -> dict[str, Tensor]:
+        found = {ctx.name: points[..., : self.dim]}
+        known = torch.cat([self._present_inputs(ctx), ctx.time.to(points)[:, None]], 1)
+        for link in ctx.below_of(Predicts):
+            parameters = self._parameters_of(ctx, link.child, points)
+            value = link.function(self._arguments(ctx, link.function, points, known), parameters)
+            block = ctx.bound.layout.below[link]
+            if not block.model.is_white:
+                value = value + points[..., block.latents.start : block.latents.start + value.shape[-1]]
+            found[link.child.name] = value
         return found
+
+    def white_noise_below(self, ctx: Context) -> dict[str, Tensor]:
+        blocks = {link.child.name: ctx.bound.layout.below[link] for link in ctx.below_of(Predicts)}
+        return {name: self._observation_noise(ctx, block).sum(1) for name, block in blocks.items()}
 
     @property
     def holds_noise(self) -> bool:

@@ -162,8 +162,10 @@ class ParameterNode(SlowBelief, Forecasts, Assumes):
         return self._transition_from_above(ctx) if self._kalman_above(ctx) else ctx.state
 
     def prediction(self, ctx: Context, link: AnyLink) -> ParameterPrediction:
-        online = ctx.bound.estimator.needs_curvature and ctx.bound.online
-        transition = ctx.state.transition if online else None
+        moves = ctx.bound.estimator.needs_curvature and ctx.bound.online
+        if ctx.bound.joint:  # only a state above moves what is part of the belief of another
+            moves = moves and self._kalman_above(ctx)
+        transition = ctx.state.transition if moves else None
         prior = partial(SlowBelief.covariance, self, ctx)
         return ParameterPrediction(ctx.state.mean, prior, transition, ctx.state.walk)
 

@@ -12,6 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from pcnet.numerics.symmetric import known_symmetric, mirrored, plus_product
+
 
 class GaussianWithSensitivities(NamedTuple):
     """A Gaussian belief and its derivatives with respect to parameters and log-variances."""
@@ -69,10 +71,14 @@ def predict(
     """
     d = change.shape[-1]
     mean, parts, dtheta, dlogvar = belief
+    transition = jacobian.clone()
+    transition[..., :d].diagonal(dim1=-2, dim2=-1).add_(1.0)
+    parts = known_symmetric(parts)
+    moved = transition[:, None] @ parts  # the rows of the elements that move
     parts = parts.clone()
-    parts[:, :, :d] += jacobian[:, None] @ belief.covariance_by_source
-    parts[..., :d] += parts @ jacobian.mT[:, None]
-    parts[..., :d, :d] += noise
+    parts[..., :d, d:] = moved[..., d:]
+    parts[..., d:, :d] = moved[..., d:].mT
+    parts[..., :d, :d] = mirrored(plus_product(noise, moved, transition.mT))
     return GaussianWithSensitivities(
         _add_to_first_rows(mean, change, d),
         parts,
@@ -115,6 +121,26 @@ def transform(
     return GaussianWithSensitivities(mean, parts, dtheta, dlogvar)
 
 
+def couple(
+    belief: GaussianWithSensitivities, place: slice, source: slice, noise: Tensor, gain: Tensor
+) -> GaussianWithSensitivities:
+    """The belief after noise ε that the elements at `source` have received acts on those at `place` too, by gain · ε.
+
+    Args:
+        belief: The belief, with the noise at `source` already.
+        place: m elements.
+        source: k elements, m ≤ k.
+        noise: Covariance by source of the first m elements of ε with all of them, (B, 1 + s, m, k).
+        gain: (B,).
+    """
+    parts = belief.covariance_by_source.clone()
+    cross = gain[:, None, None, None] * noise
+    parts[..., place, source] += cross
+    parts[..., source, place] += cross.mT
+    parts[..., place, place] += gain[:, None, None, None] * cross[..., : cross.shape[-2]]
+    return belief._replace(covariance_by_source=parts)
+
+
 def add_variance(belief: GaussianWithSensitivities, place: slice, variance: Tensor) -> GaussianWithSensitivities:
     """The belief with a variance (B, m) of no learned noise added to the m elements at `place`."""
     parts = belief.covariance_by_source.clone()
@@ -134,7 +160,7 @@ def predict_observation(
         noise: Variance of the observation noise by source, (B, 1 + s, d).
         residual: Covariance of what the linearisation leaves out, (B, d, d).
     """
-    parts = jacobian[:, None] @ belief.covariance_by_source @ jacobian.mT[:, None]
+    parts = mirrored(jacobian[:, None] @ known_symmetric(belief.covariance_by_source) @ jacobian.mT[:, None])
     parts.diagonal(dim1=-2, dim2=-1).add_(noise)
     total = parts.sum(1) if residual is None else parts.sum(1) + residual
     return PredictiveDistribution(mean, total, torch.bmm(jacobian, belief.dmean_dlogvar), parts[:, 1:])
@@ -164,29 +190,28 @@ def update(
         residual: A further covariance in R_0, (B, d, d).
     """
     mean, parts, dtheta, dlogvar = belief
+    parts = known_symmetric(parts)
     seen = jacobian[:, None] @ parts  # CP_k
     total = seen[:, 0] if parts.shape[1] == 1 else seen.sum(1)
     gain = torch.bmm(total.mT, precision)
-    inner = seen @ jacobian.mT[:, None]  # CP_kCᵀ
-    # (I − KC)P(I − KC)ᵀ = P − U − Uᵀ with U = K(CP − ½CPCᵀKᵀ): as symmetric as P is
-    half = gain[:, None] @ (seen - 0.5 * inner @ gain.mT[:, None])
+    left = plus_product(parts, -gain, seen)  # (I − KC)P_k
+    across = left @ jacobian.mT[:, None]
     if noise is not None:
-        spread = (gain[:, None] * noise[:, :, None]) @ gain.mT[:, None]
+        across = across - gain[:, None] * noise[:, :, None]
         if residual is not None:
-            spread[:, 0] += gain @ residual @ gain.mT
-    else:
-        left = precision - precision @ inner.sum(1) @ precision
-        spread = torch.zeros_like(parts)
-        spread[:, 0] = total.mT @ left @ total
-    new = parts - half - half.mT + spread
-    new = 0.5 * (new + new.mT)  # otherwise rounding makes it less symmetric at every step
+            across[:, 0] -= gain @ residual
+    new = plus_product(left, across, -gain.mT)
+    if noise is None:
+        new[:, 0] += total.mT @ (precision - precision @ (total @ jacobian.mT) @ precision) @ total
+    new = mirrored(new)
     if dtheta.shape[-1]:
         dtheta = dtheta - torch.bmm(gain, total_derivative(jacobian, dtheta, dg_dtheta))
     if dlogvar.shape[-1]:
         dlogvar = dlogvar + torch.einsum("bkdn,bd->bnk", seen[:, 1:], weighted_error)
-        dlogvar = dlogvar - torch.bmm(gain, torch.bmm(jacobian, dlogvar))
+        known = torch.bmm(jacobian, dlogvar)
         if noise is not None:
-            dlogvar = dlogvar - torch.einsum("bnd,bkd,bd->bnk", gain, noise[:, 1:], weighted_error)
+            known = known + noise[:, 1:].mT * weighted_error[..., None]
+        dlogvar = dlogvar - torch.bmm(gain, known)
     return GaussianWithSensitivities(
         mean + torch.bmm(total.mT, weighted_error[..., None])[..., 0], new, dtheta, dlogvar
     )
@@ -231,4 +256,4 @@ def noise_score(
     score = score + torch.bmm(slope.mT, weighted_error[..., None])[..., 0]
     seen = (precision.diagonal(dim1=-2, dim2=-1) > 0).sum(-1).clamp_min(1)
     size = ((error * weighted_error).sum(-1) / seen).clamp_min(1.0)[:, None, None]
-    return ScoreAndInformation(score, information + slope.mT @ precision @ slope / size)
+    return ScoreAndInformation(score, mirrored(information + slope.mT @ precision @ slope / size))

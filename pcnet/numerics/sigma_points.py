@@ -9,6 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from pcnet.numerics.symmetric import mirrored
+
 JITTER = 1e-9  # relative variance that is added before a covariance is factorised
 
 
@@ -18,6 +20,14 @@ class Regression(NamedTuple):
     value: Tensor  # (B, d)
     jacobian: Tensor  # (B, d, q)
     residual: Tensor | None  # (B, d, d); None for a Taylor expansion
+
+
+def covariance_root(covariance: Tensor) -> Tensor:
+    """The lower triangular L with LLᵀ = P (B, q, q), of which single elements may have no variance."""
+    variances = covariance.diagonal(dim1=-2, dim2=-1)
+    padded = covariance + (JITTER * variances + torch.finfo(covariance.dtype).tiny ** 0.5).diag_embed()
+    root: Tensor = torch.linalg.cholesky_ex(padded)[0]
+    return root
 
 
 def regress(function: Callable[[Tensor], Tensor], mean: Tensor, covariance: Tensor) -> Regression:
@@ -31,12 +41,15 @@ def regress(function: Callable[[Tensor], Tensor], mean: Tensor, covariance: Tens
         mean: m, (B, q).
         covariance: P, (B, q, q).
     """
+    return _regress(function, mean, covariance)[0]
+
+
+def _regress(function: Callable[[Tensor], Tensor], mean: Tensor, covariance: Tensor) -> tuple[Regression, Tensor]:
+    """The regression, and the variance (B, d) that it explains."""
     q = mean.shape[-1]
     extra = max(3.0 - q, 0.0)
     spread = math.sqrt(q + extra)
-    variances = covariance.diagonal(dim1=-2, dim2=-1)
-    padded = covariance + (JITTER * variances + torch.finfo(mean.dtype).tiny ** 0.5).diag_embed()
-    root = torch.linalg.cholesky_ex(padded)[0]
+    root = covariance_root(covariance)
     away = spread * root.mT
     values = function(torch.cat([mean[:, None], mean[:, None] + away, mean[:, None] - away], 1))
     centre, up, down = values[:, :1], values[:, 1 : q + 1], values[:, q + 1 :]
@@ -47,7 +60,7 @@ def regress(function: Callable[[Tensor], Tensor], mean: Tensor, covariance: Tens
     # about the mean, of points that the regression would put at ± the same distance: only even terms are left
     bend = 0.5 * (up + down) - value
     residual = 2 * weight * bend.mT @ bend + centre_weight * (centre - value).mT @ (centre - value)
-    return Regression(value[:, 0], jacobian, residual)
+    return Regression(value[:, 0], jacobian, mirrored(residual)), (slopes**2).sum(1)
 
 
 def regress_or_keep(
@@ -57,9 +70,8 @@ def regress_or_keep(
 
     Then points are so far out that a step of an integrator from there says nothing about the flow.
     """
-    found = regress(function, mean, covariance)
+    found, explained = _regress(function, mean, covariance)
     assert found.residual is not None
-    explained = (found.jacobian @ covariance * found.jacobian).sum(-1)
     good = (found.residual.diagonal(dim1=-2, dim2=-1) <= explained).all(-1)
     column, matrix = good[:, None], good[:, None, None]
     return Regression(

@@ -57,10 +57,10 @@ def flatten(tree: Any, path: str) -> Iterator[tuple[str, Tensor]]:
 
 
 def unflatten(like: Any, path: str, tensors: dict[str, Tensor]) -> Any:
-    """A tree of the form of `like`, with tensors taken out of `tensors`; KeyError for a missing or misshapen one."""
+    """A tree of the form of `like`, with tensors taken out of `tensors`; KeyError unless they fit."""
     if not isinstance(like, tuple):
         found = tensors.pop(path)
-        if found.shape != like.shape:
+        if found.shape != like.shape or found.dtype != like.dtype:
             raise KeyError(path)
         return found
     names = _names(like) or tuple(map(str, range(len(like))))

@@ -158,8 +158,8 @@ class ErrorFlow:
                 f"the page is an HTML file: give a name that ends in .html, not {path.name!r} (use animate for an "
                 "animation, result.save for the data)"
             )
-        with atomic_write(path) as scratch:
-            scratch.write_text(render(self, title), encoding="utf-8")
+        with atomic_write(path) as file:
+            file.write(render(self, title).encode())
         return path
 
 

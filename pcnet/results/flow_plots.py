@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from pcnet.errors import ResultError
-from pcnet.files import atomic_write, check_folder
+from pcnet.files import atomic_write, check_target
 from pcnet.results import graph_plots
 from pcnet.results.downsample import Array, line_bins, means, ranges
 from pcnet.results.drawing import COLOURS, Style, darken, ink, legend_above, own_axes, time_axis
@@ -155,7 +155,7 @@ def animate(
     suffix = path.suffix.lower()
     if suffix not in (".gif", ".mp4"):
         raise ResultError(f"an animation is a .gif or .mp4 file, not {path.name!r}")
-    check_folder(path)
+    check_target(path)
     if suffix == ".mp4" and shutil.which("ffmpeg") is None:
         raise ResultError("an MP4 needs the program ffmpeg, which is not installed; install it, or write a .gif")
     if frames < 1 or rate < 1:
@@ -182,8 +182,8 @@ def animate(
                     figure.draw_without_rendering()
                     figure.set_layout_engine("none")
                 writer.grab_frame(facecolor=theme.paper)
-        with atomic_write(path) as scratch:
-            shutil.copyfile(file, scratch)
+        with atomic_write(path) as made, file.open("rb") as drawn:
+            shutil.copyfileobj(drawn, made)
     return path
 
 

@@ -74,6 +74,18 @@ class _Held(NamedTuple):
     open: list[Row]
 
 
+class RecorderState(NamedTuple):
+    """Rows of a recorder: times, transformed values and raw values of the open block by name, (T, B, ...) each.
+
+    running: batch elements that ran during the open block, None for all.
+    """
+
+    times: list[float]
+    full: dict[str, Tensor]
+    raw: dict[str, Tensor]
+    running: Tensor | None
+
+
 class Recorder:
     """A growing table of recorded quantities.
 
@@ -84,6 +96,8 @@ class Recorder:
     def __init__(self, columns: dict[str, Column]) -> None:
         self.columns = columns
         self._held = _Held([], [])
+        self.dropped = 0
+        """Rows that were there before those that are held."""
 
     def read(self, time: float, running: Tensor | None) -> Row:
         """The present values of all columns."""
@@ -109,7 +123,11 @@ class Recorder:
 
     def take(self) -> dict[str, Tensor]:
         """All that was recorded, (T, B, ...) by name; the recorder is empty afterwards."""
-        found = {name: value for name in self.columns if (value := self.tensor(name)) is not None}
+        if len(self._held.full) == 1 and not self._held.open:
+            found = {name: value.contiguous() for name, value in self._held.full[0][1].items()}
+        else:
+            found = {name: value for name in self.columns if (value := self.tensor(name)) is not None}
+        self.dropped += len(self)
         self._held = _Held([], [])
         return found
 
@@ -117,7 +135,9 @@ class Recorder:
         """Drop the blocks that lie entirely before the last `count` rows."""
         spare = len(self) - count
         while self._held.full and len(self._held.full[0][0]) <= spare:
-            spare -= len(self._held.full.pop(0)[0])
+            first = len(self._held.full.pop(0)[0])
+            self.dropped += first
+            spare -= first
 
     def __len__(self) -> int:
         return sum(len(times) for times, _ in self._held.full) + len(self._held.open)
@@ -151,21 +171,31 @@ class Recorder:
         return torch.cat(found[::-1])[-count:] if found else None
 
     # --- saving --------------------------------------------------------------------------------------------------
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor | None]:
-        """Transformed values and raw values of the open block by name, (T, B, ...) each, and `running` of the block."""
-        full = {
-            name: torch.cat([values[name] for _, values in self._held.full]) for name in self.columns if self._held.full
-        }
+    def state(self, since: int = 0) -> RecorderState:
+        """All rows from number `since` on, counted from the first that was ever recorded; a block begins there."""
+        blocks, row = list[tuple[list[float], dict[str, Tensor]]](), self.full_rows
+        for block in reversed(self._held.full):
+            row -= len(block[0])
+            if row < since:
+                break
+            blocks.insert(0, block)
+        full = {name: torch.cat([values[name] for _, values in blocks]) for name in self.columns if blocks}
+        times = [t for part, _ in blocks for t in part] + [row.time for row in self._held.open]
         raw = {}
         if self._held.open:
             for i, name in enumerate(self.columns):
                 raw[name] = torch.stack([row.values[i] for row in self._held.open])
-        return full, raw, self._held.open[0].running if self._held.open else None
+        return RecorderState(times, full, raw, self._held.open[0].running if self._held.open else None)
+
+    @property
+    def full_rows(self) -> int:
+        """Number of rows that are transformed, with those that were dropped."""
+        return self.dropped + len(self) - len(self._held.open)
 
     def restore(
         self, times: Sequence[float], full: dict[str, Tensor], raw: dict[str, Tensor], running: Tensor | None
     ) -> None:
-        """Continue from a `state` with these times."""
+        """Continue from a `state`."""
         count = len(next(iter(raw.values()))) if raw else 0
         done = len(times) - count
         blocks = [(list(times[:done]), full)] if done else []

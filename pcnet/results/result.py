@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from pcnet.errors import ResultError
-from pcnet.files import atomic_write
+from pcnet.files import atomic_write, check_target, read_regular, seal, unseal
 from pcnet.results.downsample import Array
 from pcnet.results.graph_summary import GraphSummary
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from pcnet.results.error_flow import ErrorFlow
 
-FORMAT = 2  # version of the file format that `save` writes; version 1 has no graph summary
+FORMAT = 3  # version of the file format that `save` writes; 1 has no graph summary, 1 and 2 have no digest
 NOTHING_RECORDED = "nothing was recorded: record.every is more than the number of observations; use a smaller `every`"
 
 
@@ -267,31 +268,47 @@ class Result:
 
     # --- files -------------------------------------------------------------------------------------------------
     def save(self, path: str | Path) -> Path:
-        """Write a NetCDF file atomically."""
+        """Write a NetCDF file atomically; its last line is a digest, which other readers skip."""
+        import h5netcdf
+        from xarray.backends import H5NetCDFStore
+
         path = Path(path)
-        with atomic_write(path) as scratch:
-            self.to_xarray().to_netcdf(scratch, engine="h5netcdf")
+        check_target(path)
+        buffer = io.BytesIO()
+        with h5netcdf.File(buffer, "w") as opened:
+            self.to_xarray().dump_to_store(H5NetCDFStore(opened))
+        with atomic_write(path) as file:
+            file.write(seal(buffer.getvalue()))
         return path
 
     @classmethod
     def load(cls, path: str | Path) -> Result:
-        """Read a file that `save` wrote."""
-        import xarray as xr
-
+        """Read a file that `save` wrote; it is refused if its content does not match its digest."""
         path = Path(path)
-        if not path.exists():
-            raise ResultError(f"there is no file {str(path)!r}")
+        found = read_regular(path, ResultError)
         try:
-            with xr.open_dataset(path, engine="h5netcdf") as opened:
-                data = opened.load()
-        except Exception as error:
-            raise ResultError(f"{str(path)!r} is not a NetCDF file, or it is damaged: {error}") from None
+            content = unseal(found)  # before anything else looks at it
+        except ValueError as error:
+            raise ResultError(f"{str(path)!r} is damaged: {error}") from None
+        data = _dataset(path, found if content is None else content)
         missing = {"format", "roles", "dims", "graph", "schedule", "observations"} - set(data.attrs)
         if missing:
             raise ResultError(f"{str(path)!r} was not written by pcnet: it lacks {', '.join(sorted(missing))}")
-        if int(data.attrs["format"]) > FORMAT:
-            has = f"{str(path)!r} has format {data.attrs['format']}"
-            raise ResultError(f"{has}; this pcnet reads up to {FORMAT}: update pcnet")
+        try:
+            version = int(data.attrs["format"])
+            if version > FORMAT:
+                raise ResultError(f"{str(path)!r} has format {version}; this pcnet reads up to {FORMAT}: update pcnet")
+            if version >= 3 and content is None:
+                raise ResultError(f"{str(path)!r} is damaged, or was changed by another program: it has no digest")
+            return cls._of(data)
+        except ResultError:
+            raise
+        except Exception as error:
+            raise ResultError(f"{str(path)!r} has not the content of a result: {error!r}") from None
+
+    @classmethod
+    def _of(cls, data: xr.Dataset) -> Result:
+        """The result that `to_xarray` gave."""
         dims = {key: tuple(names) for key, names in json.loads(data.attrs["dims"]).items()}
         ending = ".fallbacks"
         return cls(
@@ -322,6 +339,17 @@ class Result:
         from pcnet.results.error_flow import ErrorFlow
 
         return ErrorFlow(self, element)
+
+
+def _dataset(path: Path, content: bytes) -> xr.Dataset:
+    """The content of a NetCDF file."""
+    import xarray as xr
+
+    try:
+        with xr.open_dataset(io.BytesIO(content), engine="h5netcdf") as opened:
+            return opened.load()
+    except Exception as error:
+        raise ResultError(f"{str(path)!r} is not a NetCDF file, or it is damaged: {error}") from None
 
 
 def package_version() -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -114,6 +115,7 @@ class Task(NamedTuple):
     settings: tuple[Mapping[str, Any], ...]
     replicates: tuple[int, ...]
     data: Data
+    build_limit: float | None = None
 
 
 class Outcome(NamedTuple):
@@ -130,10 +132,17 @@ class Outcome(NamedTuple):
     seconds: float
 
 
-def build_model(build: Build, settings: Mapping[str, Any]) -> Model:
-    """Model of one setting; a graph without a schedule gets the one that fits its nodes."""
+class BuildTimeoutError(StudyError):
+    """build did not return in time."""
+
+
+def build_model(build: Build, settings: Mapping[str, Any], limit: float | None = None) -> Model:
+    """Model of one setting; a graph without a schedule gets the one that fits its nodes.
+
+    limit: seconds after which build has failed, with a `BuildTimeoutError`.
+    """
     try:
-        made = build(**settings)
+        made = build(**settings) if limit is None else _within(limit, build, settings)
     except Exception as error:
         error.add_note(f"build was called with {dict(settings)}")
         raise
@@ -154,11 +163,34 @@ def build_model(build: Build, settings: Mapping[str, Any]) -> Model:
     return model
 
 
+def _within(limit: float, build: Build, settings: Mapping[str, Any]) -> Any:
+    """What build returns, if it does within a time limit. A call that hangs cannot be ended, and is left behind."""
+    found: dict[str, Any] = {}
+
+    def call() -> None:
+        try:
+            found["made"] = build(**settings)
+        except BaseException as error:
+            found["error"] = error
+
+    thread = threading.Thread(target=call, daemon=True, name="pcnet build")
+    thread.start()
+    thread.join(limit)
+    if thread.is_alive():
+        raise BuildTimeoutError(
+            f"build did not return within {limit:g} s for {dict(settings)}; make it faster, or give build_limit=..."
+        )
+    if "error" in found:
+        raise found["error"]
+    return found["made"]
+
+
 def invert(task: Task, report: Callable[[int], object] = lambda _: None) -> list[Outcome]:
     """Run a batch over all its observations; `report` is called with the number of ticks since its last call."""
     started = time.perf_counter()
     keys = [repr(settings) for settings in task.settings]  # several replicates may have the same settings
-    models = {key: build_model(task.build, each) for key, each in dict(zip(keys, task.settings, strict=True)).items()}
+    distinct = dict(zip(keys, task.settings, strict=True))
+    models = {key: build_model(task.build, each, task.build_limit) for key, each in distinct.items()}
     model = stack_models([models[key] for key in keys])
     which = torch.tensor(task.replicates)
     observations = {name: torch.as_tensor(values)[which] for name, values in task.data.observations.items()}

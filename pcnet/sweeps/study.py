@@ -50,7 +50,7 @@ class Study:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Numbers of open, done and diverged inversions."""
+        """Numbers of inversions that are open, done, diverged, or failed because they could not be built."""
         return self._store.counts()
 
     def __repr__(self) -> str:
@@ -269,14 +269,14 @@ def no_column(name: str, table: pd.DataFrame) -> StudyError:
 
 
 def finished(table: pd.DataFrame) -> pd.DataFrame:
-    """Check that all inversions are finished: an open one could turn out to be the best."""
+    """Those inversions that could be built. All must be finished: an open one could turn out to be the best."""
     count = int((table["status"] == "open").sum())
     if count:
         raise StudyError(
             f"{count} inversions are still open; finish the sweep first, or compare the finished ones with "
-            "where={'status': ['done', 'diverged']}"
+            "where={'status': ['done', 'diverged', 'failed']}"
         )
-    return table
+    return table[table["status"] != "failed"]
 
 
 def same_data(group: pd.DataFrame) -> None:

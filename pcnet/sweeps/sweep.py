@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 import sys
+import threading
 import warnings
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -17,12 +18,12 @@ from torch import Tensor
 from tqdm import tqdm
 
 from pcnet.errors import StudyError
-from pcnet.files import check_folder
+from pcnet.files import check_target
 from pcnet.model.digest import digest
 from pcnet.model.model import Model
 from pcnet.results.result import package_version
 from pcnet.sweeps.batching import batch_key
-from pcnet.sweeps.evaluate import Build, Data, Task, build_model, dry_run, fingerprint, parse_data
+from pcnet.sweeps.evaluate import Build, BuildTimeoutError, Data, Task, build_model, dry_run, fingerprint, parse_data
 from pcnet.sweeps.store import Planned, Store, to_json
 from pcnet.sweeps.study import RESERVED, Study
 from pcnet.sweeps.workers import choose_workers, cores
@@ -43,6 +44,7 @@ def sweep(
     scheduler: Any = None,
     memory: int | str = "2 GB",
     progress: bool | None = None,
+    build_limit: float = 60.0,
 ) -> Study:
     """Invert a model under every setting of a grid and store the outcomes in a study.
 
@@ -61,22 +63,27 @@ def sweep(
         scheduler: Address of a Dask scheduler, or a Dask client. A worker runs one batch at a time.
         memory: Memory of all concurrent batches, such as "2 GB", besides about 0.3 GB per process.
         progress: Show a progress bar; by default if standard error is a terminal.
+        build_limit: Seconds that a call of build may take. A setting for which build takes longer or raises an error
+            has the status "failed", with the reason in the column "error"; another sweep tries it again.
     """
     if not callable(build):
         raise StudyError(f"build must be a function of settings, not {type(build).__name__}")
+    if isinstance(build_limit, bool) or not isinstance(build_limit, (int, float)) or not build_limit > 0:
+        raise StudyError(f"build_limit must be a number of seconds, not {build_limit!r}")
     settings = _settings(grid)
-    data = parse_data(observations, {} if truth is None else truth, build_model(build, settings[0]))
+    models = _Models(build, min(float(build_limit), threading.TIMEOUT_MAX))
+    data = parse_data(observations, {} if truth is None else truth, models.first(settings))
     processes, bytes_per_process = _budget(processes, memory)
     path = None if file is None else Path(file)
     if path is not None:
-        check_folder(path, StudyError)
+        check_target(path, StudyError)
     with _exclusive(path), _opened(path) as store:
         _check_origin(store, data)
         settings += _unfinished(store, settings)
-        batches = _batches(store, build, settings, data, processes, bytes_per_process)
+        batches, failed = _batches(store, models, settings, data, processes, bytes_per_process)
         _note_origin(store, data)
-        store.plan(batches)
-        tasks = _tasks(store, build, data)
+        store.plan(batches, failed)
+        tasks = _tasks(store, models, data)
         total = sum(len(task.settings) * data.length for _, task in tasks.values())
         hidden = not (sys.stderr.isatty() if progress is None else progress)
         run = choose_workers(processes, scheduler, len(tasks))
@@ -129,16 +136,50 @@ def _unfinished(store: Store, settings: list[dict[str, Any]]) -> list[dict[str, 
     return [json.loads(text) for text in texts if text not in given]
 
 
+class _Models:
+    """The models that build makes, and the reasons where it makes none."""
+
+    def __init__(self, build: Build, limit: float) -> None:
+        self.build, self.limit = build, limit
+        self._first: dict[str, Model | Exception] = {}
+
+    def of(self, settings: Mapping[str, Any]) -> Model | Exception:
+        """The model of a setting, or the error of build."""
+        known = self._first.pop(_settings_json(settings), None)  # kept for one use: models may be large
+        if known is not None:
+            return known
+        try:
+            return build_model(self.build, settings, self.limit)
+        except Exception as error:
+            return error
+
+    def first(self, settings: list[dict[str, Any]]) -> Model:
+        """The first model that can be made; the first error if there is none."""
+        for each in settings:
+            made = self._first[_settings_json(each)] = self.of(each)
+            if isinstance(made, Model):
+                return made
+            if isinstance(made, BuildTimeoutError):
+                break  # others would take as long
+        raise next(error for error in self._first.values() if isinstance(error, Exception))
+
+
 # --- batches ---------------------------------------------------------------------------------------------------------
 def _batches(
-    store: Store, build: Build, settings: list[dict[str, Any]], data: Data, processes: int, bytes_per_process: int
-) -> list[list[Planned]]:
-    """New inversions in batches of models with equal keys."""
-    known = store.digests()
+    store: Store, models: _Models, settings: list[dict[str, Any]], data: Data, processes: int, bytes_per_process: int
+) -> tuple[list[list[Planned]], dict[Planned, str]]:
+    """New inversions in batches of models with equal keys; and those that cannot be built, with the reason."""
+    known, failed = store.digests(), dict[Planned, str]()
     groups: dict[Hashable, tuple[Model, list[Planned]]] = {}
     for each in settings:
-        model = build_model(build, each)
-        text, mark = _settings_json(each), digest(model)
+        model, text = models.of(each), _settings_json(each)
+        if isinstance(model, Exception):
+            why = f"{type(model).__name__}: {model}"
+            if any((text, replicate) in known for replicate in range(data.replicates)):
+                raise StudyError(f"build no longer makes a model of {text}, which is part of the study: {why}")
+            failed |= {Planned(text, replicate, "", "{}"): why for replicate in range(data.replicates)}
+            continue
+        mark = digest(model)
         processing = to_json({name: node.data for name, node in model.graph.nodes.items() if node.observes})
         for replicate in range(data.replicates):
             if known.get((text, replicate), mark) != mark:
@@ -163,17 +204,21 @@ def _batches(
             "mapping each time; define it once, outside of build",
             stacklevel=3,
         )
-    return batches
+    if failed:
+        first, why = next(iter(failed.items()))
+        warnings.warn(f"build failed for {len(failed)} inversions, first for {first.settings}: {why}", stacklevel=3)
+    return batches, failed
 
 
-def _tasks(store: Store, build: Build, data: Data) -> dict[int, tuple[list[int], Task]]:
+def _tasks(store: Store, models: _Models, data: Data) -> dict[int, tuple[list[int], Task]]:
     """Inversion ids and task of each open batch; the largest first, so that workers finish at about the same time."""
     tasks = {}
     for batch, rows in store.open_batches().items():
         ids, texts, replicates = zip(*rows, strict=True)
         used = sorted(set(replicates))
         settings = tuple(json.loads(text) for text in texts)
-        tasks[batch] = list(ids), Task(build, settings, tuple(map(used.index, replicates)), data.select(used))
+        which = tuple(map(used.index, replicates))
+        tasks[batch] = list(ids), Task(models.build, settings, which, data.select(used), models.limit)
     return dict(sorted(tasks.items(), key=lambda item: -len(item[1][0])))
 
 

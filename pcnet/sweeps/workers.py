@@ -7,21 +7,29 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import CancelledError
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import numpy as np
 
+from pcnet.engine.compiled.manifest import sources as fingerprint_of_package
 from pcnet.errors import StudyError
+from pcnet.results.result import package_version
 from pcnet.sweeps.evaluate import Outcome, Task, invert
 
 Progress = Callable[[int], object]  # called with the number of inversions × observations since the last call
 Finished = Iterator[tuple[int, list[Outcome]]]  # key and outcomes of each task as it is finished
 Run = Callable[[Mapping[int, Task], Progress], Finished]
 SCHEDULER_TIMEOUT = 20  # seconds to wait for a Dask scheduler
+POLL = 2.0  # seconds between two looks at a Dask cluster
+WORKERLESS = 300.0  # seconds to wait for a worker if a cluster has none
+LOST = "the connection to the Dask scheduler is lost; finished work is kept: start the sweep again with a scheduler"
 
 
 def run_here(tasks: Mapping[int, Task], progress: Progress) -> Finished:
@@ -94,21 +102,58 @@ def run_on_dask(scheduler: Any, tasks: Mapping[int, Task], progress: Progress) -
     """Run tasks on a Dask cluster, given the address of its scheduler or a client."""
     try:
         import cloudpickle  # type: ignore[import-untyped]
-        from distributed import as_completed
+        import distributed  # noqa: F401
     except ImportError:
         raise StudyError("a scheduler needs Dask: pip install 'pcnet[dask]'") from None
     name, futures = f"pcnet-{uuid.uuid4().hex}", dict[Any, tuple[int, int]]()
     with _dask_client(scheduler) as client:
-        for key, task in tasks.items():
-            future = client.submit(_invert_pickled, cloudpickle.dumps(task), key=f"{name}-{key}", pure=False)
-            futures[future] = key, len(task.settings) * task.data.length
         try:
-            for future in as_completed(list(futures), loop=client.loop):  # type: ignore[no-untyped-call]
+            for key, task in tasks.items():
+                job = version(), cloudpickle.dumps(task)
+                future = client.submit(_invert_job, *job, key=f"{name}-{key}", pure=False)
+                futures[future] = key, len(task.settings) * task.data.length
+            for future in _completed(client, list(futures)):
                 key, size = futures[future]
                 yield key, _dask_result(future)
                 progress(size)
         finally:
-            client.cancel(list(futures))
+            with suppress(Exception):  # the scheduler may be gone
+                client.cancel(list(futures))
+
+
+def _completed(client: Any, waiting: Iterable[Any]) -> Iterator[Any]:
+    """Futures as they are completed. Says so if the cluster has no workers, and gives up if none comes back."""
+    done: SimpleQueue[Any] = SimpleQueue()
+    left = 0
+    for future in waiting:
+        future.add_done_callback(done.put)
+        left += 1
+    alone: float | None = None  # when the last worker was gone
+    while left:
+        try:
+            yield done.get(timeout=POLL)
+        except Empty:
+            pass
+        else:
+            left, alone = left - 1, None
+            continue
+        if client.status != "running":
+            raise StudyError(f"{LOST} (the client is {client.status})")
+        if client.scheduler_info(n_workers=-1)["workers"]:
+            alone = None
+        elif alone is None:
+            alone = time.monotonic()
+            warnings.warn(f"the cluster has no workers; waiting {WORKERLESS:g} s for one", stacklevel=2)
+        elif time.monotonic() - alone > WORKERLESS:
+            raise StudyError(
+                f"the cluster has had no workers for {WORKERLESS:g} s; finished work is kept: start workers, then the "
+                "sweep again"
+            )
+
+
+def version() -> str:
+    """The version of pcnet, and a fingerprint of its code."""
+    return f"{package_version()} ({fingerprint_of_package()[:12]})"
 
 
 def _dask_client(scheduler: Any) -> AbstractContextManager[Any]:
@@ -127,6 +172,7 @@ def _dask_client(scheduler: Any) -> AbstractContextManager[Any]:
 
 def _dask_result(future: Any) -> list[Outcome]:
     from distributed import KilledWorker
+    from distributed.comm.core import CommClosedError
 
     try:
         outcomes: list[Outcome] = future.result()
@@ -140,11 +186,22 @@ def _dask_result(future: Any) -> list[Outcome]:
             f"a worker of the cluster has {str(error)[0].lower()}{str(error)[1:]}; install it there, or define build "
             "in the script itself"
         ) from error
+    except AttributeError as error:
+        if "_invert_job" not in str(error):
+            raise
+        raise StudyError(f"a worker has another version of pcnet than {version()} here; install the same one") from None
+    except (CommClosedError, CancelledError, TimeoutError) as error:
+        raise StudyError(f"{LOST} ({type(error).__name__})") from error
     return outcomes
 
 
-def _invert_pickled(task: bytes) -> list[Outcome]:
-    """Run a task that was pickled by `run_on_dask`, so that the scheduler need not be able to import it."""
+def _invert_job(wanted: str, task: bytes) -> list[Outcome]:
+    """Run a task that was pickled by `run_on_dask`, so that the scheduler need not be able to import it.
+
+    wanted: the version of pcnet there.
+    """
+    if version() != wanted:
+        raise StudyError(f"a worker has pcnet {version()} and not {wanted}; install the same version there")
     with TRACING:
         return invert(pickle.loads(task))
 

@@ -281,7 +281,7 @@ def test_foreign_files_are_rejected(saved, tmp_path):
         pc.resume(tmp_path, pc.Model(graph, schedule))
     newer = json.loads(header_of(path)["pcnet"]) | {"format": 99, "pcnet_version": "9.9"}
     save_file(load_file(path), foreign, {"pcnet": json.dumps(newer), "digest": ""})
-    with pytest.raises(CheckpointError, match=r"format 99, of pcnet 9.9; this pcnet reads 2"):
+    with pytest.raises(CheckpointError, match=r"format 99, of pcnet 9.9; this pcnet reads 3"):
         pc.resume(foreign, pc.Model(graph, schedule))
 
 

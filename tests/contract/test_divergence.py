@@ -41,7 +41,7 @@ def test_hold_treats_the_observation_as_missing():
     wild, holey = y.copy(), y.copy()
     wild[[7, 20, 21]] = 1e300
     holey[[7, 20, 21]] = math.nan
-    session = small().start(pc.odem(every=1000), on_divergence="hold").run(wild)
+    session = small().start(pc.odem(every=1000), on_divergence="hold", screen=False).run(wild)
     reference = small().start(pc.odem(every=1000))
     for k in range(40):
         if k in (7, 20, 21):  # in a missing tick states still follow the flow; when held they do not
@@ -67,7 +67,7 @@ def test_hold_treats_the_observation_as_missing():
 def test_reset_starts_a_new_run():
     y = walk()
     y[9] = 1e300
-    session = small().start(pc.odem(every=4), on_divergence="reset").run(y)
+    session = small().start(pc.odem(every=4), on_divergence="reset", screen=False).run(y)
     fresh = at_tick(small().start(pc.odem(every=4), record=("mean",)), 10, y)
     fresh.run(y[10:])
     result = session.result()

@@ -204,6 +204,56 @@ def test_hypotheses_that_cannot_take_an_observation_lose_their_weight():
     np.testing.assert_allclose(result.mean("x")[-1], clean.mean("x")[-1], atol=0.3)
 
 
+def test_a_first_belief_with_two_peaks_is_divided():
+    """A pendulum seen through a sine starts beyond the vertical: half of the first belief is on the wrong side."""
+
+    def pendulum(x, _):
+        return torch.stack([x[..., 1], -4.0 * x[..., 0].sin() - 0.1 * x[..., 1]], -1)
+
+    rng = np.random.default_rng(5)  # one of those that are lost if it is not divided
+    x, states = np.array([2.2, 1.0]), []
+    for _ in range(300):
+        states.append(x)
+        for _ in range(10):
+            x = x + 0.005 * np.array([x[1], -4.0 * np.sin(x[0]) - 0.1 * x[1]])
+            x = x + 0.005**0.5 * np.array([0.02, 0.4]) * rng.normal(size=2)
+    truth = np.stack(states)
+    y = np.sin(truth[:, :1]) + 0.1 * rng.normal(size=(300, 1))
+    made = adaptive_filter(
+        pendulum, 2, 0.05, mapping=lambda x, _: x[..., :1].sin(), initial_mean=[1.5, 0.0], initial_sd=0.5
+    )
+    found = made.run(y).mean("x")[100:, 0]
+    assert np.square(found - truth[100:]).mean(0) == pytest.approx(np.zeros(2), abs=0.15)
+
+
+def test_rows_that_stop_leave_the_record_to_the_others():
+    """What is recorded equals what is read after each observation, although a row overflows."""
+
+    def neuron(x, _):
+        v, w = x[..., 0], x[..., 1]
+        return torch.stack([v - v**3 / 3 - w + 0.5, 0.08 * (v + 0.7 - 0.8 * w)], -1)
+
+    made = adaptive_filter(
+        neuron,
+        2,
+        0.2,
+        mapping=lambda x, _: x[..., :1],
+        process_noise_sd=0.05,
+        observation_noise_sd=0.2,
+        initial_mean=[0.0, 0.0],
+        hypotheses=dataclasses.replace(FEW, process_factors=(1.0, 3e5), observation_factors=(1.0, 3e4)),
+    )
+    y = np.random.default_rng(0).normal(size=(12, 1))
+    session, read = made.start(), []
+    for value in y:
+        session.step(value)
+        read.append(session.mean("x").numpy())
+    stopped = {event.element for event in session.divergence_events}
+    assert 0 < len(stopped) < 4
+    np.testing.assert_allclose(session.result().mean("x"), np.stack(read), rtol=1e-12)
+    np.testing.assert_allclose(made.run(y).mean("x"), np.stack(read), rtol=1e-9)
+
+
 def test_an_error_says_when_all_hypotheses_have_diverged():
     made = adaptive_filter(
         lambda x, theta: 50 * x**3, 1, DT, initial_mean=[1.0], process_noise_sd=0.1, observation_noise_sd=0.1

@@ -74,8 +74,9 @@ def lasting_graph(logs, **scheme) -> pc.Graph:
 def lasting_kalman(logs, **scheme) -> Kalman:
     """The textbook's filter of (x, drift, noise of y).
 
-    The drift enters the state by Simpson's rule, h/6 (F + 4e^(−h/2τ) M + e^(−h/τ) I), by Euler's method hI. Beside its
-    noise an observation has a white variance, a share of the first guess that is not learned.
+    The drift enters the state by Simpson's rule, h/6 (F + 4e^(−h/2τ) M + e^(−h/τ) I), by Euler's method hI. Its new
+    noise enters by h/2 of its value at the end, by Euler's method not before the next step. Beside its noise an
+    observation has a white variance, a share of the first guess that is not learned.
     """
     keep_x, keep_y = math.exp(-DT / LAST_X), math.exp(-DT / LAST_Y)
     white, drift, of_y = (
@@ -93,7 +94,9 @@ def lasting_kalman(logs, **scheme) -> Kalman:
             [np.zeros((3, 4)), keep_y * np.eye(3)],
         ]
     )
-    q = block_diag(q_x, np.diag(drift * (1 - keep_x**2)), np.diag(of_y * (1 - keep_y**2)))
+    q = block_diag(q_x, np.zeros((2, 2)), np.diag(of_y * (1 - keep_y**2)))
+    new = np.vstack([(0.0 if scheme == EULER else DT / 2) * np.eye(2), np.eye(2)])
+    q[:4, :4] += new @ np.diag(drift * (1 - keep_x**2)) @ new.T
     first = np.diag(np.concatenate([[0.81, 0.81], drift, of_y]))
     mean = np.concatenate([FIRST, np.zeros(5)])
     rest = 8.5e-4 * LAST_Y / DT * np.exp(-LOGS["noise_y"]) * np.eye(3)
@@ -188,7 +191,7 @@ def test_given_noise_levels_stay_constant():
     ("options", "message"),
     [
         ({"model_error_time": 0.0}, "adaptive_filter: model_error_time must be positive"),
-        ({"correlation_time_sd": 1.0}, "adaptive_filter: correlation_time_sd needs"),
+        ({"correlation_time_sd": 1.0}, "correlation_time_sd needs"),
     ],
 )
 def test_invalid_noise_settings_are_rejected(options, message):

@@ -18,6 +18,7 @@ from pcnet.engine.compiled.element_tick import LARGEST
 from pcnet.engine.compiled.ir import Function
 from pcnet.engine.compiled.layout import Layout
 from pcnet.engine.compiled.run import EVERYTHING, WORD, CompiledRun
+from pcnet.engine.compiled.trace import _Recorder
 from pcnet.engine.compiled.values import DOUBLE
 from pcnet.graphs import Level, hierarchy, odem
 from support.filters import single_filter
@@ -257,3 +258,25 @@ def test_a_tick_that_makes_a_large_number_is_left_to_the_eager_engine(name, form
     assert LARGEST < one.mean("x").abs().max() < 1e4 * LARGEST
     for path, value in one.state.tensors().items():
         torch.testing.assert_close(other.state.tensors()[path], value, rtol=1e-8, atol=1e-9, equal_nan=True)
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_a_number_that_was_taken_for_a_constant_is_found_at_the_second_use(batch, monkeypatch):
+    """The eager engine then takes over, with its digits."""
+    monkeypatch.setenv("PCNET_CACHE", "")
+    monkeypatch.setenv("PCNET_ENGINE", "compiled")
+    add = _Recorder.add_input
+
+    def forget(self, name, tensor):
+        add(self, name, tensor)
+        if name == "state/x/belief/mean":
+            self._varies[self.inputs[name].storage] = False
+            place = self.inputs[name].storage
+            self.storages[place] = self.storages[place]._replace(source="constant")
+
+    y = torch.stack([Y] * batch, 1) if batch > 1 else Y
+    expected = tracking().run(y, engine="eager").mean("x")
+    monkeypatch.setattr(_Recorder, "add_input", forget)
+    session = tracking().start(engine="auto").run(y)
+    assert "than the eager engine" in session.engine_report
+    np.testing.assert_allclose(session.result().mean("x"), expected, rtol=1e-9, atol=1e-12)

@@ -10,7 +10,7 @@ from scipy.integrate import dblquad
 
 import pcnet as pc
 from pcnet.errors import DivergenceError, ObservationError, ResultError, SettingError
-from pcnet.graphs import Level, hierarchy, odem
+from pcnet.graphs import Level, adaptive_filter, hierarchy, odem
 from pcnet.nodes import GeneralisedStateNode, InputNode, ParameterNode, PrecisionNode, SensoryNode
 from pcnet.numerics.kernels import Matern
 from support.filters import single_filter
@@ -313,3 +313,130 @@ def test_draws_of_a_kalman_state_have_the_moments_of_its_forecast(process_noise)
     expected = math.sqrt(base**2 + 2.0 * grown)
     np.testing.assert_allclose(found.sd("x")[-1, 0], expected, rtol=1e-8)
     np.testing.assert_allclose(draws.std(), expected, rtol=0.06)
+
+
+def test_a_forecast_of_a_bent_belief_is_that_of_an_ensemble():
+    """A double well from its saddle: moments by the Fokker–Planck equation on a grid, with an implicit scheme."""
+    noise, t = 0.3, 3.0
+    graph, schedule = single_filter(
+        lambda x, theta: x - x**3, 1, 0.1, process_noise_sd=noise, initial_mean=[0.0], initial_sd=0.2
+    )
+    session = graph.start(schedule).step(None)
+    grid, h = np.linspace(-2.5, 2.5, 501, retstep=True)
+    drift, count = grid - grid**3, len(grid)
+    generator = np.zeros((count, count))  # of a jump process between neighbours with this drift and diffusion
+    for i in range(count):
+        for j, sign in ((i - 1, -1), (i + 1, 1)):
+            if 0 <= j < count:
+                rate = 0.5 * noise**2 / h**2 + sign * drift[i] / (2 * h)
+                generator[i, i], generator[j, i] = generator[i, i] - rate, generator[j, i] + rate
+    density = np.exp(-0.5 * (grid / 0.2) ** 2)
+    density = scipy.linalg.expm(generator * t) @ (density / density.sum())
+    expected = math.sqrt(density @ grid**2)
+    found = session.forecast(t)
+    np.testing.assert_allclose(found.mean("x")[-1, 0], 0.0, atol=0.05)
+    np.testing.assert_allclose(found.sd("x")[-1, 0], expected, rtol=0.05)
+    np.testing.assert_allclose(found.sd("y")[-1, 0], math.hypot(expected, 1.0), rtol=0.05)
+    draws = session.sample(t, 2000, seed=0).values["x"][:, -1, 0]
+    np.testing.assert_allclose(draws.std(), expected, rtol=0.05)
+    np.testing.assert_allclose(np.abs(draws).mean(), density @ np.abs(grid), rtol=0.05)
+
+
+def test_coloured_process_noise_acts_within_a_step():
+    """ẋ = −0.1x + ω with Matérn-1/2 noise ω: the covariance of (x, ω) by the matrix exponential of Van Loan."""
+    graph, schedule = single_filter(
+        pc.systems.linear([[-0.1]]),
+        1,
+        0.1,
+        initial_mean=[0.0],
+        initial_sd=0.1,
+        correlation_time=Matern(0.5, 0.5),
+        correlation_time_y=pc.kernels.White(),
+    )
+    session = graph.start(schedule).step(None)
+    drift, diffusion = np.array([[-0.1, 1.0], [0.0, -2.0]]), np.diag([0.0, 4.0])
+    block = scipy.linalg.expm(np.block([[-drift, diffusion], [np.zeros((2, 2)), drift.T]]))
+    move = block[2:, 2:].T
+    expected = math.sqrt((move @ np.diag([0.01, 1.0]) @ move.T + move @ block[:2, 2:])[0, 0])
+    np.testing.assert_allclose(session.forecast(1.0).sd("x")[-1, 0], expected, rtol=0.005)
+    np.testing.assert_allclose(session.sample(1.0, 4000, seed=0).values["x"][:, -1, 0].std(), expected, rtol=0.04)
+
+
+def test_draws_keep_the_present_value_of_coloured_noise():
+    """Observation noise decays from its present value, as in the Gaussian forecast."""
+    graph, schedule = single_filter(
+        pc.systems.linear([[-0.1]]),
+        1,
+        0.1,
+        initial_mean=[0.0],
+        initial_sd=0.1,
+        observation_noise_sd=0.3,
+        correlation_time_y=Matern(0.5, 0.5),
+    )
+    session = graph.start(schedule).run(np.linspace(0.0, 2.0, 20)[:, None])
+    found, draws = session.forecast(1.0), session.sample(1.0, 4000, seed=2).values
+    for node in ("x", "y"):
+        np.testing.assert_allclose(draws[node].mean(0), found.mean(node), atol=0.06 * found.sd(node).max())
+        np.testing.assert_allclose(draws[node].std(0), found.sd(node), rtol=0.06)
+
+
+def filtered(**options):
+    """A damped spring whose stiffness is learned."""
+
+    def spring(x, k):
+        return torch.stack([x[..., 1], -k[..., 0] * x[..., 0] - 0.1 * x[..., 1]], -1)
+
+    rest = {"parameter_mean": [1.0], "parameter_sd": 0.3, "process_noise_sd": 0.1, "observation_noise_sd": 0.1}
+    return adaptive_filter(
+        spring, 2, DT, mapping=lambda x, _: x[..., :1], channels=1, hypotheses=None, **rest, **options
+    )
+
+
+def batched():
+    return filtered(initial_mean=torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]))
+
+
+def smooth():
+    """A state in generalised coordinates, with noise that lasts."""
+    return pc.Model(linear(), pc.states_only())
+
+
+def stacked():
+    below = Level(lambda x, k: -k * x, 1, parameter_mean=[1.0], parameter_sd=0.1, process_noise_sd=0.1)
+    return hierarchy(below, Level(lambda x, _: -0.1 * x, 1, process_noise_sd=0.1, initial_mean=[1.0]), dt=DT)
+
+
+@pytest.mark.parametrize("make", [filtered, batched, smooth, stacked])
+def test_compiled_forecasts_and_draws_equal_eager_ones(make, monkeypatch):
+    model = make()
+    y = np.sin(DT * np.arange(40))[:, None]
+    found = {}
+    for engine in ("eager", "compiled"):
+        monkeypatch.setenv("PCNET_ENGINE", engine)
+        session = model.start().run(y)
+        forecasts = [session.forecast(8 * DT), session.forecast(8 * DT, 4 * DT, parameters=False)]
+        ahead = session.innovation([0.5], t=session.time + 1.5 * DT)
+        found[engine] = *forecasts, session.sample(4 * DT, 3, seed=1), ahead
+    compiled = [each.all for key, each in model.compiled.items() if key[0] == "future"]
+    assert len(compiled) >= 3
+    assert all(compiled)
+    for one, other in zip(found["eager"][:2], found["compiled"][:2], strict=True):
+        for node in one.nodes:
+            np.testing.assert_allclose(other.mean(node), one.mean(node), rtol=1e-9, atol=1e-10)
+            np.testing.assert_allclose(other.sd(node), one.sd(node), rtol=1e-9, atol=1e-10)
+    for node, value in found["eager"][2].values.items():
+        np.testing.assert_allclose(found["compiled"][2].values[node], value, rtol=1e-9, atol=1e-10)
+    for node, (error, sd) in found["eager"][3].items():
+        np.testing.assert_allclose(found["compiled"][3][node], (error, sd), rtol=1e-9)
+
+
+def test_the_work_of_a_forecast_is_bounded():
+    """Far ahead, steps are as long as the sampling interval, and there are not more than a limit."""
+    session = filtered().start().run(np.zeros((3, 1)))
+    with pytest.raises(SettingError, match="integration steps"):
+        session.forecast(1e6, 1e6)
+    session = linear().start(pc.states_only(), engine="compiled").run(np.ones((5, 1)))
+    near, far = session.forecast(200 * DT), session.forecast(1000 * DT, 500 * DT)
+    np.testing.assert_allclose(far.mean("x")[1], 0.0, atol=1e-6)  # it has decayed
+    np.testing.assert_allclose(far.sd("x")[0], near.sd("x")[-1], rtol=0.01)  # steps of an interval are as good
+    np.testing.assert_allclose(far.sd("x")[1], far.sd("x")[0], rtol=1e-6)

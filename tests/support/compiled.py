@@ -31,7 +31,7 @@ def evaluate(function, inputs, form="scalars", width=1):
     made = slots({name.removeprefix("record/"): value for name, value in trace.results.items()})
     module = Module(width, processor().fused)
     if form == "scalars":
-        values = Values()
+        values = Values(processor().fused)
         ids = {
             f"given/{slot.name}": [
                 values.new(kind_of(slot.dtype), "input", "given", k) for k in range(slot.start, slot.start + slot.size)

@@ -2,6 +2,7 @@
 
 import json
 import math
+import random
 import sqlite3
 
 import numpy as np
@@ -72,7 +73,7 @@ def test_the_table_holds_all_outcomes():
         "x",
     )
     assert second[["free_action", "accuracy", "complexity", "x.mse", "theta.mean[0]"]].isna().all()
-    assert study.counts == {"open": 0, "done": 1, "diverged": 1}
+    assert study.counts == {"open": 0, "done": 1, "diverged": 1, "failed": 0}
     assert "1 done" in repr(study)
     assert "in memory" in repr(study)
 
@@ -273,7 +274,7 @@ def test_files_that_are_not_studies_are_rejected(tmp_path):
     connection.close()
     refused(other, "is not a study of pcnet")
     folder.mkdir()
-    refused(folder, "cannot open")
+    refused(folder, "folder")
     plain([({"a": i}, 1.0) for i in range(500)], path=cut)._store.close()
     assert cut.stat().st_size > 20_000
     cut.write_bytes(cut.read_bytes()[:10_000])
@@ -286,6 +287,63 @@ def test_files_that_are_not_studies_are_rejected(tmp_path):
     empty.touch()
     with pytest.raises(StudyError, match="not a study of pcnet"):
         Study.open(empty)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("UPDATE inversions SET free_action = free_action + 1e-9 WHERE id = 2", "inversion 2 has a wrong checksum"),
+        ("UPDATE inversions SET settings = replace(settings, '1', '3')", "wrong checksum"),
+        ("DELETE FROM inversions WHERE id = 4", "rows are missing"),
+        ("UPDATE about SET value = 'x'", "its metadata are changed"),
+        ("DELETE FROM about", "rows are missing, or its metadata"),
+    ],
+)
+def test_an_edited_study_is_refused(tmp_path, change, words):
+    path = tmp_path / "edited.db"
+    plain(FOUR, path=path)._store.close()
+    with sqlite3.connect(path) as connection:
+        connection.execute(change)
+    connection.close()
+    refused(path, words)
+
+
+def flips_of_a_study(folder, count, seed=0):
+    """Numbers of bit flips after which a study reads differently without a word, or with an error without a name."""
+    path, chance, silent, unnamed = folder / "study.db", random.Random(seed), 0, []
+    study = plain(FOUR, path=path)
+    expected = study.to_dataframe().to_json()
+    study._store.close()
+    whole = path.read_bytes()
+    for _ in range(count):
+        changed = bytearray(whole)
+        changed[chance.randrange(len(whole))] ^= 1 << chance.randrange(8)
+        path.write_bytes(changed)
+        try:
+            read = Study.open(path)
+            silent += read.to_dataframe().to_json() != expected
+            read._store.close()
+        except pc.errors.PcnetError:
+            pass
+        except BaseException as error:
+            unnamed.append(error)
+    return silent, unnamed
+
+
+def test_no_bit_of_a_study_changes_in_silence(tmp_path):
+    assert flips_of_a_study(tmp_path, 300) == (0, [])
+
+
+def test_a_full_disk_is_named_and_finished_work_is_kept(tmp_path):
+    """SQLite's own limit of pages stands for the disk; it rolls back by itself, as on a real one."""
+    path = tmp_path / "study.db"
+    store = plain(FOUR, path=path)._store
+    pages = store._one("PRAGMA page_count")
+    store._connection.execute(f"PRAGMA max_page_count = {pages}")
+    with pytest.raises(StudyError, match=r"study.db' cannot be used: the disk is full; make room"):
+        store.plan([[Planned(to_json({"a": i}), 0, "mark", data()) for i in range(500)]])
+    store.close()
+    assert len(Study.open(path).to_dataframe()) == 4
 
 
 def test_a_newer_format_is_rejected(tmp_path):

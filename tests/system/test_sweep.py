@@ -9,6 +9,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 import warnings
 from pathlib import Path
@@ -90,7 +91,7 @@ def test_a_sweep_equals_a_loop_over_settings_and_replicates():
     """Shapes and numbers vary; two data sets with true states for each, and one constant truth."""
     states = np.stack([STATES, STATES + 0.1])
     study = sweep(truth={"x": states, "theta": THETA})
-    assert study.counts == {"open": 0, "done": 16, "diverged": 0}
+    assert study.counts == {"open": 0, "done": 16, "diverged": 0, "failed": 0}
     against_a_loop(study, product(GRID), TWICE, states)
 
 
@@ -216,7 +217,7 @@ def test_others_have_the_same_bits_without_the_diverging_inversion():
 def test_a_batch_in_which_everything_diverges(capsys):
     """It ends early with a full progress bar, and there is no best model."""
     study = sweep({"rate": [1.0, 10.0]}, WAVES, build=runaway, truth={"x": WAVES, "theta": THETA}, progress=True)
-    assert study.counts == {"open": 0, "done": 0, "diverged": 2}
+    assert study.counts == {"open": 0, "done": 0, "diverged": 2, "failed": 0}
     assert "100%" in capsys.readouterr().err
     with pytest.raises(StudyError, match="all of them diverged"):
         study.best()
@@ -294,7 +295,7 @@ def test_unfinished_inversions_need_the_same_build(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         sweep({"kappa": [1.0, 0.5, 0.25, 0.75]}, SEEN, path)
     monkeypatch.undo()
-    assert Study.open(path).counts == {"open": 2, "done": 2, "diverged": 0}
+    assert Study.open(path).counts == {"open": 2, "done": 2, "diverged": 0, "failed": 0}
     with pytest.raises(StudyError, match="another model"):
         sweep({"kappa": [0.1]}, SEEN, path, build=lambda kappa: build(kappa, every=5))
     study = sweep({"kappa": [0.1]}, SEEN, path)
@@ -598,15 +599,45 @@ def test_invalid_arguments_are_rejected_and_leave_the_file_usable(options, error
         assert sweep({"kappa": [1.0]}, file=path).counts["open"] == 0
 
 
-def test_an_error_in_build_names_the_settings():
-    def picky(kappa):
-        if kappa < 1:
-            raise RuntimeError("no such pendulum")
+def picky(kappa):
+    if kappa < 1:
+        raise RuntimeError("no such pendulum")
+    return build(kappa)
+
+
+def test_settings_for_which_build_raises_are_recorded_and_the_others_run(tmp_path):
+    path, grid = tmp_path / "study.db", {"kappa": [0.5, 1.0, 0.25]}
+    with pytest.warns(UserWarning, match=r"build failed for 4 inversions, first for .*0.5.*no such pendulum"):
+        study = sweep(grid, file=path, build=picky)
+    assert study.counts == {"open": 0, "done": 2, "diverged": 0, "failed": 4}
+    table = Study.open(path).to_dataframe()
+    assert table[table.status == "failed"].error.unique().tolist() == ["RuntimeError: no such pendulum"]
+    alone = sweep({"kappa": [1.0]}).to_dataframe()
+    assert table[table.kappa == 1.0].free_action.tolist() == alone.free_action.tolist()
+    assert study.probabilities(where={"replicate": 0})["probability"].tolist() == [1.0]
+    against_a_loop(sweep(grid, file=path), product(grid), TWICE)  # another sweep tries them again
+
+
+def test_if_build_raises_for_all_settings_so_does_the_sweep(tmp_path):
+    with pytest.raises(RuntimeError, match="no such pendulum") as caught:
+        sweep({"kappa": [0.5, 0.25]}, build=picky)
+    assert caught.value.__notes__ == ["build was called with {'kappa': 0.5}"]
+
+
+def test_a_build_that_hangs_has_failed():
+    gate = threading.Event()
+
+    def hanging(kappa):
+        if kappa == 0.5:
+            gate.wait()
         return build(kappa)
 
-    with pytest.raises(RuntimeError, match="no such pendulum") as caught:
-        sweep({"kappa": [1.0, 0.5]}, build=picky)
-    assert caught.value.__notes__ == ["build was called with {'kappa': 0.5}"]
+    with pytest.warns(UserWarning, match=r"did not return within 0.2 s for .*0.5"):
+        study = sweep({"kappa": [1.0, 0.5]}, build=hanging, build_limit=0.2)
+    gate.set()
+    assert study.counts == {"open": 0, "done": 2, "diverged": 0, "failed": 2}
+    with pytest.raises(StudyError, match="build_limit must be a number of seconds, not 0"):
+        sweep({"kappa": [1.0]}, build_limit=0)
 
 
 def test_an_error_in_a_worker_ends_the_sweep_with_that_error(tmp_path, monkeypatch):

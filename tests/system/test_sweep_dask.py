@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -68,7 +69,7 @@ class Cluster:
         from distributed import Client
 
         file = self.folder / "scheduler.json"
-        wait_until(file.exists, "a running scheduler")
+        wait_until(lambda: file.exists() and file.read_text().strip().endswith("}"), "a running scheduler")
         self.address = json.loads(file.read_text())["address"]
         with Client(self.address, timeout=PATIENCE, set_as_default=False) as client:
             client.wait_for_workers(2, timeout=PATIENCE)
@@ -102,7 +103,7 @@ def test_a_killed_worker_does_not_change_the_study(cluster, tmp_path, monkeypatc
     """The same batches and the same bits as on one machine."""
     monkeypatch.setattr(sweeps, "MAX_BATCH", 2)
     local = pc.sweep(build, GRID, SEEN, tmp_path / "local.db", processes=1)
-    assert local.counts == {"open": 0, "done": 8, "diverged": 8}
+    assert local.counts == {"open": 0, "done": 8, "diverged": 8, "failed": 0}
     mark = tmp_path / "mark"
     log = tmp_path / "log"
 
@@ -133,7 +134,7 @@ def test_a_killed_worker_does_not_change_the_study(cluster, tmp_path, monkeypatc
     study = pc.sweep(slow, GRID, SEEN, tmp_path / "dask.db", processes=1, scheduler=cluster.address)
     assert not mark.exists()
     assert cluster.processes["worker-1"].poll() is None
-    assert study.counts == {"open": 0, "done": 8, "diverged": 8}
+    assert study.counts == {"open": 0, "done": 8, "diverged": 8, "failed": 0}
     pd.testing.assert_frame_equal(figures(study), figures(local), check_exact=True)
     pd.testing.assert_frame_equal(figures(Study.open(tmp_path / "dask.db")), figures(local), check_exact=True)
 
@@ -164,7 +165,7 @@ def test_a_worker_with_several_threads_runs_one_batch_at_a_time(monkeypatch):
 
     monkeypatch.setattr(workers, "invert", invert)
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(workers._invert_pickled, [pickle.dumps(i) for i in range(8)]))
+        found = list(pool.map(partial(workers._invert_job, workers.version()), [pickle.dumps(i) for i in range(8)]))
     assert found == [[i, True] for i in range(8)]
 
 
@@ -197,3 +198,33 @@ def test_a_missing_scheduler_is_an_error(monkeypatch):
         address = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
         with pytest.raises(StudyError, match=rf"there is no Dask scheduler at '{re.escape(address)}'"):
             pc.sweep(build, {"kappa": [1.0]}, SEEN, scheduler=address)
+
+
+def test_a_worker_of_another_version_refuses():
+    with pytest.raises(StudyError, match=r"a worker has pcnet .* and not 9.9; install the same version"):
+        workers._invert_job("9.9", b"")
+
+
+def test_a_cluster_that_dies_is_named_and_finished_work_is_kept(tmp_path, monkeypatch):
+    """First its workers go, then the scheduler."""
+    monkeypatch.setattr(workers, "POLL", 0.2)
+    monkeypatch.setattr(workers, "WORKERLESS", 0.5)
+    with Cluster(tmp_path) as cluster:
+        for name in list(cluster.processes):
+            if name.startswith("worker"):
+                cluster.kill(name)
+        with (
+            pytest.warns(UserWarning, match="the cluster has no workers; waiting"),
+            pytest.raises(StudyError, match=r"no workers for .*finished work is kept"),
+        ):
+            pc.sweep(build, GRID, SEEN, tmp_path / "study.db", scheduler=cluster.address)
+        assert Study.open(tmp_path / "study.db").counts["open"] == 16
+        monkeypatch.setattr(workers, "WORKERLESS", 600)
+        timer = threading.Timer(1.0, cluster.kill, ["scheduler-0"])
+        timer.start()
+        with (
+            pytest.warns(UserWarning, match="no workers"),
+            pytest.raises(StudyError, match="scheduler is lost"),
+        ):
+            pc.sweep(build, GRID, SEEN, tmp_path / "study.db", scheduler=cluster.address)
+        timer.join()

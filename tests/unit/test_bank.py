@@ -38,7 +38,7 @@ def test_rows_that_fail_have_no_weight_and_without_rows_there_is_none():
 
 def test_the_first_bank_is_a_grid_with_tilted_weights():
     hypotheses = pc.Hypotheses(process_factors=(1.0, 4.0), observation_factors=(1.0, 9.0), outliers=0.1)
-    bank, process, observation = banks.start(hypotheses, 3)
+    bank, process, observation = banks.start(hypotheses, 3, np.ones(1))
     assert bank.rows == 8
     weight = 4.0**0.2 * 9.0**1.0  # of the largest factors against the smallest
     ratio = np.exp(bank.log_weight[-1] - bank.log_weight[0])
@@ -51,7 +51,7 @@ def test_the_first_bank_is_a_grid_with_tilted_weights():
 def test_rows_far_behind_are_dropped():
     hypotheses = pc.Hypotheses(drop=3.0, walks=())
     bank = make([1.0, math.exp(-2.0), math.exp(-4.0)])
-    found = banks.review(hypotheses, bank, bank.evidence, apart(3), 8, 8, walks=False)
+    found = banks.review(hypotheses, bank, bank.evidence, lambda: apart(3), 8, 8, walks=False)
     weights = np.exp(found.bank.log_weight[:, 0])
     kept = np.array([1.0, math.exp(-2.0)])
     np.testing.assert_allclose(np.sort(weights[weights > 0])[::-1], kept / kept.sum())
@@ -63,17 +63,17 @@ def test_rows_that_agree_are_merged_and_others_are_not():
     means = np.array([0.0, 0.3, 3.0, 0.0])[:, None, None]  # the third is more than half an sd away
     traits = Traits(levels, means, np.ones((4, 1, 1)))
     bank = make([0.4, 0.3, 0.2, 0.1])
-    found = banks.review(hypotheses, bank, bank.evidence, traits, 16, 8, walks=False)
+    found = banks.review(hypotheses, bank, bank.evidence, lambda: traits, 16, 8, walks=False)
     np.testing.assert_allclose(np.exp(found.bank.log_weight[:, 0]), [0.7, 0.0, 0.2, 0.1], atol=1e-12)
     other = bank._replace(robust=np.array([[0], [1], [0], [0]]))  # another kind is not the same hypothesis
-    found = banks.review(hypotheses, other, bank.evidence, traits, 16, 8, walks=False)
+    found = banks.review(hypotheses, other, bank.evidence, lambda: traits, 16, 8, walks=False)
     np.testing.assert_allclose(np.exp(found.bank.log_weight[:, 0]), [0.4, 0.3, 0.2, 0.1])
 
 
 def test_walks_join_as_copies_of_the_best_row():
     hypotheses = pc.Hypotheses(walk_start=32, walk_cost=2.0, walks=(0.01, 0.1))
     bank = make([0.2, 0.8])
-    found = banks.review(hypotheses, bank, bank.evidence, apart(2), 32, 8, walks=True)
+    found = banks.review(hypotheses, bank, bank.evidence, lambda: apart(2), 32, 8, walks=True)
     used = np.isfinite(found.bank.log_weight[:, 0])
     assert sorted(found.bank.walk[used, 0]) == [0, 0, 1, 2]
     for kind in (1, 2):
@@ -86,7 +86,7 @@ def test_walks_join_as_copies_of_the_best_row():
 def test_each_kind_of_walk_keeps_a_share_and_its_best_row():
     hypotheses = pc.Hypotheses(drop=3.0, walk_share=1e-4, walks=(0.01,))
     bank = make([1.0, 1e-9], walk=[0, 1])
-    found = banks.review(hypotheses, bank, bank.evidence, apart(2), 64, 8, walks=True)
+    found = banks.review(hypotheses, bank, bank.evidence, lambda: apart(2), 64, 8, walks=True)
     walking = found.bank.walk[:, 0] == 1
     assert np.exp(found.bank.log_weight[walking, 0]).max() == pytest.approx(1e-4, rel=1e-2)
 
@@ -95,7 +95,7 @@ def test_a_row_that_stands_still_restarts_at_a_walk_that_leads():
     hypotheses = pc.Hypotheses(walks=(0.01,))
     bank = make([1e-4, 1.0], walk=[0, 1], robust=[0, 1], age=100)
     evidence = np.array([[5.0], [7.0]])
-    found = banks.review(hypotheses, bank._replace(evidence=evidence), evidence, apart(2), 512, 64, walks=True)
+    found = banks.review(hypotheses, bank._replace(evidence=evidence), evidence, lambda: apart(2), 512, 64, walks=True)
     still = int(np.flatnonzero((found.bank.walk[:, 0] == 0) & np.isfinite(found.bank.log_weight[:, 0]))[0])
     assert found.source[still, 0] == 1
     assert found.bank.robust[still, 0] == 1
@@ -106,10 +106,10 @@ def test_a_row_that_stands_still_restarts_at_a_walk_that_leads():
 def test_a_bank_shrinks_to_its_capacities_and_rows_in_use_stay_in_place():
     hypotheses = pc.Hypotheses(drop=3.0, walks=())
     bank = make([1.0, *[1e-9] * 18, 0.9])
-    found = banks.review(hypotheses, bank, bank.evidence, apart(20), 8, 8, walks=False)
+    found = banks.review(hypotheses, bank, bank.evidence, lambda: apart(20), 8, 8, walks=False)
     assert found.bank.rows == 4
     assert found.source[:, 0].tolist() == [0, 19, 0, 0]
-    again = banks.review(hypotheses, found.bank, found.bank.evidence, apart(4), 16, 8, walks=False)
+    again = banks.review(hypotheses, found.bank, found.bank.evidence, lambda: apart(4), 16, 8, walks=False)
     assert again.source[:, 0].tolist() == [0, 1, 2, 3]
 
 

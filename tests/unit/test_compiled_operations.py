@@ -270,6 +270,19 @@ def test_a_matrix_of_zeros_is_not_positive_definite(form, width):
     agree(function, [torch.zeros(4, 3, 3, dtype=torch.float64)], form, width)
 
 
+@pytest.mark.parametrize(("form", "width"), FORMS)
+def test_a_matrix_with_nan_is_not_positive_definite(form, width):
+    """As LAPACK says."""
+
+    def function(a):
+        factor, info = torch.linalg.cholesky_ex(a)
+        return a[..., 0] + 1.0 if bool(info.any()) else factor[..., 0]
+
+    broken = positive(3)
+    broken[:, 1, 1] = torch.nan
+    agree(function, [broken], form, width)
+
+
 def test_each_operation_with_a_rule_is_known_by_its_form():
     """A reduction that counted as elementwise would be wrong in loops; what has no loop is named here."""
     forms = [set(elementwise_rules.RULES), set(WRITERS), set(LOOP_FOLDS), set(LOOP_MOVES)]

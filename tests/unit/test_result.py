@@ -86,7 +86,7 @@ def test_save_and_load(name, request, tmp_path):
 def test_a_failed_save_leaves_the_old_file(single, tmp_path, monkeypatch):
     path = single.save(tmp_path / "run.nc")
     before = path.read_bytes()
-    monkeypatch.setattr("xarray.Dataset.to_netcdf", lambda *a, **k: (_ for _ in ()).throw(OSError("disk full")))
+    monkeypatch.setattr("xarray.Dataset.dump_to_store", lambda *a, **k: (_ for _ in ()).throw(OSError("disk full")))
     with pytest.raises(OSError, match="disk full"):
         single.save(path)
     assert path.read_bytes() == before

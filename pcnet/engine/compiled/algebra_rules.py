@@ -19,20 +19,21 @@ PIVOT = 1e-10
 this."""
 
 
-def _product(low: Lowering, a: Ids, b: Ids, kind: str) -> Ids:
-    """Matrix product of (n, k) and (k, m)."""
-    made = np.empty((a.shape[0], b.shape[1]), dtype=np.int64)
+def _product(low: Lowering, a: Ids, b: Ids, kind: str, start: Ids | None = None) -> Ids:
+    """Matrix product of (n, k) and (k, m), added to `start` (n, m) if that is given."""
+    made = low.full((a.shape[0], b.shape[1]), 0.0, kind) if start is None else start.copy()
     rows, columns = a.tolist(), b.T.tolist()
     for i, row in enumerate(rows):
         for j, column in enumerate(columns):
-            made[i, j] = low.values.dot(row, column, kind)
+            made[i, j] = low.values.dot(row, column, int(made[i, j]))
     return made
 
 
-def _products(low: Lowering, a: Ids, b: Ids, kind: str) -> Ids:
+def _products(low: Lowering, a: Ids, b: Ids, kind: str, start: Ids | None = None) -> Ids:
     if not len(a):
         return np.empty((0, a.shape[-2], b.shape[-1]), dtype=np.int64)
-    return np.stack([_product(low, x, y, kind) for x, y in zip(a, b, strict=True)])
+    first = [None] * len(a) if start is None else list(start)
+    return np.stack([_product(low, x, y, kind, z) for x, y, z in zip(a, b, first, strict=True)])
 
 
 @RULES.add("bmm")
@@ -51,15 +52,16 @@ def _mm(low: Lowering, op: Operation) -> None:
 
 @RULES.add("addmm", "baddbmm", "addmv", "addbmm")
 def _addmm(low: Lowering, op: Operation) -> None:
-    kind, v, out = kind_of(op.outputs[0].dtype), low.values, op.outputs[0]
+    kind, out = kind_of(op.outputs[0].dtype), op.outputs[0]
     if base_name(op.name) == "addbmm" or op.kwargs.get("beta", 1) != 1 or op.kwargs.get("alpha", 1) != 1:
         raise UntraceableError(f"{op.name} with factors")
     a, b = low.read(op.args[1]), low.read(op.args[2])
+    start = np.broadcast_to(low.given(op.args[0], kind), out.shape)
     if base_name(op.name) == "baddbmm":
-        made = _products(low, a, b, kind)
+        low.write(out, _products(low, a, b, kind, start))
     else:
-        made = _product(low, a, b[:, None] if b.ndim == 1 else b, kind).reshape(out.shape)
-    low.write(out, low.each(v.add, np.broadcast_to(low.given(op.args[0], kind), out.shape), made))
+        b, start = (b[:, None], start[:, None]) if b.ndim == 1 else (b, start)
+        low.write(out, _product(low, a, b, kind, start).reshape(out.shape))
 
 
 def _over_batch(low: Lowering, ref: Ref, function: Callable[[Ids], Ids]) -> Ids:
@@ -77,17 +79,17 @@ def _cholesky(low: Lowering, matrix: Ids) -> tuple[Ids, int]:
     for j in range(n):
         pivot = int(matrix[j, j])
         for k in range(j):
-            pivot = v.sub(pivot, v.mul(int(made[j, k]), int(made[j, k])))
+            pivot = v.multiply_subtract(int(made[j, k]), int(made[j, k]), pivot)
         edge = v.mul(margin, v.function("abs", int(matrix[j, j])))
         # a zero on the diagonal is no matter of rounding; after a negative pivot all is NaN
         low.guard(v.negation(v.compare("lt", v.function("abs", pivot), edge)))
-        failed = v.either(failed, v.compare("le", pivot, v.constant(0.0, kind)))
+        failed = v.either(failed, v.negation(v.compare("gt", pivot, v.constant(0.0, kind))))  # also if it is NaN
         made[j, j] = v.function("sqrt", pivot)
         inverse = v.div(v.constant(1.0, kind), int(made[j, j]))
         for i in range(j + 1, n):
             value = int(matrix[i, j])
             for k in range(j):
-                value = v.sub(value, v.mul(int(made[i, k]), int(made[j, k])))
+                value = v.multiply_subtract(int(made[i, k]), int(made[j, k]), value)
             made[i, j] = v.mul(value, inverse)
     return made, failed
 
@@ -103,7 +105,7 @@ def _triangular(low: Lowering, factor: Ids, right: Ids, *, upper: bool, unit: bo
         for c in range(x.shape[1]):
             value = int(x[i, c])
             for k in before:
-                value = v.sub(value, v.mul(int(factor[i, k]), int(x[k, c])))
+                value = v.multiply_subtract(int(factor[i, k]), int(x[k, c]), value)
             x[i, c] = value if inverse is None else v.mul(value, inverse)
     return x
 
@@ -213,7 +215,7 @@ def _lu(low: Lowering, matrix: Ids, right: Ids | None = None) -> tuple[Ids, Ids 
             factor = v.mul(int(made[i, k]), inverse)
             made[i, k] = factor
             for j in range(k + 1, n):
-                made[i, j] = v.sub(int(made[i, j]), v.mul(factor, int(made[k, j])))
+                made[i, j] = v.multiply_subtract(factor, int(made[k, j]), int(made[i, j]))
     return made, x, sign
 
 

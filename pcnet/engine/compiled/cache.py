@@ -10,8 +10,10 @@ import contextlib
 import hashlib
 import os
 import sys
-import tempfile
 from pathlib import Path
+
+from pcnet.errors import ResultError
+from pcnet.files import atomic_write
 
 MAGIC = b"pcnet code 1\n"
 LIMIT = 256 * 2**20
@@ -55,19 +57,14 @@ class ObjectCache:
 
     def put(self, key: str, code: bytes) -> None:
         """Keep the code of a key, if the folder can be written."""
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ResultError):
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             if not self._is_private(self.folder):
                 return
-            handle, scratch = tempfile.mkstemp(dir=self.folder, suffix=".part")
-            try:
-                with os.fdopen(handle, "wb") as file:
-                    file.write(MAGIC + hashlib.sha256(key.encode() + code).digest() + code)
-                os.replace(scratch, self.folder / f"{key}.o")
-            except BaseException:
-                with contextlib.suppress(OSError):
-                    Path(scratch).unlink()
-                raise
+            with atomic_write(self.folder / f"{key}.o") as file:
+                if os.name != "nt":
+                    os.fchmod(file.fileno(), 0o600)
+                file.write(MAGIC + hashlib.sha256(key.encode() + code).digest() + code)
             self._shrink()
 
     def _is_private(self, path: Path) -> bool:

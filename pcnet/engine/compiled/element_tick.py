@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import torch
@@ -12,10 +12,11 @@ from pcnet.engine.compiled.element import ElementProgram
 from pcnet.engine.compiled.errors import DivergesError, UntraceableError
 from pcnet.engine.compiled.layout import Layout, Slot, TickKind, slots
 from pcnet.engine.compiled.lowering import kind_of
+from pcnet.engine.compiled.native import processor
 from pcnet.engine.compiled.scalar_code import ScalarTick
 from pcnet.engine.compiled.scalar_rules import lower
 from pcnet.engine.compiled.trace import Trace, record
-from pcnet.engine.compiled.values import Values
+from pcnet.engine.compiled.values import DOUBLE, Values
 from pcnet.engine.divergence import sum_energies
 from pcnet.engine.recording import columns
 from pcnet.engine.tick import Inputs, NumericalError, Workspace, tick
@@ -25,6 +26,8 @@ from pcnet.results.recorder import Record
 
 LARGEST = 1e30
 """A tick that makes a larger number is left to the eager engine, which finds out what has diverged."""
+CHAINS = 8
+"""Sums that are formed side by side, because each addition waits for the one before."""
 
 
 class Recording(NamedTuple):
@@ -62,9 +65,13 @@ class ElementTick:
 
     def outcomes(self) -> tuple[bool, ...]:
         """How the branches on values go; `DivergesError` if the tick diverges."""
+        return self.tried()[0]
+
+    def tried(self) -> tuple[tuple[bool, ...], dict[str, Tensor]]:
+        """How the branches on values go, and what it leads to: the new state and the record, by name."""
         with torch.inference_mode(False), torch.no_grad(), branch_outcomes() as outcomes:
-            self._run()
-        return tuple(outcomes)
+            found = self._run()
+        return tuple(outcomes), found
 
     def record(self) -> Recording:
         """Record it; `UntraceableError` if it cannot be compiled."""
@@ -103,7 +110,7 @@ class ElementTick:
 
 def lowered(recording: Recording, layout: Layout) -> ScalarTick:
     """The scalar values of a recorded tick."""
-    trace, values = recording.trace, Values()
+    trace, values = recording.trace, Values(processor().fused)
     inputs: dict[str, list[int]] = {}
     for base, part in (("state", layout.state), ("given", layout.given), ("settings", layout.settings)):
         for slot in part:
@@ -113,16 +120,33 @@ def lowered(recording: Recording, layout: Layout) -> ScalarTick:
             ]
     outputs = lower(trace, inputs, values)
     new: list[int] = []
+    stored: dict[int, None] = {}
     for slot in layout.state:
         ids, result = outputs[f"state/{slot.name}"], trace.results[f"state/{slot.name}"]
         new += map(int, ids.flat)
         if slot.dtype.is_floating_point:
             for i, finite in zip(ids.flat, torch.isfinite(result).flatten().tolist(), strict=True):
                 if finite and values.operations[int(i)][0] not in ("input", "constant"):
-                    size = values.function("abs", int(i))
-                    values.guards.append(values.compare("lt", size, values.constant(LARGEST, values.kinds[int(i)])))
+                    stored[int(i)] = None
     rows = [int(i) for slot in recording.record for i in outputs[f"record/{slot.name}"].flat]
+    values.guards += _small(values, stored)
     guards = [guard for guard in dict.fromkeys(values.guards) if values.known(guard) is not True]
     if any(values.known(guard) is False for guard in guards):
         raise UntraceableError("a condition that never holds")
     return ScalarTick(values, new, rows, guards)
+
+
+def _small(values: Values, stored: Iterable[int]) -> Iterator[int]:
+    """Conditions that these numbers are finite and not too large: one for all doubles, by the sum of their squares."""
+    sums: dict[str, list[int]] = {}
+    for place, i in enumerate(stored):
+        kind = values.kinds[i]
+        zero = values.constant(0.0, kind)
+        some, here = sums.setdefault(kind, [zero] * CHAINS), place % CHAINS
+        if kind == DOUBLE:
+            some[here] = values.multiply_add(i, i, some[here])
+        else:
+            some[here] = values.add(values.function("abs", i), some[here])
+    for kind, some in sums.items():
+        limit = LARGEST**2 if kind == DOUBLE else LARGEST
+        yield values.compare("lt", values.sum(some, kind), values.constant(limit, kind))

@@ -20,6 +20,7 @@ from pcnet.engine.compiled.run import Block, CompiledRun, width_for
 from pcnet.engine.compiled.variants import Variants
 from pcnet.engine.program import Program
 from pcnet.engine.state import GraphState
+from pcnet.errors import SettingError
 from pcnet.model.digest import digest
 from pcnet.results.recorder import Record
 
@@ -49,15 +50,33 @@ class Series(NamedTuple):
         return len(self.values)
 
 
-def compiled_engine(program: Program, interval: Interval, record: Record) -> CompiledEngine:
-    """The compiled engine for a run.
+class Known(NamedTuple):
+    """What an engine found out of its run: the digest of the model, and the settings that differ over the batch."""
+
+    about: str
+    settings: Mapping[str, Tensor]
+
+    def with_rows(self, batch: int, rows: int) -> Known:
+        """The same for another number of rows of `batch` elements each, all rows being alike."""
+        each = {name: value[:batch].repeat(rows, *(1,) * (value.dim() - 1)) for name, value in self.settings.items()}
+        return Known(self.about, each)
+
+
+def compiled_engine(program: Program, interval: Interval, record: Record, known: Known | None = None) -> CompiledEngine:
+    """The compiled engine for a run; known: what is known of it already.
 
     Raises:
         UntraceableError: If the model cannot be compiled, with the reason.
     """
     if program.zeros.device.type != "cpu":
         raise UntraceableError(f"compiled code runs on the cpu, not on {program.zeros.device}")
-    model, settings = program.model, varying_settings(program)
+    model = program.model
+    if known is None:
+        try:
+            known = Known(digest(model), varying_settings(program))
+        except SettingError as error:
+            raise UntraceableError(str(error)) from None
+    about, settings = known
     width = width_for(program.spec.batch)
     details = (
         str(program.zeros.dtype),
@@ -67,23 +86,21 @@ def compiled_engine(program: Program, interval: Interval, record: Record) -> Com
         tuple(sorted(program.counted_once)),
         program.smooth,
     )
-    about = digest(model)
     # weights of modules, and nodes of a graph, may have changed since an earlier session
     key = (*details, about, *map(id, model.graph.nodes.values()))
     kept: dict[object, Variants] = model.compiled
     variants = kept.get(key)
     if variants is None or not variants.is_valid:
         variants = kept[key] = Variants(Layout(program, settings), width, record, identity(model, about, details))
-    return CompiledEngine(program, interval, variants, settings)
+    return CompiledEngine(program, interval, variants, known)
 
 
 class CompiledEngine:
     """Takes in blocks of observations of one run."""
 
-    def __init__(
-        self, program: Program, interval: Interval, variants: Variants, settings: Mapping[str, Tensor]
-    ) -> None:
-        self.program, self.interval, self.variants, self.settings = program, interval, variants, settings
+    def __init__(self, program: Program, interval: Interval, variants: Variants, known: Known) -> None:
+        self.program, self.interval, self.variants = program, interval, variants
+        self.known, self.settings = known, known.settings
         self.run = CompiledRun(program, variants)
         self.compiled_ticks = 0
         self._codes: dict[int, int] = {}

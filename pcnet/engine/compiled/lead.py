@@ -177,3 +177,11 @@ class Lead:
             self._run.recorder.truncate(self._flushed)
             self._run.recorder.add_block(times, self.engine.columns(rows))
             self._flushed = self.place.rows
+
+    def forget_rows(self, before: Snapshot) -> None:
+        """Record from row 0 on, because rows were taken out of the recorder; before: the snapshot until then."""
+        if self._loaded is before:
+            self._loaded = self._run.snapshot
+        if self.place is not None:
+            self.place = self.place._replace(rows=0)
+        self._flushed = 0

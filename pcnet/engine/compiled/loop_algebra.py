@@ -114,7 +114,7 @@ def _cholesky(p: Memory, f: Function, op: Operation) -> None:
             pivot = f.load(space, at)
             edge = f.mul(f.function("abs", f.load(diagonal, k)), m.number(PIVOT))
             f.leave_unless_condition(f.all_lanes(f.compare("uge", f.function("abs", pivot), edge)))
-            negative = f.compare("ole", pivot, m.number(0.0))
+            negative = f.compare("ule", pivot, m.number(0.0))
             f.store(f.select(negative, m.number(1.0), f.load(failed, 0)), failed, 0)
             root = f.function("sqrt", pivot)
             f.store(root, space, at)

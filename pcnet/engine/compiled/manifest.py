@@ -28,12 +28,12 @@ def identity(model: Model, about: str, details: object) -> str | None:
     """
     if not covers(model):
         return None
-    parts = (about, repr(details), _sources(), torch.__version__, platform())
+    parts = (about, repr(details), sources(), torch.__version__, platform())
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
 @cache
-def _sources() -> str:
+def sources() -> str:
     """A fingerprint of the code of this package."""
     found = hashlib.sha256()
     for path in sorted(Path(__file__).parents[2].rglob("*.py")):

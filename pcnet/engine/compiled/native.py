@@ -18,11 +18,15 @@ OPTIMISATION = 2
 
 
 class Processor(NamedTuple):
-    """The processor that code is compiled for."""
+    """The processor that code is compiled for.
+
+    fused: whether it has fused multiply-add instructions. wide: whether its vectors hold eight doubles.
+    """
 
     name: str
     features: str
     fused: bool
+    wide: bool
 
 
 @cache
@@ -32,7 +36,7 @@ def processor() -> Processor:
         llvm.initialize_native_asmprinter()
         features = llvm.get_host_cpu_features()
         fused = bool(features.get("fma", features.get("neon", False)))
-        return Processor(llvm.get_host_cpu_name(), features.flatten(), fused)
+        return Processor(llvm.get_host_cpu_name(), features.flatten(), fused, bool(features.get("avx512f")))
 
 
 def _machine(level: int = OPTIMISATION) -> Any:

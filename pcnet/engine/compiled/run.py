@@ -11,18 +11,25 @@ from torch import Tensor
 
 from pcnet.engine.compiled.driver import ENTRY, FIELDS, KIND, MAX_VARIANTS, run_function
 from pcnet.engine.compiled.layout import Array, Layout, TickKind, pack, unpack
+from pcnet.engine.compiled.native import processor
 from pcnet.engine.compiled.variants import Variants
 from pcnet.engine.program import Program
 
-LANES = 4
-"""Batch elements side by side in a vector."""
+LANES, WIDE_LANES = 4, 8
+"""Batch elements side by side in a vector; the second for large batches, on processors with wide vectors."""
+PATIENCE = 16
+"""Ticks that are taken one by one, to see the second use of a new variant."""
+LARGE = 64
+"""Batch elements from which wide vectors are worth it: in smaller ones, too many lanes would be empty."""
 EVERYTHING = -1
 """All bits: the derived values of all variants are invalid."""
 WORD = {name: place for place, name in enumerate(FIELDS)}
 
 
 def width_for(batch: int) -> int:
-    return 1 if batch == 1 else LANES
+    if batch == 1:
+        return 1
+    return WIDE_LANES if batch >= LARGE and processor().wide else LANES
 
 
 class Block(NamedTuple):
@@ -37,6 +44,10 @@ class Block(NamedTuple):
     recorded: NDArray[np.uint8]
 
 
+class _DisagreesError(Exception):
+    """A variant gives other numbers than the eager engine."""
+
+
 class CompiledRun:
     """The state of batch elements in memory, (groups, elements of the state, lanes).
 
@@ -49,6 +60,7 @@ class CompiledRun:
         self.size = Layout.size(self.layout.state)
         self.n_given = Layout.size(self.layout.given)
         self.kinds: list[TickKind] = []
+        self._unchecked: dict[int, int] = {}  # new variants, and how many more ticks to wait for their second use
         self._kind_numbers: dict[TickKind, int] = {}
         self._other = np.zeros((self.size, self.width))
         self._scratch = np.zeros((2, self.size, self.width))
@@ -70,9 +82,15 @@ class CompiledRun:
     # --- memory --------------------------------------------------------------------------------------------------
     def load(self, tensors: Mapping[str, Tensor], settings: Mapping[str, Tensor], elements: NDArray[np.int64]) -> None:
         """Take over a state, (B, ...) by path, of some batch elements, and settings that differ over the batch."""
+        self.load_copies({name: value[elements] for name, value in tensors.items()}, settings, elements)
+
+    def load_copies(
+        self, tensors: Mapping[str, Tensor], settings: Mapping[str, Tensor], elements: NDArray[np.int64]
+    ) -> None:
+        """Take over states of their own, (len(elements), ...) by path, of batch elements that may occur repeatedly."""
         if not np.array_equal(elements, self.elements):
             self._resize(elements)
-        self._state[...] = self._grouped(pack(self.layout.state, tensors)[elements])
+        self._state[...] = self._grouped(pack(self.layout.state, tensors))
         self._stale[:] = EVERYTHING
         if settings:
             self._settings[...] = self._grouped(pack(self.layout.settings, settings)[elements])
@@ -104,8 +122,8 @@ class CompiledRun:
 
     def _sync(self) -> None:
         """Lay out the table of variants anew, if there are new ones."""
-        variants = self.variants.all[:MAX_VARIANTS]
-        if self._known == len(variants):
+        version, variants = self.variants.version, self.variants.all[:MAX_VARIANTS]
+        if self._known == version:
             return
         self._table = np.zeros((len(self.kinds), KIND), dtype=np.int64)
         offset = 0
@@ -123,7 +141,7 @@ class CompiledRun:
         self._hints = np.zeros((self.groups + 1, max(1, len(self.kinds))), dtype=np.int64)
         self._derived = np.zeros((self.groups + 1, max(1, offset // 8)))
         self._stale[:] = EVERYTHING
-        self._known = len(variants)
+        self._known = version
         self.version += 1
 
     # --- ticks ---------------------------------------------------------------------------------------------------
@@ -134,7 +152,10 @@ class CompiledRun:
             Their number, and what was recorded, (rows, B, n). The state is that after them.
         """
         before = self._state.copy()
-        done, record = self._attempt(block)
+        try:
+            done, record = self._attempt(block)
+        except _DisagreesError:
+            done, record = 0, np.zeros((self.groups, 0, 0, self.width))
         if done < len(block.kinds):
             self._state[...] = before
             self._stale[:] = EVERYTHING
@@ -180,7 +201,10 @@ class CompiledRun:
         done = 0
         while done < ticks:
             row = int(block.recorded[:done].sum())
-            done += self._call(group, state, block, given, record, done, row, ticks)
+            if self._unchecked:
+                done += self._checked_tick(group, state, block, given, record, done, row)
+            else:
+                done += self._call(group, state, block, given, record, done, row, ticks)
             if done < ticks and not self._single_tick(group, state, block, given, record, done):
                 break
             done += done < ticks
@@ -248,7 +272,7 @@ class CompiledRun:
             slot = self.groups
             self._stale[slot] = EVERYTHING
             done = self._call(slot, scratch, one, mine, rows, 0, 0, 1)
-            if not done and self._known != len(self.variants.all):  # another thread has added some
+            if not done and self._known != self.variants.version:  # another thread has added some
                 self._sync()
                 done = self._call(slot, scratch, one, mine, rows, 0, 0, 1)
             if not done:
@@ -268,7 +292,37 @@ class CompiledRun:
     def _add(self, element: int, kind: TickKind, state: Array, given: Array) -> bool:
         """Record and compile the tick of a batch element, from its state and what is given, (n,) each."""
         before = unpack(self.layout.state, state[None])
-        return self.variants.add(self.program, element, kind, before, unpack(self.layout.given, given[None]))
+        added = self.variants.add(self.program, element, kind, before, unpack(self.layout.given, given[None]))
+        if added and not kind.first:
+            self._unchecked[len(self.variants.all) - 1] = PATIENCE
+        return added
+
+    # --- a safety net --------------------------------------------------------------------------------------------
+    def _checked_tick(
+        self, group: int, state: Array, block: Block, given: Array, record: Array, at: int, row: int
+    ) -> int:
+        """One tick; if it is the second use of a new variant, it is compared with that of the eager engine.
+
+        A number that was taken for a constant when the tick was recorded shows at another tick.
+        """
+        before = state.copy()
+        if not self._call(group, state, block, given, record, at, row, at + 1):
+            return 0
+        number = int(block.kinds[at])
+        kind = self.kinds[number]
+        places = [i for i, variant in enumerate(self.variants.all[:MAX_VARIANTS]) if variant.kind == kind]
+        used = places[int(self._hints[group, number])]
+        is_new = self._unchecked.pop(used, None) is not None
+        self._unchecked = {other: left - 1 for other, left in self._unchecked.items() if left > 1}
+        if not is_new:
+            return 1
+        element = int(self.elements[min(group * self.width, self.batch - 1)])
+        start, end = (unpack(self.layout.state, each[None, :, 0]) for each in (before, state))
+        seen = unpack(self.layout.given, given[None, at, :, 0])
+        if not self.variants.agrees(used, self.program, element, start, end, seen):
+            self._unchecked.clear()
+            raise _DisagreesError
+        return 1
 
 
 def report(variants: Variants) -> str:

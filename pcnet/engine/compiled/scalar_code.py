@@ -71,17 +71,21 @@ def write(module: Module, tick: ScalarTick) -> Written:
     f = Function(module, "tick", _signature(), "i1")
     rest = [i for i in order if i not in steady or i in places or values.operations[i][0] == "input"]
     cheap, costly = _by_cost(values, tick.guards, set(rest), places)
-    first = [i for i in rest if i in cheap.needed]
+    first, computed = [i for i in rest if i in cheap.needed], set(rest)
     writer.compute(f, first)
     f.do(f"br i1 {writer.all_of(f, cheap.guards)}, label %go, label %leave")
     f.label("leave")
     f.do("ret i1 false")
     f.label("go")
-    writer.compute(f, [i for i in rest if i not in cheap.needed])
-    for place, i in enumerate(tick.new):
-        f.store(writer.name(i), "%new", place, values.kinds[i])
-    for place, i in enumerate(tick.record):
-        f.store(writer.name(i), "%record", place, values.kinds[i])
+    stores: dict[int, list[tuple[str, int]]] = {}
+    for base, stored in (("%new", tick.new), ("%record", tick.record)):
+        for place, i in enumerate(stored):
+            stores.setdefault(i, []).append((base, place))
+    ahead = [i for i in stores if i not in computed or i in cheap.needed]  # constants, and what is known already
+    for i in [*ahead, *(i for i in rest if i not in cheap.needed)]:
+        writer.compute(f, [i])
+        for base, place in stores.get(i, ()):  # at once: it need not be kept any longer
+            f.store(writer.name(i), base, place, values.kinds[i])
     f.do(f"ret i1 {writer.all_of(f, costly)}")
     f.finish(public=True)
     return Written(len(hoisted), depends, changes)
@@ -160,6 +164,10 @@ class ValueWriter:
             return f.load(f"%{args[0]}", args[1], kind)
         if name in ("add", "sub", "mul", "div"):
             return f.arithmetic(name, self.name(args[0]), self.name(args[1]), kind)
+        if name in ("fma", "fnma"):
+            a, b, c = (self.name(arg) for arg in args)
+            a = f.put(f"fneg {m.vector(kind)} {a}") if name == "fnma" else a
+            return f.intrinsic("fma", a, b, c, kind=kind)
         if name == "neg":
             return f.put(f"fneg {m.vector(kind)} {self.name(args[0])}")
         if name in COMPARED:

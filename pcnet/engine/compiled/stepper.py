@@ -42,6 +42,7 @@ class Stepper:
         self._row, self._row_bytes = int(self._words[_RECORD]), self.rows.strides[0]
         self._run = run.function
         self._version, self._kinds = run.version, len(run.kinds)
+        self._variants, self._known = engine.variants, engine.variants.version
         periods: dict[int, int] = {}
         for bit, act in enumerate(engine.program.acts):
             periods[act.periods[0]] = periods.get(act.periods[0], 0) | 1 << bit
@@ -56,8 +57,8 @@ class Stepper:
 
     @property
     def valid(self) -> bool:
-        """Whether the memory that this refers to is still in use."""
-        return self._version == self.engine.run.version
+        """Whether the memory and the code that this refers to are still in use."""
+        return self._version == self.engine.run.version and self._known == self._variants.version
 
     def forget_derived(self) -> None:
         """Derive anew what depends on slow ticks, because another loop changes the state."""

@@ -54,7 +54,9 @@ FUNCTIONS = frozenset(_FUNCTIONS)
 class Values:
     """All values of a program. `operations[i]` is (name, *arguments), `kinds[i]` the kind of value i."""
 
-    def __init__(self) -> None:
+    def __init__(self, fused: bool = False) -> None:
+        """fused: whether the processor has fused multiply-add instructions."""
+        self.fused = fused
         self.operations: list[tuple[Any, ...]] = []
         self.kinds: list[str] = []
         self.guards: list[int] = []
@@ -151,6 +153,34 @@ class Values:
         if second[0] == "neg":
             return self.neg(self.mul(a, second[1]))
         return self.new(kind, "mul", a, b)
+
+    def multiply_add(self, a: int, b: int, c: int) -> int:
+        """a·b + c, rounded once if the processor can.
+
+        Where this is done depends on the rule alone, not on what is constant: an element of a batch, some of whose
+        settings are inputs, has the digits of the same element alone.
+        """
+        simple = {0.0, 1.0, -1.0}
+        if not self.fused or self.known(c) == 0 or self.known(a) in simple or self.known(b) in simple:
+            return self.add(self.mul(a, b), c)  # exactly the same, but for the first case
+        first, second = self.operations[a], self.operations[b]
+        if first[0] == "neg":
+            return self.multiply_subtract(first[1], b, c)
+        if second[0] == "neg":
+            return self.multiply_subtract(a, second[1], c)
+        return self.new(self.kinds[a], "fma", *sorted((a, b)), c)
+
+    def multiply_subtract(self, a: int, b: int, c: int) -> int:
+        """c − a·b, rounded once if the processor can."""
+        simple = {0.0, 1.0, -1.0}
+        if not self.fused or self.known(c) == 0 or self.known(a) in simple or self.known(b) in simple:
+            return self.sub(c, self.mul(a, b))
+        first, second = self.operations[a], self.operations[b]
+        if first[0] == "neg":
+            return self.multiply_add(first[1], b, c)
+        if second[0] == "neg":
+            return self.multiply_add(a, second[1], c)
+        return self.new(self.kinds[a], "fnma", *sorted((a, b)), c)
 
     def div(self, a: int, b: int) -> int:
         x, y, kind = self.known(a), self.known(b), self.kinds[a]
@@ -281,10 +311,10 @@ class Values:
             total = self.add(total, term)
         return total
 
-    def dot(self, a: Iterable[int], b: Iterable[int], kind: str) -> int:
-        total = self.constant(0.0, kind)
+    def dot(self, a: Iterable[int], b: Iterable[int], total: int) -> int:
+        """A scalar product, added to a total."""
         for x, y in zip(a, b, strict=True):
-            total = self.add(total, self.mul(x, y))
+            total = self.multiply_add(x, y, total)
         return total
 
     # --- order ---------------------------------------------------------------------------------------------------

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+import torch
 from torch import Tensor
 
 from pcnet.engine.compiled import manifest
@@ -19,10 +20,16 @@ from pcnet.engine.program import Program
 from pcnet.results.recorder import Record
 
 if TYPE_CHECKING:
+    from pcnet.engine.compiled.element_tick import ElementTick
     from pcnet.engine.compiled.trace import Outside
 
 MAX_ATTEMPTS = 4
 """Ticks of a kind that are recorded in vain before the kind is left to the eager engine."""
+
+
+TOLERANCES = ((1e-6, 1e-10), (1e-2, 1e-4))
+"""How far a number of a tick may be from that of the eager engine, relative to the largest of its tensor, and to the
+largest of its node, because differences of large numbers may be rounding alone; the second for single precision."""
 
 
 class Variant(NamedTuple):
@@ -55,10 +62,24 @@ class Variants:
     reasons: why ticks of a kind could not be compiled, by kind.
     """
 
-    def __init__(self, layout: Layout, width: int, record: Record, identity: str | None = None) -> None:
-        """identity: the key of the list of variants that other processes have made; None for none."""
+    def __init__(
+        self,
+        layout: Layout,
+        width: int,
+        record: Record,
+        identity: str | None = None,
+        make_tick: Callable[..., ElementTick] | None = None,
+    ) -> None:
+        """identity: the key of the list of variants that other processes have made; None for none.
+
+        make_tick: makes what is compiled, of one batch element; a tick unless given.
+        """
         self.layout, self.width, self.wanted = layout, width, record
+        self._make_tick = make_tick
         self.all: list[Variant] = []
+        self.version = 0
+        """Changes with the variants."""
+        self._rejected: list[Variant] = []
         self.reasons: dict[TickKind, list[str]] = {}
         self._outcomes: dict[TickKind, set[tuple[bool, ...]]] = {}
         self._lock = threading.RLock()
@@ -93,6 +114,52 @@ class Variants:
             listed.append({"kind": list(each.kind)} | fields | sets)
         self._cache.put(self._identity, manifest.encode(self.layout.record, listed))
 
+    def agrees(
+        self,
+        number: int,
+        program: Program,
+        element: int,
+        before: Mapping[str, Tensor],
+        after: Mapping[str, Tensor],
+        given: Mapping[str, Tensor],
+    ) -> bool:
+        """Whether a variant leads to the same state as the eager engine, up to rounding; if not, it is given up."""
+        from pcnet.engine.compiled.element_tick import ElementTick
+
+        variant = self.all[number]
+        make = self._make_tick or ElementTick
+        tick = make(ElementProgram(program, element), self.layout, variant.kind, self.wanted, before, given)
+        try:
+            outcomes, expected = tick.tried()
+        except DivergesError:
+            return True
+        if outcomes != variant.outcomes:
+            return True  # a branch at the edge: nothing can be said
+        sizes = {slot.name: _largest(expected[f"state/{slot.name}"]) for slot in self.layout.state}
+        of_node: dict[str, float] = {}
+        for name, size in sizes.items():
+            node = name.partition("/")[0]
+            of_node[node] = max(size, of_node.get(node, 0.0))
+        for slot in self.layout.state:
+            found, wanted = after[slot.name].double(), expected[f"state/{slot.name}"].double()
+            relative, cancelled = TOLERANCES[slot.dtype == torch.float32]
+            limit = relative * sizes[slot.name] + cancelled * of_node[slot.name.partition("/")[0]] + cancelled
+            same = (found == wanted) | ((found - wanted).abs() <= limit) | (found.isnan() & wanted.isnan())
+            if not bool(same.all()):
+                break
+        else:
+            return True
+        with self._lock:
+            self._rejected.append(variant)  # its code may still be in use elsewhere
+            self.all = [each for each in self.all if each is not variant]
+            self.version += 1
+            reason = (
+                f"compiled code gave another {slot.name} than the eager engine: a rule depends on more than its inputs"
+            )
+            self.reasons.setdefault(variant.kind, []).extend([reason] * MAX_ATTEMPTS)
+            self._save()
+        return False
+
     def add(
         self, program: Program, element: int, kind: TickKind, state: Mapping[str, Tensor], given: Mapping[str, Tensor]
     ) -> bool:
@@ -115,7 +182,9 @@ class Variants:
             if len(self.all) >= MAX_VARIANTS:
                 failed.append(f"there are more than {MAX_VARIANTS} variants")
                 return False
-            tick = ElementTick(ElementProgram(program, element), self.layout, kind, self.wanted, state, given)
+            tick = (self._make_tick or ElementTick)(
+                ElementProgram(program, element), self.layout, kind, self.wanted, state, given
+            )
             try:
                 outcomes = tick.outcomes()
                 if outcomes in self._outcomes.setdefault(kind, set()):
@@ -133,5 +202,11 @@ class Variants:
             if any(variant.kind == other.kind and variant.code == other.code for other in self.all):
                 return False
             self.all.append(variant)
+            self.version += 1
             self._save()
             return True
+
+
+def _largest(values: Tensor) -> float:
+    """The largest size of some numbers, apart from those that are not finite."""
+    return float(values.double().abs().nan_to_num(0.0, 0.0).max()) if values.numel() else 0.0

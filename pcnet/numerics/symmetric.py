@@ -1,0 +1,31 @@
+"""Symmetric matrices."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+SMALL = 16
+"""Size up to which compiled code has a number for each element, and saves by symmetry more than a copy costs."""
+
+
+def mirrored(matrix: Tensor) -> Tensor:
+    """Symmetric matrices (..., n, n) with the lower triangles of these.
+
+    Compiled code then computes lower triangles only, and rounding does not make matrices less and less symmetric.
+    """
+    lower = matrix.tril()
+    return lower + lower.tril(-1).mT
+
+
+def known_symmetric(matrix: Tensor) -> Tensor:
+    """Matrices that are symmetric already, so that compiled code of small ones knows it; large ones as they are."""
+    return mirrored(matrix) if matrix.shape[-1] <= SMALL else matrix
+
+
+def plus_product(start: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    """C + A B for each source: C (B, k, n, m), A (B, n, d) or (B, k, n, d), and B (B, d, m) or (B, k, d, m)."""
+    batch, k = start.shape[:2]
+    pair = (each if each.dim() == 4 else each[:, None] for each in (left, right))
+    a, b = (each.expand(batch, k, -1, -1).flatten(0, 1) for each in pair)
+    return torch.baddbmm(start.flatten(0, 1), a, b).view(start.shape)

@@ -1,0 +1,410 @@
+"""Systems of the study: stochastic differential equations with a known truth, and the first guesses of their noise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pcnet.functions.base import PlainFunction
+
+HELD_OUT = 40_000
+"""First seed of reports. Seeds from here on are held out: no rule or setting may be chosen with them."""
+DEVELOPMENT = 3_000
+"""First seed for everything else."""
+FINE = 20
+"""Steps of the simulation in one sampling interval."""
+HORIZONS = (1, 10, 100)
+"""Forecast horizons, in sampling intervals."""
+
+Observe = Callable[[Tensor], Tensor]
+Group = Literal["development", "frozen"]
+
+
+class Guess(NamedTuple):
+    """Factors of the true variances of process (x) and observation noise (y); None for no guess at all."""
+
+    name: str
+    x: float | None
+    y: float | None
+
+
+GUESSES = (
+    Guess("right", 1.0, 1.0),
+    Guess("both × 50", 50.0, 50.0),
+    Guess("both ÷ 50", 1 / 50, 1 / 50),
+    Guess("x × 50, y ÷ 50", 50.0, 1 / 50),
+    Guess("x ÷ 50, y × 50", 1 / 50, 50.0),
+    Guess("none", None, None),
+)
+
+
+class System(NamedTuple):
+    """dx = f(x, θ) dt + D dW, y = g(x) + w, and what a filter is told beforehand."""
+
+    title: str
+    kind: str  # what makes it hard
+    flow: PlainFunction
+    parameters: tuple[float, ...]  # the truth
+    prior_mean: tuple[float, ...]
+    prior_sd: tuple[float, ...]
+    initial_mean: tuple[float, ...]  # x(0) ~ N(initial_mean, initial_sd²)
+    initial_sd: tuple[float, ...]
+    diffusion: tuple[float, ...]  # D, per √time
+    observation_sd: tuple[float, ...]
+    dt: float
+    samples: int
+    observe: Observe
+    group: Group = "development"
+    irregular: bool = False  # intervals between 0.2 and 1.8 dt, and a gap of 10 dt every 50 observations
+    outliers: float = 0.0  # share of observations with 20 times the noise
+    later: Callable[[float], tuple[float, ...]] | None = None  # θ at a fraction of the time, if it changes
+    walk: float = 0.0  # of the parameters of the rivals, in prior sds per √observation, best on development seeds
+    correlation_time: float | None = None  # of Matérn-3/2 observation noise, instead of white noise
+    integrator: Literal["rk4", "local_linearisation"] = "rk4"
+    two_peaks: bool = False  # whether beliefs may have two, so that a particle filter runs beside
+
+    @property
+    def dim(self) -> int:
+        return len(self.initial_mean)
+
+    @property
+    def channels(self) -> int:
+        return len(self.observation_sd)
+
+    def parameters_at(self, fraction: float) -> tuple[float, ...]:
+        """θ at a fraction of the time."""
+        return self.parameters if self.later is None else self.later(min(fraction, 1.0))
+
+
+class Realisation(NamedTuple):
+    """Simulated data of all seeds, with the states of HORIZONS[-1] further intervals."""
+
+    times: Tensor  # (T,)
+    states: Tensor  # (S, T, d)
+    observations: Tensor  # (S, T, m)
+    is_outlier: Tensor  # (S, T, m)
+    future: Tensor  # (S, HORIZONS[-1], d)
+
+    @property
+    def scale(self) -> Tensor:
+        """Standard deviations of the states over time and seeds, (d,): errors are relative to them."""
+        return self.states.flatten(0, 1).std(0).clamp_min(1e-12)
+
+
+def simulate(system: System, seeds: Sequence[int]) -> Realisation:
+    """One realisation per seed: Runge–Kutta steps of the flow, FINE in an interval, with noise after each."""
+    generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+
+    def normal(*shape: int) -> Tensor:
+        return torch.stack([torch.randn(*shape, generator=g, dtype=torch.float64) for g in generators], 1)
+
+    def uniform(*shape: int) -> Tensor:
+        return torch.stack([torch.rand(*shape, generator=g, dtype=torch.float64) for g in generators])
+
+    count, ahead = system.samples, HORIZONS[-1]
+    intervals = _intervals(system, count)
+    mean, sd, diffusion = (
+        torch.tensor(each, dtype=torch.float64) for each in (system.initial_mean, system.initial_sd, system.diffusion)
+    )
+    x = mean + sd * normal(1, system.dim)[0]
+    states = [x]
+    for k in range(1, count + ahead):
+        h = float(intervals[min(k, count - 1)]) / FINE if k < count else system.dt / FINE
+        theta = torch.tensor(system.parameters_at(k / count), dtype=torch.float64).expand(len(x), -1)
+        noise = normal(FINE, system.dim)
+        for i in range(FINE):
+            x = _runge_kutta(system.flow, x, theta, h) + math.sqrt(h) * diffusion * noise[i]
+        states.append(x)
+    path = torch.stack(states, 1)
+    noise_sd = torch.tensor(system.observation_sd, dtype=torch.float64)
+    noise = normal(count, system.channels).transpose(0, 1)
+    if system.correlation_time is not None:
+        noise = matern_noise(noise, normal(count, system.channels).transpose(0, 1), intervals, system.correlation_time)
+    is_outlier = uniform(count, system.channels) < system.outliers
+    noise = torch.where(is_outlier, 20.0, 1.0) * noise_sd * noise
+    observations = system.observe(path[:, :count]) + noise
+    return Realisation(intervals.cumsum(0), path[:, :count], observations, is_outlier, path[:, count:])
+
+
+def _intervals(system: System, count: int) -> Tensor:
+    """Time since the observation before, (T,); 0 for the first."""
+    intervals = torch.full((count,), system.dt, dtype=torch.float64)
+    if system.irregular:
+        generator = torch.Generator().manual_seed(0)
+        intervals = system.dt * (0.2 + 1.6 * torch.rand(count, generator=generator, dtype=torch.float64))
+        intervals[50::50] = 10 * system.dt
+    intervals[0] = 0.0
+    return intervals
+
+
+def _runge_kutta(flow: PlainFunction, x: Tensor, theta: Tensor, h: float) -> Tensor:
+    first = flow(x, theta)
+    second = flow(x + 0.5 * h * first, theta)
+    third = flow(x + 0.5 * h * second, theta)
+    fourth = flow(x + h * third, theta)
+    return x + h / 6 * (first + 2 * second + 2 * third + fourth)
+
+
+def matern_step(interval: float, time: float) -> tuple[Tensor, Tensor]:
+    """Transition and noise covariance of a unit Matérn-3/2 process (value, slope) over an interval."""
+    rate = math.sqrt(3) / time
+    drift = torch.tensor([[0.0, 1.0], [-(rate**2), -2 * rate]], dtype=torch.float64)
+    matrix = torch.linalg.matrix_exp(drift * interval)
+    stationary = torch.diag(torch.tensor([1.0, rate**2], dtype=torch.float64))
+    return matrix, stationary - matrix @ stationary @ matrix.T
+
+
+def matern_noise(first: Tensor, second: Tensor, intervals: Tensor, time: float) -> Tensor:
+    """Unit Matérn-3/2 noise (S, T, m) from standard normal numbers."""
+    rate = math.sqrt(3) / time
+    state = torch.stack([first[:, 0], rate * second[:, 0]], -1)
+    values = [state[..., 0]]
+    for k in range(1, first.shape[1]):
+        matrix, covariance = matern_step(float(intervals[k]), time)
+        root = torch.linalg.cholesky(covariance)
+        state = state @ matrix.T + torch.stack([first[:, k], second[:, k]], -1) @ root.T
+        values.append(state[..., 0])
+    return torch.stack(values, 1)
+
+
+# --- flows and observations ------------------------------------------------------------------------------------------
+def _columns(*values: Tensor) -> Tensor:
+    return torch.stack(values, -1)
+
+
+def van_der_pol(x: Tensor, p: Tensor) -> Tensor:
+    u, v = x[..., 0], x[..., 1]
+    return _columns(v, p[..., 0] * (1 - u**2) * v - u)
+
+
+def lorenz63(x: Tensor, p: Tensor) -> Tensor:
+    u, v, w = x.unbind(-1)
+    return _columns(p[..., 0] * (v - u), u * (p[..., 1] - w) - v, u * v - p[..., 2] * w)
+
+
+def pendulum(x: Tensor, p: Tensor) -> Tensor:
+    return _columns(x[..., 1], -p[..., 1] * x[..., 0].sin() - p[..., 0] * x[..., 1])
+
+
+def fitzhugh_nagumo(x: Tensor, p: Tensor) -> Tensor:
+    """Membrane potential v and recovery w under a constant current; θ = (current, rate of recovery)."""
+    v, w = x[..., 0], x[..., 1]
+    return _columns(v - v**3 / 3 - w + p[..., 0], p[..., 1] * (v + 0.7 - 0.8 * w))
+
+
+def lorenz96(x: Tensor, p: Tensor) -> Tensor:
+    return (x.roll(-1, -1) - x.roll(2, -1)) * x.roll(1, -1) - x + p[..., :1]
+
+
+def oscillator(x: Tensor, p: Tensor) -> Tensor:
+    """ẍ = −k x − c ẋ; θ = (c, k)."""
+    return _columns(x[..., 1], -p[..., 1] * x[..., 0] - p[..., 0] * x[..., 1])
+
+
+def epidemic(x: Tensor, p: Tensor) -> Tensor:
+    """Susceptible, infected and recovered shares, with waning immunity; x = (s, log i), θ = (β, γ)."""
+    s, i = x[..., 0], x[..., 1].exp()
+    return _columns(-p[..., 0] * s * i + 0.05 * (1 - s - i), p[..., 0] * s - p[..., 1])
+
+
+def three_species(x: Tensor, p: Tensor) -> Tensor:
+    """Logs of three populations that eat each other; θ = (a₁₂, a₁₃, a₂₃)."""
+    u, v, w = x.exp().unbind(-1)
+    a, b, c = p.unbind(-1)
+    return _columns(a * v + b * w, c * w - a * u, -b * u - c * v)
+
+
+def seen(*places: int) -> Observe:
+    """Some elements of the state."""
+    chosen = list(places)
+    return lambda x: x[..., chosen]
+
+
+_FHN = System(
+    "FitzHugh–Nagumo neuron, potential seen",
+    "partially seen",
+    fitzhugh_nagumo,
+    (0.5, 0.08),
+    (0.3, 0.12),
+    (0.3, 0.05),
+    (0.0, 0.0),
+    (0.5, 0.5),
+    (0.05, 0.02),
+    (0.2,),
+    0.2,
+    1000,
+    seen(0),
+)
+_OSCILLATOR = System(
+    "Damped oscillator, both elements seen",
+    "different noise by channel",
+    oscillator,
+    (0.3, 2.0),
+    (0.5, 3.0),
+    (0.4, 1.0),
+    (1.0, 0.0),
+    (0.5, 0.5),
+    (0.02, 0.5),
+    (0.05, 0.5),
+    0.1,
+    1000,
+    seen(0, 1),
+)
+
+SYSTEMS: Mapping[str, System] = {
+    "stiff": System(
+        "Stiff van der Pol oscillator, position seen",
+        "stiff",
+        van_der_pol,
+        (8.0,),
+        (5.0,),
+        (3.0,),
+        (2.0, 0.0),
+        (0.3, 0.3),
+        (0.05, 0.3),
+        (0.2,),
+        0.05,
+        1000,
+        seen(0),
+    ),
+    "chaotic": System(
+        "Lorenz-63 at a coarse interval, x seen",
+        "chaotic, coarse interval",
+        lorenz63,
+        (10.0, 28.0, 8 / 3),
+        (9.0, 30.0, 2.5),
+        (1.0, 4.0, 0.4),
+        (1.0, 1.0, 25.0),
+        (3.0, 3.0, 3.0),
+        (0.5, 0.5, 0.5),
+        (1.0,),
+        0.05,
+        1000,
+        seen(0),
+    ),
+    "sine": System(
+        "Pendulum seen through a sine",
+        "strongly nonlinear observation",
+        pendulum,
+        (0.1, 4.0),
+        (0.3, 5.0),
+        (0.3, 2.0),
+        (1.5, 0.0),
+        (0.5, 0.5),
+        (0.02, 0.4),
+        (0.1,),
+        0.05,
+        1000,
+        lambda x: x[..., :1].sin(),
+        two_peaks=True,
+    ),
+    "neuron": _FHN,
+    "outliers": _FHN._replace(title="The same with 5 % outliers", kind="outliers", outliers=0.05),
+    "lattice10": System(
+        "Lorenz-96 with 10 states, every other one seen",
+        "10 states",
+        lorenz96,
+        (8.0,),
+        (6.0,),
+        (3.0,),
+        (3.0,) * 10,
+        (3.0,) * 10,
+        (0.3,) * 10,
+        (1.0,) * 5,
+        0.05,
+        500,
+        seen(0, 2, 4, 6, 8),
+    ),
+    "lattice20": System(
+        "Lorenz-96 with 20 states, all seen",
+        "20 states",
+        lorenz96,
+        (8.0,),
+        (6.0,),
+        (3.0,),
+        (3.0,) * 20,
+        (3.0,) * 20,
+        (0.3,) * 20,
+        (1.0,) * 20,
+        0.05,
+        300,
+        seen(*range(20)),
+    ),
+    "short": _OSCILLATOR._replace(
+        title="Damped oscillator, position seen, 80 samples",
+        kind="80 samples",
+        samples=80,
+        observe=seen(0),
+        observation_sd=(0.2,),
+    ),
+    "channels": _OSCILLATOR,
+    "irregular": _OSCILLATOR._replace(
+        title="Damped oscillator at irregular times with gaps, position seen",
+        kind="irregular times",
+        irregular=True,
+        observe=seen(0),
+        observation_sd=(0.1,),
+        samples=500,
+    ),
+    "epidemic": System(
+        "Epidemic with reports in proportion to the infected",
+        "nonlinear state and observation, 200 samples",
+        epidemic,
+        (1.0, 0.3),
+        (0.8, 0.4),
+        (0.3, 0.15),
+        (0.9, -4.0),
+        (0.03, 0.5),
+        (0.01, 0.1),
+        (0.01,),
+        0.3,
+        200,
+        lambda x: x[..., 1:].exp(),
+    ),
+    "drift": System(
+        "Three species with a drifting interaction",
+        "drifting parameter",
+        three_species,
+        (0.2, -0.4, 0.1),
+        (0.3, -0.2, 0.3),
+        (0.25,) * 3,
+        (0.8, 0.1, 0.5),
+        (0.1,) * 3,
+        (0.05,) * 3,
+        (0.1,) * 3,
+        0.05,
+        1000,
+        seen(0, 1, 2),
+        later=lambda s: (0.2 + 0.15 * math.sin(4 * math.pi * s), -0.4, 0.1),
+        walk=0.02,
+    ),
+    "jump": System(
+        "Van der Pol oscillator whose parameter jumps",
+        "jumping parameter",
+        van_der_pol,
+        (1.0,),
+        (2.0,),
+        (1.0,),
+        (1.0, 0.0),
+        (0.5, 0.5),
+        (0.05, 0.1),
+        (0.2,),
+        0.1,
+        1000,
+        seen(0),
+        later=lambda s: (1.0,) if s < 0.5 else (2.5,),
+        walk=0.03,
+    ),
+    "matern": _OSCILLATOR._replace(
+        title="Damped oscillator, position seen through Matérn-3/2 noise",
+        kind="Matérn noise",
+        observe=seen(0),
+        observation_sd=(0.3,),
+        correlation_time=0.3,
+    ),
+}
+"""Systems by name."""
