@@ -568,9 +568,17 @@ class MixtureSession(Session):
         """Weights of all rows now, (K, B)."""
         return self.weights.reshape(self._bank.rows, -1)
 
-    def sample(self, horizon: float, draws: int = 1, *, every: float | None = None, seed: int) -> Draws:
+    def sample(
+        self,
+        horizon: float,
+        draws: int = 1,
+        *,
+        every: float | None = None,
+        seed: int,
+        inputs: Mapping[str, Any] | None = None,
+    ) -> Draws:
         """Draw futures from the model: a hypothesis by its weight, then a future from its beliefs."""
-        rows = super().sample(horizon, draws, every=every, seed=seed)
+        rows = super().sample(horizon, draws, every=every, seed=seed, inputs=inputs)
         weight = self.weights.reshape(self._bank.rows, -1)
         chosen = torch.multinomial(weight.mT, draws, replacement=True, generator=torch.Generator().manual_seed(seed)).mT
         values = {}
@@ -625,8 +633,15 @@ class MixtureSession(Session):
             made._table.restore(*self._table.state())
         return made
 
-    def forecast(self, horizon: float, every: float | None = None, *, parameters: bool = True) -> Forecast:
-        rows = super().forecast(horizon, every, parameters=parameters)
+    def forecast(
+        self,
+        horizon: float,
+        every: float | None = None,
+        *,
+        parameters: bool = True,
+        inputs: Mapping[str, Any] | None = None,
+    ) -> Forecast:
+        rows = super().forecast(horizon, every, parameters=parameters, inputs=inputs)
         weight = self.weights.numpy()
         means, sds = {}, {}
         for name in rows.nodes:

@@ -412,7 +412,14 @@ class Session:
 
         return lagged(self, None, lag)
 
-    def forecast(self, horizon: float, every: float | None = None, *, parameters: bool = True) -> Forecast:
+    def forecast(
+        self,
+        horizon: float,
+        every: float | None = None,
+        *,
+        parameters: bool = True,
+        inputs: Mapping[str, Any] | None = None,
+    ) -> Forecast:
         """Forecast states and observations, with standard deviations.
 
         Covariances follow the linearised flow, driven by the noises of the precision nodes.
@@ -421,18 +428,44 @@ class Session:
             horizon: How far from now, in time units.
             every: Time between two forecasts; the sampling interval unless given.
             parameters: Whether to include the uncertainty of the parameters.
+            inputs: Known inputs at the times of the forecast, (..., times, dim) by name; the last ones hold unless
+                given. For graphs with one Kalman state.
         """
         from pcnet.engine.forecast import forecast
 
         with ThreadLimit(self.threads):
-            return forecast(self, horizon, every, parameters=parameters)
+            return forecast(self, horizon, every, parameters=parameters, inputs=inputs)
 
-    def sample(self, horizon: float, draws: int = 1, *, every: float | None = None, seed: int) -> Draws:
-        """Draw futures from the model, from the present beliefs on."""
+    def sample(
+        self,
+        horizon: float,
+        draws: int = 1,
+        *,
+        every: float | None = None,
+        seed: int,
+        inputs: Mapping[str, Any] | None = None,
+    ) -> Draws:
+        """Draw futures from the model, from the present beliefs on; inputs: as for `forecast`."""
         from pcnet.engine.forecast import draw
 
         with ThreadLimit(self.threads):
-            return draw(self, horizon, draws, every, seed)
+            return draw(self, horizon, draws, every, seed, inputs)
+
+    def read_inputs(self, inputs: Mapping[str, Any], count: int) -> dict[str, Tensor]:
+        """Inputs that are known ahead as tensors with time first, (count, ..., dim) by name."""
+        for name in inputs:
+            if name not in self._nodes or not self._nodes[name].is_input:
+                raise SettingError(f"{name!r} is not an input; inputs: {', '.join(self._inputs) or 'none'}")
+        found = {name: self._reader.rows(name, value) for name, value in inputs.items()}
+        for name, value in found.items():
+            if len(value) != count:
+                raise SettingError(f"the forecast has {count} times, but the input {name!r} has {len(value)} rows")
+        return found
+
+    @property
+    def _inputs(self) -> tuple[str, ...]:
+        """Names of the known inputs."""
+        return tuple(name for name, node in self._nodes.items() if node.is_input)
 
     def innovation(self, observation: Any, t: float | None = None) -> dict[str, Innovation]:
         """The difference of a coming observation from its forecast, by sensory node, with standard deviation."""
