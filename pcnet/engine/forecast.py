@@ -229,8 +229,9 @@ def draw(
         steps = _steps(session, every, count, 1)
         ahead = inputs_ahead(session, inputs, count, steps, True)
         with torch.inference_mode(), torch.no_grad():
-            values = _ensemble(session, every, count, steps, seed, ahead).draws(draws)
-        return _draws_of(session, values, every, count, draws, seed)
+            ensemble = _ensemble(session, every, count, steps, seed, ahead)
+            values = ensemble.draws(draws)
+        return _draws_of(session, values, every, count, draws, ensemble.generator)
     steps = _steps(session, every, count, SUBSTEPS)
     inputs_ahead(session, inputs, count, steps, False)
     if count * steps > MAX_STEPS:
@@ -238,11 +239,13 @@ def draw(
     generator = torch.Generator().manual_seed(seed)
     with torch.inference_mode(False), torch.no_grad():
         values = _simulate(session, draws, every, count, steps, generator)
-    return _draws_of(session, values, every, count, draws, seed)
+    return _draws_of(session, values, every, count, draws, generator)
 
 
-def _draws_of(session: Session, values: Mapping[str, Tensor], every: float, count: int, draws: int, seed: int) -> Draws:
-    values, generator = dict(values), torch.Generator().manual_seed(seed)
+def _draws_of(
+    session: Session, paths: Mapping[str, Tensor], every: float, count: int, draws: int, generator: torch.Generator
+) -> Draws:
+    values = dict(paths)
     for name, node in session.graph.nodes.items():
         if isinstance(node, ForecastsObservations) and name in values:
             with torch.inference_mode():

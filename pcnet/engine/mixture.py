@@ -551,7 +551,7 @@ class MixtureSession(Session):
         return self.recorder.take()
 
     def smoothed(self, lag: int) -> dict[str, Smoothed]:
-        self._collect()
+        self._gather()
         return lagged(self, self._trail, lag, weight=lambda: self._row_weights)
 
     def result_of(self, recorder: Recorder, last: int | None = None) -> Result:
@@ -621,6 +621,8 @@ class MixtureSession(Session):
             run = self._bind_rows(batch_shape[0], acting)
             run.now = make(run.now.state)._replace(rows=0)
             run.show()
+            if self._trail is not None:
+                self._trail.check(run)
         self._table = self.recorder_for(self.record)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> MixtureSession:

@@ -60,8 +60,7 @@ class Run:
         warm_start: Mapping[str, Any],
         smooth: bool = False,
     ) -> None:
-        """smooth: whether states keep what a smoother needs."""
-        """warm_start: states of nodes that a fit continues from."""
+        """warm_start: states of nodes that a fit continues from. smooth: whether states keep what a smoother needs."""
         self.program = program = Program(model, spec, smooth)
         self.engine, self.record, self.on_divergence = engine, record, on_divergence
         state = program.initial

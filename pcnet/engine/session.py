@@ -523,7 +523,7 @@ class Session:
         """Write a checkpoint, atomically, from which `pcnet.resume` continues.
 
         A long recording goes into a second file beside it, `<path>.rows-…`, to which further calls append. So the time
-        that it takes does not depend on the length of the run.
+        that it takes does not depend on the length of the run, unless all of it is to be smoothed (smooth=True).
 
         Args:
             path: The file.

@@ -101,6 +101,16 @@ class Trail:
         rows = {name.removeprefix("smoothing/"): tensors.pop(name) for name in names}
         self._blocks = [_Block(rows)] if rows else []
 
+    def check(self, run: Run) -> None:
+        """KeyError if what was restored is not of this run."""
+        rows, keep = self.rows(), run.place.tick if self.lag is None else min(run.place.tick, self.lag + 1)
+        for name, column in run.recorder.columns.items():
+            node, _, quantity = name.rpartition(".")
+            if quantity == SMOOTHING and (not keep or rows.pop(node).shape != (keep, *column.read().shape)):
+                raise KeyError(name)
+        if rows:
+            raise KeyError(min(rows))
+
 
 def trail_for(graph: Graph, record: Record, smooth: bool | int) -> Trail | None:
     """The trail that an option `smooth` asks for; an error if the graph or the record do not fit."""
@@ -298,6 +308,7 @@ class SmoothingSession(Session):
     ) -> None:
         self._trail.restore(further)
         super().restore(batch_shape, lambda state: make(state)._replace(rows=0), further, acting)
+        self._trail.check(self._bound)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SmoothingSession:
         options = {name: getattr(self, name) for name in RunOptions.__annotations__}
