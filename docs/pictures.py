@@ -311,6 +311,30 @@ def study() -> Figure:
 
 
 @picture
+def smoothing() -> Figure:
+    flow, mapping = pc.systems.linear([[0.0, 1.0], [-1.0, -0.05]]), pc.systems.linear([[1.0, 0.0]])
+    world = pc.simulate.simulate(
+        flow, mapping=mapping, initial=[2.0, 0.0], samples=400, dt=0.05, state_sd=2.0, observation_sd=0.5, seed=5
+    )
+    y = world.observations.numpy().copy()
+    y[200:260] = np.nan
+    result = adaptive_filter(flow, 2, 0.05, mapping=mapping, initial_sd=2.0).run(y, smooth=True)
+    smoothed, times = result.smoothed("x"), world.times.numpy()
+    figure = Figure(figsize=(9, 3.4), layout="constrained")
+    ax = figure.subplots()
+    ax.plot(times, y[:, 0], ".", markersize=3, color="0.7", label="observed")
+    ax.plot(times, world.states[:, 0], color="black", linewidth=0.9, label="truth")
+    beliefs = ((result.mean("x")[:, 0], result.sd("x")[:, 0]), (smoothed.mean, smoothed.sd))
+    for (mean, sd), colour, label in zip(beliefs, (COLOURS[1], COLOURS[0]), ("filter", "smoother"), strict=True):
+        ax.plot(times, mean[:, 0], color=colour, linewidth=1.2, label=f"{label}, with 95 % interval")
+        low, high = mean[:, 0] - 1.96 * sd[:, 0], mean[:, 0] + 1.96 * sd[:, 0]
+        ax.fill_between(times, low, high, color=colour, alpha=0.2, linewidth=0)
+    ax.set(xlabel="time", ylabel="position", xlim=(2.0, 20.0), ylim=(-6, 6))
+    ax.legend(loc="upper left", ncols=4, fontsize="small")
+    return figure
+
+
+@picture
 def forecast() -> Figure:
     flow, mapping = pc.systems.linear([[0.0, 1.0], [-1.0, -0.05]]), pc.systems.linear([[1.0, 0.0]])
     world = pc.simulate.simulate(
@@ -374,7 +398,7 @@ def example(name: str, *arguments: str, made: str) -> Path:
     return folder / "output" / made
 
 
-for each in ("student_t", "pendulum", "blob", "fusion", "lynx_hare", "stack"):
+for each in ("student_t", "pendulum", "blob", "fusion", "spikes", "choices", "lynx_hare", "stack"):
     PICTURES[each] = lambda each=each: example(f"{each}.py", made=f"{each}.png")
 PICTURES["demo"] = lambda: example("demo.py", made="demo/comparison.png")
 

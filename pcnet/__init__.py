@@ -24,15 +24,19 @@ from pcnet.model.schedule import (
     states_only,
 )
 from pcnet.nodes import (
+    BinomialNode,
     CategoricalNode,
     CauseNode,
+    ChoiceNode,
     GeneralisedStateNode,
     InputNode,
     KalmanStateNode,
     LikelihoodNode,
     ParameterNode,
+    PoissonNode,
     PrecisionNode,
     SensoryNode,
+    StudentTNode,
 )
 from pcnet.numerics import estimators, integrators, kernels
 from pcnet.numerics.dwell_time import DwellTime
@@ -49,8 +53,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Act",
+    "BinomialNode",
     "CategoricalNode",
     "CauseNode",
+    "ChoiceNode",
     "DwellTime",
     "Every",
     "Fit",
@@ -63,12 +69,14 @@ __all__ = [
     "Model",
     "Network",
     "ParameterNode",
+    "PoissonNode",
     "PrecisionNode",
     "Record",
     "Result",
     "Sample",
     "Schedule",
     "SensoryNode",
+    "StudentTNode",
     "Study",
     "TracedFunction",
     "act",

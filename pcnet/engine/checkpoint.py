@@ -26,6 +26,7 @@ from pcnet.engine.mixture import MixtureSession
 from pcnet.engine.run import Snapshot
 from pcnet.engine.segments import TIMES, Segments
 from pcnet.engine.session import Session
+from pcnet.engine.smooth import SmoothingSession, trail_for
 from pcnet.engine.state import GraphState
 from pcnet.engine.tick import Outputs
 from pcnet.errors import CheckpointError, PcnetError, SettingError, SpecificationError
@@ -77,6 +78,7 @@ class About(BaseModel):
     engine: Engine
     acting_engine: Engine
     screen: bool
+    smooth: bool | Annotated[int, Field(ge=1)] = False
     quantities: list[str]
     nodes: list[str] | None
     every: Annotated[int, Field(ge=1)]
@@ -111,6 +113,7 @@ def save(session: Session, path: Path, recording: bool = True) -> Path:
         engine=session.engine,
         acting_engine=session.acting_engine,
         screen=session.screen,
+        smooth=session.smooth,
         quantities=list(record.quantities),
         nodes=None if record.nodes is None else list(record.nodes),
         every=record.every,
@@ -219,17 +222,24 @@ def resume(
         raise CheckpointError(f"give the model of the session, a pcnet.Model, not {model!r}")
     if strict and _digest_of(model) != about.model:
         raise CheckpointError(f"{str(path)!r} is of another graph or schedule; give its model, or strict=False")
-    session = (Session if model.hypotheses is None else MixtureSession)(
+    record = Record(
+        tuple(about.quantities), None if about.nodes is None else tuple(about.nodes), about.every, about.messages
+    )
+    try:
+        trail_for(model.graph, record, about.smooth)
+    except PcnetError as error:
+        raise CheckpointError(f"{str(path)!r} is of a run with smooth={about.smooth}: {error}") from None
+    kind = MixtureSession if model.hypotheses is not None else Session if about.smooth is False else SmoothingSession
+    session = kind(
         model,
-        record=Record(
-            tuple(about.quantities), None if about.nodes is None else tuple(about.nodes), about.every, about.messages
-        ),
+        record=record,
         dtype=getattr(torch, about.dtype),
         device=device,
         threads=threads,
         on_divergence=about.on_divergence if on_divergence is None else on_divergence,
         engine=about.engine if engine is None else engine,
         screen=about.screen,
+        smooth=about.smooth,
     )
     try:
         _restore(session, about, tensors, stored, about.acting_engine if engine is None else None)

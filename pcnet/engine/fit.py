@@ -21,6 +21,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from pcnet.engine.session import Session
+from pcnet.engine.smooth import SmoothingSession
 from pcnet.errors import DivergenceError, GraphError, ObservationError, ResultError, ScheduleError, SettingError
 from pcnet.model.model import Model, OnDivergence
 from pcnet.model.protocols import FitsRecordedData
@@ -91,9 +92,12 @@ class Passes:
         self.parts = dict(zip(self.names, spans(sizes), strict=True))
         self.first = torch.cat([state.mean for state in self.prior.values()], 1)
 
-    def run(self, states: Mapping[str, Any], copies: int | None = None, **options: Any) -> Session:
-        """One pass that starts from these states, up to its last observation."""
-        session = Session(self.model, **self.options, **options, warm_start=states, copies=copies)
+    def run(
+        self, states: Mapping[str, Any], copies: int | None = None, smooth: bool = False, **options: Any
+    ) -> Session:
+        """One pass that starts from these states, up to its last observation; smooth: with what a smoother needs."""
+        given = self.options | options | {"warm_start": states, "copies": copies}
+        session = SmoothingSession(self.model, **given) if smooth else Session(self.model, **given)
         session.on_progress = self.bar.update
         self.bar.reset(total=self.bar.total)
         session.run(self.observations, progress=False, times=self.times)
@@ -164,6 +168,7 @@ def fit(
     times: Iterable[float] | None,
     record: Record | Iterable[str] | None = None,
     on_divergence: OnDivergence = "raise",
+    smooth: bool | int = False,
     **options: Any,
 ) -> Fit:
     """Passes until the free action converges; see `Model.fit`."""
@@ -173,6 +178,8 @@ def fit(
         raise SettingError(f"tolerance must be 0 or more, not {tolerance!r}")
     if on_divergence not in ("raise", "stop"):
         raise SettingError(f"on_divergence must be 'raise' or 'stop' for a fit, not {on_divergence!r}")
+    if type(smooth) is not bool:
+        raise SettingError(f"smooth must be True or False for a fit, not {smooth!r}")
     if slopes not in get_args(Slopes):
         raise SettingError(f"slopes must be 'exact' or 'messages', not {slopes!r}")
     if isinstance(observations, Iterator):
@@ -197,7 +204,7 @@ def fit(
         bar.set_description("last pass")
         best, states = descent.best.mean, descent.best.states.items()
         found = {name: state._replace(mean=best[:, passes.parts[name]]) for name, state in states}
-        session = passes.run(found, record=record, on_divergence=on_divergence)
+        session = passes.run(found, smooth=smooth, record=record, on_divergence=on_divergence)
     shape = session.batch_shape
     return Fit(
         session.result(),

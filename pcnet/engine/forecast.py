@@ -12,7 +12,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,7 +21,9 @@ from torch import Tensor
 
 from pcnet.engine.ensemble import Ensemble, Moments
 from pcnet.engine.future import (
+    INPUT,
     NOISE,
+    OVER,
     STEP,
     Future,
     FutureMaker,
@@ -34,7 +37,7 @@ from pcnet.engine.future import (
     forecasts_alone,
 )
 from pcnet.errors import DivergenceError, ResultError, SettingError
-from pcnet.model.protocols import DrawsFutures
+from pcnet.model.protocols import DrawsFutures, ForecastsObservations
 from pcnet.results.downsample import Array
 from pcnet.results.result import Interval
 
@@ -109,22 +112,35 @@ class Innovation(NamedTuple):
     sd: Array
 
 
-def forecast(session: Session, horizon: float, every: float | None = None, *, parameters: bool = True) -> Forecast:
-    """Means and standard deviations at every `every` until `horizon` from now; see `Live.forecast`."""
+def forecast(
+    session: Session,
+    horizon: float,
+    every: float | None = None,
+    *,
+    parameters: bool = True,
+    inputs: Mapping[str, Any] | None = None,
+) -> Forecast:
+    """Means and standard deviations at every `every` until `horizon` from now; see `Session.forecast`."""
     every, count = _grid(session, horizon, every)
     program = session.program
     alone = forecasts_alone(program) is not None
     steps = _steps(session, every, count, 1 if alone else SUBSTEPS)
+    ahead = inputs_ahead(session, inputs, count, steps, alone)
     make = partial(FutureOfOne if alone else FutureOfSystem, parameters=parameters)
     with torch.inference_mode(alone), torch.no_grad():
         future = make(program, session.state)
         moving = future.start(every / steps, count * steps)
-        shown = _advance(session, make, future, moving, every / steps, steps, count)
+        shown = _advance(session, make, future, moving, every / steps, steps, count, ahead=ahead)
     means, sds = ({n.removeprefix(k): v for n, v in shown.items() if n.startswith(k)} for k in ("mean/", "sd/"))
     if count * steps > 1 and _leaves_gaussians(session):
         with torch.inference_mode(), torch.no_grad():
-            found = _ensemble(session, every, count, steps, 0).moments(parameters)
+            found = _ensemble(session, every, count, steps, 0, ahead).moments(parameters)
             means, sds = found.unless_confirmed(Moments(means, sds))
+    for name, node in session.graph.nodes.items():
+        if isinstance(node, ForecastsObservations) and name in means:
+            with torch.inference_mode():
+                mean, variance = node.forecast_observation(session.context(name), means[name], sds[name] ** 2)
+            means[name], sds[name] = mean, variance.sqrt()
     times = session.time + every * np.arange(1, count + 1)
     _check_finite(session, {**means, **{f"{name} (sd)": sd for name, sd in sds.items()}}, times)
     shape = tuple(program.spec.batch_shape)
@@ -141,11 +157,13 @@ def _leaves_gaussians(session: Session) -> bool:
     return not node.stays_gaussian(session.context(name))
 
 
-def _ensemble(session: Session, every: float, count: int, steps: int, seed: int) -> Ensemble:
+def _ensemble(
+    session: Session, every: float, count: int, steps: int, seed: int, ahead: Mapping[str, Tensor]
+) -> Ensemble:
     program, state = session.program, session.state
 
     def advance(moving: Moving, noise: Tensor) -> dict[str, Tensor]:
-        return _advance(session, PointsOfOne, future, moving, every / steps, steps, count, noise)
+        return _advance(session, PointsOfOne, future, moving, every / steps, steps, count, noise, ahead)
 
     future = PointsOfOne(program, state)
     return Ensemble(program, state, seed, advance, count * steps)
@@ -160,6 +178,7 @@ def _advance(
     steps: int,
     count: int,
     noise: Tensor | None = None,
+    ahead: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> dict[str, Tensor]:
     """What is shown of a future after each `steps` steps of length `step`, `count` times; (T, B, dim) by name.
 
@@ -172,8 +191,9 @@ def _advance(
         steps: Number of steps from one time to the next.
         count: Number of times.
         noise: Given at each step, (steps · count, B, m).
+        ahead: What else is given at each step by name, (steps · count, B, m), such as inputs; then nothing is compiled.
     """
-    if session.compiles(steps * count):
+    if not ahead and session.compiles(steps * count):
         from pcnet.engine.compiled.future import compiled_future
 
         found = compiled_future(session.program, session.state, make, moving, step, steps, count, noise)
@@ -185,6 +205,7 @@ def _advance(
     for k in range(count * steps):
         if noise is not None:
             given[NOISE] = noise[k]
+        given |= {name: value[k] for name, value in ahead.items()}
         moving = future.step(moving, given)
         if (k + 1) % steps == 0:
             for name, value in future.show(moving, given).items():
@@ -192,38 +213,96 @@ def _advance(
     return {name: torch.stack(values) for name, values in shown.items()}
 
 
-def draw(session: Session, horizon: float, draws: int, every: float | None, seed: int) -> Draws:
-    """Draws from the model that the graph is; see `Live.sample`."""
+def draw(
+    session: Session,
+    horizon: float,
+    draws: int,
+    every: float | None,
+    seed: int,
+    inputs: Mapping[str, Any] | None = None,
+) -> Draws:
+    """Draws from the model that the graph is; see `Session.sample`."""
     every, count = _grid(session, horizon, every)
     if type(draws) is not int or draws < 1:
         raise SettingError(f"draws must be a whole number, 1 or more, not {draws!r}")
     if draws_alone(session.program, session.context) is not None:
         steps = _steps(session, every, count, 1)
+        ahead = inputs_ahead(session, inputs, count, steps, True)
         with torch.inference_mode(), torch.no_grad():
-            values = _ensemble(session, every, count, steps, seed).draws(draws)
-        return _draws_of(session, values, every, count, draws)
+            ensemble = _ensemble(session, every, count, steps, seed, ahead)
+            values = ensemble.draws(draws)
+        return _draws_of(session, values, every, count, draws, ensemble.generator)
     steps = _steps(session, every, count, SUBSTEPS)
+    inputs_ahead(session, inputs, count, steps, False)
     if count * steps > MAX_STEPS:
         raise SettingError(f"{count * steps} steps are too many to draw noise for; use a shorter horizon")
     generator = torch.Generator().manual_seed(seed)
     with torch.inference_mode(False), torch.no_grad():
         values = _simulate(session, draws, every, count, steps, generator)
-    return _draws_of(session, values, every, count, draws)
+    return _draws_of(session, values, every, count, draws, generator)
 
 
-def _draws_of(session: Session, values: Mapping[str, Tensor], every: float, count: int, draws: int) -> Draws:
+def _draws_of(
+    session: Session, paths: Mapping[str, Tensor], every: float, count: int, draws: int, generator: torch.Generator
+) -> Draws:
+    values = dict(paths)
+    for name, node in session.graph.nodes.items():
+        if isinstance(node, ForecastsObservations) and name in values:
+            with torch.inference_mode():
+                values[name] = node.draw_observation(session.context(name), values[name], generator)
     times = session.time + every * np.arange(1, count + 1)
     _check_finite(session, values, times)
     return Draws(times, _arrays(values, (draws, *session.program.spec.batch_shape)))
 
 
+def inputs_ahead(
+    session: Session, inputs: Mapping[str, Any] | None, count: int, steps: int, alone: bool
+) -> dict[str, Tensor]:
+    """Inputs that are known ahead, at each of count · steps steps, (steps, B, m) by name; see `INPUT` and `OVER`.
+
+    Args:
+        session: The session.
+        inputs: (..., count, m) by name, at the times of the forecast; NaN keeps the value before.
+        count: Number of these times.
+        steps: Steps from one to the next.
+        alone: Whether there is a single Kalman state.
+    """
+    if not inputs:
+        return {}
+    if not alone:
+        raise SettingError("inputs ahead are for graphs with one Kalman state; leave them out, and the last ones hold")
+    found: dict[str, Tensor] = {}
+    spec = session.program.spec
+    for name, rows in session.read_inputs(inputs, count).items():
+        linear = session.graph[name].is_interpolated
+        value = session.context(name).state.observation[:, 0]
+        ends, over = [], []
+        for row in rows:
+            given = row.expand(*spec.batch_shape, row.shape[-1]).reshape(spec.batch, -1)
+            new = torch.where(torch.isnan(given), value, given)
+            for j in range(steps):
+                shares = (j / steps, (j + 1) / steps) if linear else (0.0, (j + 1) // steps)
+                start, end = (value + (new - value) * share for share in shares)
+                ends.append(end)
+                over.append(0.5 * (start + end) if linear else start)
+            value = new
+        found |= {INPUT + name: torch.stack(ends), OVER + name: torch.stack(over)}
+    return found
+
+
 def innovation(session: Session, observation: Mapping[str, Tensor], t: float | None) -> dict[str, Innovation]:
     """Errors of one-step forecasts; NaN where an observation is missing."""
     wait = _interval(session) if t is None else t - session.time
-    expected = session.forecast(wait, wait)
+    known = {
+        name: value[..., None, :].cpu().numpy()
+        for name, value in observation.items()
+        if session.graph[name].is_input and bool(torch.isfinite(value).all())
+    }
+    alone = forecasts_alone(session.program) is not None
+    expected = session.forecast(wait, wait, inputs=known if alone else None)
     found = {}
     for name, value in observation.items():
-        if name in expected._means:
+        if name in expected._means and expected.mean(name).shape[-1] == value.shape[-1]:
             mean, sd = expected.mean(name)[..., 0, :], expected.sd(name)[..., 0, :]
             seen = value[..., : mean.shape[-1]].cpu().numpy()
             found[name] = Innovation(seen - mean, np.where(np.isnan(seen), np.nan, sd))

@@ -19,14 +19,16 @@ from pcnet.engine.tick import Workspace
 from pcnet.errors import GraphError
 from pcnet.functions.traced import jacobian_of
 from pcnet.model.context import NodeContext, Now
-from pcnet.model.links import Predicts
+from pcnet.model.links import AnyLink, Drives, Predicts
+from pcnet.model.messages import PointPrediction
 from pcnet.model.protocols import DrawsFutures, ForecastContext, Forecasts, ForecastsAlone
 from pcnet.numerics.kernels import Kernel, White
 from pcnet.numerics.trees import flatten, unflatten
 
 NEGLIGIBLE = 1e-10  # correlations of noise below this are neglected
-STEP, NOISE = "/step", "/noise"
-"""What a step is given: its length (B,), and for draws the noise (B, m)."""
+STEP, NOISE, INPUT, OVER = "/step", "/noise", "/input ", "/input over "
+"""What a step is given: its length (B,), for draws the noise (B, m); and of inputs that are known ahead, by name, their
+value at its end, and a constant one over the step."""
 Moving = Mapping[str, Tensor]
 
 
@@ -40,6 +42,15 @@ class Future(ABC):
         self.program = program
         self.space = Workspace(program, state)
         self.space.load(state.nodes, Now(state.time, state.dt, None))
+
+    def inputs(self, name: str, given: Mapping[str, Tensor], key: str) -> dict[AnyLink, PointPrediction]:
+        """Messages of inputs that are known ahead, for a node."""
+        batch, found = self.program.spec.batch, {}
+        for link in self.space.contexts[name].above_of(Drives):
+            value = given.get(key + link.parent.name)
+            if value is not None:
+                found[link] = PointPrediction(value[:batch, None])
+        return found  # type: ignore[return-value]
 
     @abstractmethod
     def step(self, moving: Moving, given: Mapping[str, Tensor]) -> Moving:
@@ -88,8 +99,9 @@ class FutureOfOne(Future):
 
     def _at(self, moving: Moving, given: Mapping[str, Tensor]) -> NodeContext[Any, Any]:
         state = unflatten(self.context.state, "/future", dict(moving))
-        step = given[STEP]
-        return self.context.at(state, Now(self.context.time, step, step / self.program.interval))
+        step, now = given[STEP], self.context.time
+        inputs = self.inputs(self.name, given, INPUT)
+        return self.context.at(state, Now(now, step, step / self.program.interval), inputs)
 
     def step(self, moving: Moving, given: Mapping[str, Tensor]) -> Moving:
         return dict(flatten(self.node.forecast_step(self._at(moving, given)), "/future"))
@@ -128,18 +140,19 @@ class PointsOfOne(Future):
     def _together(self, value: Tensor) -> Tensor:
         return value.transpose(0, 1).reshape(-1, value.shape[-1])
 
-    def _at(self, time: Tensor, given: Mapping[str, Tensor]) -> NodeContext[Any, Any]:
+    def _at(self, time: Tensor, given: Mapping[str, Tensor], key: str) -> NodeContext[Any, Any]:
         batch = self.program.spec.batch
-        step = given[STEP][:batch]
-        return self.context.at(self.context.state, Now(time[:batch], step, step / self.program.interval))
+        step, inputs = given[STEP][:batch], self.inputs(self.name, given, key)
+        return self.context.at(self.context.state, Now(time[:batch], step, step / self.program.interval), inputs)
 
     def step(self, moving: Moving, given: Mapping[str, Tensor]) -> Moving:
         time = moving["/time"] + given[STEP]
         points, noise = self._apart(moving["/points"]), self._apart(given[NOISE])
-        return {"/points": self._together(self.node.move_points(self._at(time, given), points, noise)), "/time": time}
+        moved = self.node.move_points(self._at(time, given, OVER), points, noise)
+        return {"/points": self._together(moved), "/time": time}
 
     def show(self, moving: Moving, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        found = self.node.values_of(self._at(moving["/time"], given), self._apart(moving["/points"]))
+        found = self.node.values_of(self._at(moving["/time"], given, INPUT), self._apart(moving["/points"]))
         return {f"mean/{name}": self._together(value) for name, value in found.items()}
 
 

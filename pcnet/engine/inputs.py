@@ -77,7 +77,7 @@ class ObservationReader:
         if not all(isinstance(value, ARRAYS) for value in given.values()):
             raise ObservationError("give a mapping of arrays, or an iterable of mappings")
         self._check_names(given)
-        series = {name: self._tensor(name, v, 2).movedim(-2, 0).contiguous() for name, v in given.items()}
+        series = {name: self.rows(name, value) for name, value in given.items()}
         if not series:
             raise ObservationError("there are no observations; give at least one")
         total = max(map(len, series.values()))
@@ -88,6 +88,10 @@ class ObservationReader:
             raise ObservationError(f"observations differ in length: {lengths}")
         absent = {name: missing.expand(total, -1) for name, missing in self._missing.items() if name not in series}
         return series | absent
+
+    def rows(self, name: str, given: Any) -> Tensor:
+        """Values (..., T, dim) of one node as a tensor with time first, (T, ..., dim)."""
+        return self._tensor(name, given, 2).movedim(-2, 0).contiguous()
 
     def _spread(self, name: str, value: Tensor, total: int) -> Tensor:
         """Rows (T', ..., dim) of a slow sensor at every so many of all observations, with missing ones in between."""

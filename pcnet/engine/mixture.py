@@ -18,6 +18,16 @@ from pcnet.engine.opening import LENGTH, SHARE, Opening, sizes_of
 from pcnet.engine.run import Run, Snapshot, common_batch_shape
 from pcnet.engine.screen import Suspects
 from pcnet.engine.session import Session
+from pcnet.engine.smooth import (
+    Trail,
+    lagged,
+    mixed,
+    smoothed_nodes,
+    trail_for,
+    with_smoothed,
+    with_smoothing,
+    without_smoothing,
+)
 from pcnet.engine.state import GraphState
 from pcnet.engine.threads import ThreadLimit
 from pcnet.errors import DivergenceError, ScheduleError
@@ -29,7 +39,7 @@ from pcnet.model.protocols import Assumes, AssumesNoiseLevels, KeepsNoiseScales,
 from pcnet.numerics.mixtures import mix
 from pcnet.numerics.trees import tree_map
 from pcnet.results.recorder import ENERGY, EVIDENCE, Column, Record, Recorder
-from pcnet.results.result import Divergence
+from pcnet.results.result import Divergence, Result, Smoothed
 
 if TYPE_CHECKING:
     from pcnet.engine.forecast import Draws, Forecast
@@ -65,6 +75,7 @@ class MixtureSession(Session):
     """
 
     _bank: Bank
+    _trail: Trail | None
     _table: Recorder
     _shape: torch.Size
     _newest: _Newest
@@ -89,6 +100,7 @@ class MixtureSession(Session):
         self._reviewed, self._collected = 0, np.zeros(self._shape.numel())
         self._last_energy = torch.zeros(self._shape, dtype=torch.float64)
         self._opening = Opening([], {}) if self.hypotheses.guess else None
+        self._trail = trail_for(self.graph, self.record, self.smooth)
         run = self._begin(self._unknown([observation]))
         self._table = self.recorder_for(self.record)
         return run
@@ -134,7 +146,8 @@ class MixtureSession(Session):
         shape = torch.Size((rows, *self._shape))
         spec = BatchSpec(shape.numel(), self.dtype, self.device, shape)
         policy = "stop" if self.on_divergence == "raise" else self.on_divergence
-        self._run = run = Run(self.model, spec, self._engine, self._raw_record, policy, {})
+        smooth = self.smooth is not False
+        self._run = run = Run(self.model, spec, self._engine, self._raw_record, policy, {}, smooth)
         known = None if before.lead is None else before.lead.engine.known.with_rows(self._shape.numel(), rows)
         self._engine.choose(run, self._total, known)
         if self._engine.lead is not None and before.lead is not None:
@@ -149,12 +162,13 @@ class MixtureSession(Session):
         if nodes is not None and self.hypotheses.guess:  # first guesses need the means of states
             states = (name for name, node in self._nodes.items() if node.role == "state")
             nodes = tuple(dict.fromkeys((*nodes, *states)))
-        return Record(
+        record = Record(
             (*wanted, *((ENERGY,) if ENERGY in self.record.quantities else ())),
             nodes,
             1,
             self.record.messages,
         )
+        return record if self.smooth is False else with_smoothing(record)
 
     def _assume_kinds(self, run: Run) -> None:
         """Let each row have the walk and the outliers that the bank says."""
@@ -273,6 +287,8 @@ class MixtureSession(Session):
             rest = {name: pick(getattr(now.state, name)) for name in now.state._fields[1:]}
             relative = None if now.relative_dt is None else pick(now.relative_dt)
             same = len(source) == self._bound.program.spec.batch_shape[0]
+            if self._trail is not None:
+                self._trail.branch(index)
             first = self._bound.first
             begun = {name: tree_map(pick, state) for name, state in first.nodes.items()}
             run = self._bound if same else self._bind_rows(len(source), self.acting_engine)
@@ -360,6 +376,8 @@ class MixtureSession(Session):
     ) -> None:
         """Start all rows again, and take in what was observed; what was recorded and summed up is kept."""
         self._collect()
+        if self._trail is not None:
+            self._trail.clear()
         kept = self._sum, self._total_evidence(self._evidence_now())
         self._reviewed = 0
         with torch.inference_mode():
@@ -425,6 +443,8 @@ class MixtureSession(Session):
             return
         first = run.place.tick - len(times)
         found = run.take_recorded()
+        if self._trail is not None:
+            self._trail.add(without_smoothing(found))
         evidence = self._evidence(found[EVIDENCE], found["missed"])
         total = np.concatenate([self._collected[None], self._total_evidence(evidence)])
         self._collected = total[-1]
@@ -551,9 +571,35 @@ class MixtureSession(Session):
     def take_recorded(self) -> dict[str, Tensor]:
         return self.recorder.take()
 
-    def sample(self, horizon: float, draws: int = 1, *, every: float | None = None, seed: int) -> Draws:
+    def smoothed(self, lag: int) -> dict[str, Smoothed]:
+        self._gather()
+        return lagged(self, self._trail, lag, weight=lambda: self._row_weights)
+
+    def result_of(self, recorder: Recorder, last: int | None = None) -> Result:
+        """The rows of a recorder as a result; smoothed beliefs are those of the mixture of the rows that are left."""
+        result = super().result_of(recorder, last)
+        if self._trail is None or self._trail.lag is not None or recorder is not self._table or last is not None:
+            return result
+        with torch.inference_mode():
+            found = mixed(smoothed_nodes(self.program, self._trail.rows()), self._row_weights)
+        return with_smoothed(result, found, [n for n, node in self._nodes.items() if node.role == "state"])
+
+    @property
+    def _row_weights(self) -> Tensor:
+        """Weights of all rows now, (K, B)."""
+        return self.weights.reshape(self._bank.rows, -1)
+
+    def sample(
+        self,
+        horizon: float,
+        draws: int = 1,
+        *,
+        every: float | None = None,
+        seed: int,
+        inputs: Mapping[str, Any] | None = None,
+    ) -> Draws:
         """Draw futures from the model: a hypothesis by its weight, then a future from its beliefs."""
-        rows = super().sample(horizon, draws, every=every, seed=seed)
+        rows = super().sample(horizon, draws, every=every, seed=seed, inputs=inputs)
         weight = self.weights.reshape(self._bank.rows, -1)
         chosen = torch.multinomial(weight.mT, draws, replacement=True, generator=torch.Generator().manual_seed(seed)).mT
         values = {}
@@ -570,6 +616,7 @@ class MixtureSession(Session):
         found |= {f"bank/{name}": torch.as_tensor(value) for name, value in self._bank._asdict().items()}
         found |= {"sum": torch.as_tensor(self._sum), "collected": torch.as_tensor(self._collected)}
         found |= {"reviewed": torch.tensor(self._reviewed), "last_energy": self._last_energy}
+        found |= {} if self._trail is None else self._trail.tensors()
         if self._opening is not None:
             found |= {f"opening/{name}": value for name, value in self._opening.tensors().items()}
         return found
@@ -586,12 +633,17 @@ class MixtureSession(Session):
         self._bank = Bank(*(further.pop(f"bank/{name}").numpy() for name in Bank._fields))
         self._sum, self._collected = further.pop("sum").numpy(), further.pop("collected").numpy()
         self._reviewed, self._last_energy = int(further.pop("reviewed")), further.pop("last_energy")
+        self._trail = trail_for(self.graph, self.record, self.smooth)
+        if self._trail is not None:
+            self._trail.restore(further)
         first = {name.removeprefix("opening/"): value for name, value in further.items()}
         self._opening = Opening.of(first) if first else None
         with torch.inference_mode():
             run = self._bind_rows(batch_shape[0], acting)
             run.now = make(run.now.state)._replace(rows=0)
             run.show()
+            if self._trail is not None:
+                self._trail.check(run)
         self._table = self.recorder_for(self.record)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> MixtureSession:
@@ -604,8 +656,15 @@ class MixtureSession(Session):
             made._table.restore(*self._table.state())
         return made
 
-    def forecast(self, horizon: float, every: float | None = None, *, parameters: bool = True) -> Forecast:
-        rows = super().forecast(horizon, every, parameters=parameters)
+    def forecast(
+        self,
+        horizon: float,
+        every: float | None = None,
+        *,
+        parameters: bool = True,
+        inputs: Mapping[str, Any] | None = None,
+    ) -> Forecast:
+        rows = super().forecast(horizon, every, parameters=parameters, inputs=inputs)
         weight = self.weights.numpy()
         means, sds = {}, {}
         for name in rows.nodes:

@@ -54,9 +54,10 @@ class Program:
     last. dependencies: which messages depend on each node. initial: the state before the first observation.
     """
 
-    def __init__(self, model: Model, spec: BatchSpec) -> None:
+    def __init__(self, model: Model, spec: BatchSpec, smooth: bool = False) -> None:
+        """smooth: whether states keep what a smoother needs."""
         graph, schedule = model.graph, model.schedule
-        self.model, self.spec = model, spec
+        self.model, self.spec, self.smooth = model, spec, smooth
         self.nodes: Mapping[str, AnyNode] = graph.nodes
         self.observers = tuple(name for name, node in self.nodes.items() if node.observes)
         self.evidence = tuple(name for name in self.observers if not self.nodes[name].is_input)
@@ -70,7 +71,7 @@ class Program:
             for link in graph.below(self.nodes[name])
         )
         self.links = {
-            name: _neighbours(graph, node, spec)._replace(joint=joint, online=name not in after)
+            name: _neighbours(graph, node, spec)._replace(joint=joint, online=name not in after, smooth=smooth)
             for name, node in self.nodes.items()
         }
         self.depends_on_time = any(node.depends_on_time(self.links[name]) for name, node in self.nodes.items())

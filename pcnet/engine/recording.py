@@ -15,9 +15,10 @@ from pcnet.engine.state import GraphState
 from pcnet.engine.tick import Outputs, Workspace
 from pcnet.model.links import AnyLink
 from pcnet.model.node import Energy
+from pcnet.model.protocols import Smooths
 from pcnet.numerics.precision import Precision
 from pcnet.results.graph_summary import GraphSummary
-from pcnet.results.recorder import ENERGY, EVIDENCE, Column, Record, Recorder
+from pcnet.results.recorder import ENERGY, EVIDENCE, SMOOTHING, Column, Record, Recorder
 from pcnet.results.result import Result, Trace
 
 if TYPE_CHECKING:
@@ -35,6 +36,10 @@ def columns(program: Program, space: Workspace, record: Record, showing: Showing
         for quantity, (dims, raw, transform) in program.nodes[name].quantities.items():
             if quantity in record.quantities:
                 found[f"{name}.{quantity}"] = Column(dims, partial(raw, context), transform)
+    if SMOOTHING in record.quantities:
+        for name, node in program.nodes.items():
+            if isinstance(node, Smooths):
+                found[f"{name}.{SMOOTHING}"] = Column(("element",), partial(node.smoothing_row, space.contexts[name]))
     if EVIDENCE in record.quantities:
         found[EVIDENCE] = Column((), lambda: showing()[0].sum_accuracy)
         found["missed"] = Column((), lambda: showing()[0].missed)

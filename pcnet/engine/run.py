@@ -58,9 +58,10 @@ class Run:
         record: Record,
         on_divergence: OnDivergence,
         warm_start: Mapping[str, Any],
+        smooth: bool = False,
     ) -> None:
-        """warm_start: states of nodes that a fit continues from."""
-        self.program = program = Program(model, spec)
+        """warm_start: states of nodes that a fit continues from. smooth: whether states keep what a smoother needs."""
+        self.program = program = Program(model, spec, smooth)
         self.engine, self.record, self.on_divergence = engine, record, on_divergence
         state = program.initial
         self.space = Workspace(program, state)
@@ -106,6 +107,12 @@ class Run:
             self.engine.lead.flush()
         self.recorder.truncate(self.place.rows)  # after an interrupted tick
         return self.recorder
+
+    def last_recorded(self, name: str, count: int) -> Tensor | None:
+        """The last values of a column, at most so many, (T, B, ...), without reading the state of compiled code."""
+        if self.engine.lead is not None:
+            self.engine.lead.flush()
+        return self.recorder.last(name, count)
 
     def take_recorded(self) -> dict[str, Tensor]:
         """What was recorded since the last call, (T, B, ...) by name; the state stays where it is."""

@@ -30,7 +30,7 @@ from pcnet.model.model import Engine, Model, OnDivergence, RunOptions, device_of
 from pcnet.model.node import BatchSpec
 from pcnet.model.protocols import ChecksSteps
 from pcnet.results.recorder import ENERGY, EVIDENCE, Record, Recorder
-from pcnet.results.result import Divergence, Result
+from pcnet.results.result import Divergence, Result, Smoothed
 
 if TYPE_CHECKING:
     from pcnet.engine.forecast import Draws, Forecast, Innovation
@@ -54,6 +54,7 @@ class Session:
         on_divergence: OnDivergence = "raise",
         engine: Engine = "auto",
         screen: bool = True,
+        smooth: bool | int = False,
         warm_start: Mapping[str, Any] | None = None,
         copies: int | None = None,
     ) -> None:
@@ -72,6 +73,7 @@ class Session:
         self.dtype, self.device, self.threads = dtype, device, threads
         self.on_divergence: OnDivergence = on_divergence
         self.engine: Engine = engine
+        self.smooth = smooth
         if not isinstance(screen, bool):
             raise SettingError(f"screen must be True or False, not {screen!r}")
         self.screen = screen
@@ -414,7 +416,23 @@ class Session:
     def batch_shape(self) -> tuple[int, ...]:
         return tuple(self.program.spec.batch_shape)
 
-    def forecast(self, horizon: float, every: float | None = None, *, parameters: bool = True) -> Forecast:
+    def smoothed(self, lag: int) -> dict[str, Smoothed]:
+        """The belief about the states (and parameters) `lag` observations ago, given all observations since, by node.
+
+        The session must have been started by model.start(smooth=...), with the largest lag.
+        """
+        from pcnet.engine.smooth import lagged
+
+        return lagged(self, None, lag)
+
+    def forecast(
+        self,
+        horizon: float,
+        every: float | None = None,
+        *,
+        parameters: bool = True,
+        inputs: Mapping[str, Any] | None = None,
+    ) -> Forecast:
         """Forecast states and observations, with standard deviations.
 
         Covariances follow the linearised flow, driven by the noises of the precision nodes.
@@ -423,18 +441,44 @@ class Session:
             horizon: How far from now, in time units.
             every: Time between two forecasts; the sampling interval unless given.
             parameters: Whether to include the uncertainty of the parameters.
+            inputs: Known inputs at the times of the forecast, (..., times, dim) by name; the last ones hold unless
+                given. For graphs with one Kalman state.
         """
         from pcnet.engine.forecast import forecast
 
         with ThreadLimit(self.threads):
-            return forecast(self, horizon, every, parameters=parameters)
+            return forecast(self, horizon, every, parameters=parameters, inputs=inputs)
 
-    def sample(self, horizon: float, draws: int = 1, *, every: float | None = None, seed: int) -> Draws:
-        """Draw futures from the model, from the present beliefs on."""
+    def sample(
+        self,
+        horizon: float,
+        draws: int = 1,
+        *,
+        every: float | None = None,
+        seed: int,
+        inputs: Mapping[str, Any] | None = None,
+    ) -> Draws:
+        """Draw futures from the model, from the present beliefs on; inputs: as for `forecast`."""
         from pcnet.engine.forecast import draw
 
         with ThreadLimit(self.threads):
-            return draw(self, horizon, draws, every, seed)
+            return draw(self, horizon, draws, every, seed, inputs)
+
+    def read_inputs(self, inputs: Mapping[str, Any], count: int) -> dict[str, Tensor]:
+        """Inputs that are known ahead as tensors with time first, (count, ..., dim) by name."""
+        for name in inputs:
+            if name not in self._nodes or not self._nodes[name].is_input:
+                raise SettingError(f"{name!r} is not an input; inputs: {', '.join(self._inputs) or 'none'}")
+        found = {name: self._reader.rows(name, value) for name, value in inputs.items()}
+        for name, value in found.items():
+            if len(value) != count:
+                raise SettingError(f"the forecast has {count} times, but the input {name!r} has {len(value)} rows")
+        return found
+
+    @property
+    def _inputs(self) -> tuple[str, ...]:
+        """Names of the known inputs."""
+        return tuple(name for name, node in self._nodes.items() if node.is_input)
 
     def innovation(self, observation: Any, t: float | None = None) -> dict[str, Innovation]:
         """The difference of a coming observation from its forecast, by sensory node, with standard deviation."""
@@ -492,7 +536,7 @@ class Session:
         """Write a checkpoint, atomically, from which `pcnet.resume` continues.
 
         A long recording goes into a second file beside it, `<path>.rows-…`, to which further calls append. So the time
-        that it takes does not depend on the length of the run.
+        that it takes does not depend on the length of the run, unless all of it is to be smoothed (smooth=True).
 
         Args:
             path: The file.

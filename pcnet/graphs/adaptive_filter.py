@@ -124,7 +124,8 @@ def adaptive_filter(
         linearisation=linearisation,
         process_noise=process_noise,
     )
-    given = {"noise_x": process_noise_sd, **{f"noise_{name}": sensor.noise_sd for name, sensor in seen.items()}}
+    noisy = {name: sensor for name, sensor in seen.items() if sensor.has_noise}
+    given = {"noise_x": process_noise_sd, **{f"noise_{name}": sensor.noise_sd for name, sensor in noisy.items()}}
     missing = tuple(name for name, guess in given.items() if guess is None)
     if hypotheses is None and missing:
         raise SettingError(
@@ -134,7 +135,10 @@ def adaptive_filter(
     outliers = 0.0
     if hypotheses is not None:
         outliers = hypotheses.outliers if any(sensor.is_white for sensor in seen.values()) else 0.0
-        hypotheses = dataclasses.replace(hypotheses, guess=missing, outliers=outliers)
+        changes: dict[str, Any] = {"guess": missing, "outliers": outliers}
+        if not noisy:
+            changes["observation_factors"] = (1.0,)
+        hypotheses = dataclasses.replace(hypotheses, **changes)
     graph, driving = Graph(), input_nodes("adaptive_filter", inputs, dt)
     check_names("adaptive_filter", seen, driving)
     width = sum(node.dim for node in driving)
@@ -149,7 +153,7 @@ def adaptive_filter(
     if model_error_time is not None:
         error = Matern(model_error_time, number(0.5))
         graph.weighs(noise_node("model_error_x", process_noise_sd, noise_sd, error, noise_per_channel), x)
-    for name, node in nodes.items():
+    for name, node in ((name, nodes[name]) for name in noisy):
         graph.weighs(seen[name].noise_node(f"noise_{name}", noise_sd), node)
     level = LevelNodes(parameters=() if parameter_mean is None else ("parameter",))
     return Model(graph, adaptive_filtering(levels=(level,)), hypotheses)

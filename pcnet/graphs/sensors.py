@@ -9,9 +9,25 @@ from pydantic import Field, SkipValidation
 from pcnet.errors import SettingError
 from pcnet.functions.check import output_size
 from pcnet.functions.traced import as_function
-from pcnet.nodes import InputNode, PrecisionNode, SensoryNode
+from pcnet.nodes import (
+    BinomialNode,
+    ChoiceNode,
+    InputNode,
+    LikelihoodNode,
+    PoissonNode,
+    PrecisionNode,
+    SensoryNode,
+    StudentTNode,
+)
 from pcnet.numerics.kernels import Kernel, SquaredExponential, White
 from pcnet.settings import PositiveVector, at_least_1d, number, settings, to_tensor
+
+FAMILIES: dict[str, type[LikelihoodNode]] = {
+    "poisson": PoissonNode,
+    "binomial": BinomialNode,
+    "choice": ChoiceNode,
+    "student_t": StudentTNode,
+}
 
 
 @settings
@@ -27,6 +43,10 @@ class Sensor:
         correlation_time: Lengthscale of the autocorrelation of its noise, or a `Kernel`; white noise unless given.
         correlation_time_sd: Prior standard deviation of the log of that lengthscale, which is then learned.
         noise_per_channel: Whether each channel has a noise level of its own.
+        family: Distribution of its observations: "gaussian", "poisson" (counts), "binomial" (successes, or 0 and 1),
+            "choice" (categories) or "student_t". The mapping gives the linear predictor, such as a log-rate; see
+            `pcnet.nodes.families`. Counts, successes and choices have no noise level.
+        family_settings: Settings of its node, such as {"exposure": 0.01} or {"link": "probit"}.
     """
 
     _: KW_ONLY
@@ -37,8 +57,16 @@ class Sensor:
     correlation_time: SkipValidation[Any] = None
     correlation_time_sd: SkipValidation[Any] = None
     noise_per_channel: bool = True
+    family: Literal["gaussian", "poisson", "binomial", "choice", "student_t"] = "gaussian"
+    family_settings: Mapping[str, Any] = Field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if self.family_settings and self.family == "gaussian":
+            raise SettingError("Sensor: family_settings are for other families than the gaussian")
+        if not self.has_noise and (self.noise_sd is not None or self.correlation_time is not None):
+            raise SettingError(f"Sensor: a {self.family} sensor has no noise level; leave out noise_sd")
+        if self.family == "student_t" and self.correlation_time is not None:
+            raise SettingError("Sensor: the noise of a student_t sensor is white; leave out correlation_time")
         if self.correlation_time_sd is not None and not isinstance(self.kernel, SquaredExponential):
             raise SettingError("Sensor: correlation_time_sd needs a correlation_time to start from")
 
@@ -49,13 +77,21 @@ class Sensor:
 
     @property
     def is_white(self) -> bool:
-        """Whether its noise is white."""
-        return isinstance(self.kernel, White)
+        """Whether its noise is Gaussian and white, so that outliers can be told apart."""
+        return self.family == "gaussian" and isinstance(self.kernel, White)
+
+    @property
+    def has_noise(self) -> bool:
+        """Whether it has a noise level."""
+        return self.family in ("gaussian", "student_t")
 
     def node(self, name: str, dim: int, inputs: int, dt: Any, outliers: float) -> SensoryNode:
         """The sensory node of a state of dimension `dim` with so many inputs; outliers: their expected share."""
-        share, interval = outliers if self.is_white else 0.0, to_tensor(dt) * self.every
-        return SensoryNode(name, dim=self._size(name, dim, inputs), orders=1, dt=interval, outliers=number(share))
+        size, interval = self._size(name, dim, inputs), to_tensor(dt) * self.every
+        if self.family != "gaussian":
+            return FAMILIES[self.family](name, dim=size, dt=interval, **self.family_settings)
+        share = outliers if self.is_white else 0.0
+        return SensoryNode(name, dim=size, orders=1, dt=interval, outliers=number(share))
 
     def noise_node(self, name: str, sd: Any) -> PrecisionNode:
         """The precision node of its noise; sd: prior standard deviation of the log of the variance."""

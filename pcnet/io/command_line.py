@@ -82,6 +82,9 @@ def run(
         ),
     ] = False,
     port: Annotated[int, typer.Option(help="Port of the live page; 0 for any free port.")] = 0,
+    smooth: Annotated[
+        bool, typer.Option("--smooth", help="Add beliefs given all observations to the output (smoothing).")
+    ] = False,
 ) -> None:
     """Run a model over observations."""
     from pcnet.io.streaming import run_file, run_lines, run_scripts, start, summary
@@ -94,7 +97,7 @@ def run(
         if observations == "-" and time is not None:
             raise ObservationError('--time is for files; give the time of a line as {"t": …}')
         run_scripts(functions or [])
-        session = start(model, resume, policy, recording=observations != "-" or bool(output))
+        session = start(model, resume, policy, recording=observations != "-" or bool(output), smooth=smooth)
         if watch:
             from pcnet.results.live_page import watch as serve
 

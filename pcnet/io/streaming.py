@@ -29,12 +29,17 @@ def run_scripts(files: Sequence[Path]) -> None:
             raise SettingError(f"{str(path)!r} failed: {type(error).__name__}: {error}") from None
 
 
-def start(model: Path, checkpoint: Path | None, policy: OnDivergence | None, recording: bool) -> Session:
-    """A session of a model file, from its start or from a checkpoint."""
+def start(
+    model: Path, checkpoint: Path | None, policy: OnDivergence | None, recording: bool, smooth: bool = False
+) -> Session:
+    """A session of a model file, from its start or from a checkpoint; smooth: with what a smoother needs."""
     loaded = load_model(model)
-    if checkpoint is not None:
-        return resume(checkpoint, loaded, on_divergence=policy)
-    return loaded.start(record=None if recording else (), on_divergence=policy or "raise")
+    if checkpoint is None:
+        return loaded.start(record=None if recording else (), on_divergence=policy or "raise", smooth=smooth)
+    session = resume(checkpoint, loaded, on_divergence=policy)
+    if smooth and session.smooth is not True:
+        raise CheckpointError(f"{str(checkpoint)!r} is of a run without --smooth; start anew, or leave it out")
+    return session
 
 
 def start_from(checkpoint: Path) -> Session:

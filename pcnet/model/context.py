@@ -34,6 +34,7 @@ class Neighbours(NamedTuple):
     default_estimators: Mapping[AnyLink, ParameterEstimator | None] = MappingProxyType({})  # suggested by a child
     joint: frozenset[AnyLink] = frozenset()  # links whose parameters are part of the belief of the state below
     online: bool = True  # whether the node learns during a run, and not after passes over recorded data
+    smooth: bool = False  # whether states keep what a smoother needs
 
     def above_of(self, kind: type[L], of: AnyNode | None = None) -> tuple[L, ...]:
         """The links above of one kind; for `Parametrises`, those of the flow or of the mapping to `of`."""
@@ -73,13 +74,17 @@ class NodeContext(Generic[S, B]):
     was observed of it, (B, observation_size), NaN where it is missing; None if it does not observe.
     """
 
-    __slots__ = ("_found", "_host", "_memo", "_now", "above", "below", "bound", "links", "name", "observation", "state")
+    __slots__ = (
+        *("_ahead", "_found", "_host", "_memo", "_now"),
+        *("above", "below", "bound", "links", "name", "observation", "state"),
+    )
 
     def __init__(self, name: str, links: Neighbours, bound: B, state: S, surroundings: Surroundings) -> None:
         self.name, self.bound, self.state = name, bound, state
         self.links, self.above, self.below = links, links.above, links.below
         self.observation: Tensor | None = None
         self._now: Now | None = None  # only in copies for forecasts
+        self._ahead: Mapping[AnyLink, Any] = {}  # messages of the future, only in such copies
         self._host = surroundings
         self._found: dict[Any, tuple[Any, ...]] = {}
         self._memo: dict[str, tuple[tuple[Any, ...], Any]] = {}
@@ -119,6 +124,8 @@ class NodeContext(Generic[S, B]):
 
     def message(self, link: Link[P, E]) -> P:
         """The prediction that came down a link above."""
+        if self._ahead and link in self._ahead:
+            return self._ahead[link]  # type: ignore[no-any-return]
         return self._host.message(link)  # type: ignore[no-any-return]
 
     def error(self, link: Link[P, E]) -> E:
@@ -132,10 +139,15 @@ class NodeContext(Generic[S, B]):
         elif state is not self.state:
             self._host.adopt(self.name, state)
 
-    def at(self, state: S, now: Now) -> NodeContext[S, B]:
-        """A copy of this context with another state and time, for forecasts; messages are the present ones."""
+    def at(self, state: S, now: Now, messages: Mapping[AnyLink, Any] | None = None) -> NodeContext[S, B]:
+        """A copy of this context with another state and time, for forecasts.
+
+        messages: from above, by link; those that are not given are the present ones, or those of this copy.
+        """
         other = copy.copy(self)
         other.state, other._now = state, now
+        if messages:
+            other._ahead = messages
         return other
 
     def mark_diverged(self, where: Tensor, why: str) -> None:

@@ -41,6 +41,7 @@ class RunOptions(TypedDict, total=False):
     threads: int | None
     on_divergence: OnDivergence
     engine: Engine
+    smooth: bool | int
     screen: bool
 
 
@@ -109,6 +110,9 @@ class Model:
                 do harm: those that are much further from the last one than any value was lately. True by default.
             engine: "auto" (default) runs compiled code where it can and pays, "compiled" refuses with the reason where
                 it cannot, "eager" runs torch operation by operation. `result.engine` says which one acted.
+            smooth: True keeps what a smoother needs: `result.smoothed("x")` is the belief about each state given all
+                observations. For `start`, a number keeps it of so many observations, for `session.smoothed(lag)`. For
+                graphs with one Kalman state.
 
         Returns:
             What was recorded.
@@ -125,6 +129,10 @@ class Model:
             from pcnet.engine.mixture import MixtureSession
 
             return MixtureSession(self, **options)
+        if options.get("smooth", False) is not False:
+            from pcnet.engine.smooth import SmoothingSession
+
+            return SmoothingSession(self, **options)
         from pcnet.engine.session import Session
 
         return Session(self, **options)

@@ -175,6 +175,11 @@ class Node(ABC, Generic[S, B]):
         return self.error_shape
 
     @property
+    def is_interpolated(self) -> bool:
+        """Whether a known input is a straight line between observations; otherwise it holds."""
+        return False
+
+    @property
     def observation_size(self) -> int:
         """Number of values of an observation."""
         return self.error_shape.dim if self.error_shape is not None else 0

@@ -88,6 +88,18 @@ class Forecasts(ABC):
         return None
 
 
+class ForecastsObservations(ABC):
+    """A sensory node whose observations differ from what predicts them by more than noise that is added."""
+
+    @abstractmethod
+    def forecast_observation(self, ctx: Context, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and variance of observations (..., B, n), from those of the predictions (..., B, dim)."""
+
+    @abstractmethod
+    def draw_observation(self, ctx: Context, p: Tensor, generator: torch.Generator) -> Tensor:
+        """Observations (..., B, n), drawn given predictions (..., B, dim); there may be several copies of a batch."""
+
+
 class ForecastsAlone(ABC):
     """A state that forecasts itself and what it predicts, including noise that persists."""
 
@@ -140,6 +152,30 @@ class DrawsFutures(ABC):
     @abstractmethod
     def white_noise_below(self, ctx: Context) -> dict[str, Tensor]:
         """Variances (B, dim) of the white noise of the nodes below, by name."""
+
+
+class SmoothingLayout(NamedTuple):
+    """The form of the rows that a smoother reads."""
+
+    size: int  # n, elements of the belief
+    n_beside: int  # p, parameters beside it
+    blocks: Mapping[str, slice]  # where the variables of each node are among the elements
+
+
+class Smooths(ABC):
+    """A state that can keep what a smoother needs; see `Neighbours.smooth`."""
+
+    @abstractmethod
+    def smoothing_layout(self, bound: Any) -> SmoothingLayout:
+        """The form of its rows."""
+
+    @abstractmethod
+    def smoothing_row(self, ctx: Context) -> Tensor:
+        """What a smoother needs of the last observation, (B, w)."""
+
+    @abstractmethod
+    def smoothed(self, rows: Tensor, layout: SmoothingLayout, first_only: bool) -> tuple[Tensor, Tensor]:
+        """Smoothed means (T, B, n) and covariances (T, B, n, n) from rows (T, B, w); or of the first row alone."""
 
 
 class Assumes(ABC):

@@ -2,6 +2,7 @@
 
 from pcnet.nodes.categorical import CategoricalNode
 from pcnet.nodes.cause import CauseNode
+from pcnet.nodes.families import BinomialNode, ChoiceNode, PoissonNode, StudentTNode
 from pcnet.nodes.generalised_state import GeneralisedStateNode
 from pcnet.nodes.input import InputNode
 from pcnet.nodes.kalman_state import KalmanStateNode
@@ -11,13 +12,17 @@ from pcnet.nodes.precision import PrecisionNode
 from pcnet.nodes.sensory import SensoryNode
 
 __all__ = [
+    "BinomialNode",
     "CategoricalNode",
     "CauseNode",
+    "ChoiceNode",
     "GeneralisedStateNode",
     "InputNode",
     "KalmanStateNode",
     "LikelihoodNode",
     "ParameterNode",
+    "PoissonNode",
     "PrecisionNode",
     "SensoryNode",
+    "StudentTNode",
 ]

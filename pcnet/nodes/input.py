@@ -54,10 +54,14 @@ class InputNode(SensoryNode):
         if self.has_outliers:
             raise SettingError(f"{self.title}: an input has no outliers; give sd, its standard deviation")
 
+    @property
+    def is_interpolated(self) -> bool:
+        return self.interpolation == "linear"
+
     def input_spec(self, spec: BatchSpec) -> InputSpec:
         """What a Kalman state needs to know of it."""
         variance = None if self.sd is None else spec.expand_vector(self.sd, self.dim) ** 2
-        return InputSpec(self.dim, self.interpolation == "linear", variance)
+        return InputSpec(self.dim, self.is_interpolated, variance)
 
     def check_as_parent(self, link: AnyLink) -> None:
         super().check_as_parent(link)

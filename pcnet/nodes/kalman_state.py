@@ -22,6 +22,8 @@ from pcnet.model.protocols import (
     ForecastStart,
     ForecastStep,
     KeepsNoiseScales,
+    SmoothingLayout,
+    Smooths,
     StartsAtPeaks,
 )
 from pcnet.nodes.augmented_layout import (
@@ -45,6 +47,7 @@ from pcnet.nodes.kalman_inputs import (
     with_input_motion,
     with_new_deviations,
 )
+from pcnet.nodes.kalman_smoothing import TimeUpdate, no_time_update, pack, unpack
 from pcnet.nodes.precision import PrecisionNode, noise_score_error
 from pcnet.numerics import kalman
 from pcnet.numerics.branching import holds
@@ -55,6 +58,7 @@ from pcnet.numerics.kernels import SquaredExponential, lengthscale_of
 from pcnet.numerics.laplace import standard_deviations
 from pcnet.numerics.mixtures import Peaks, bending, split_axes
 from pcnet.numerics.sigma_points import Regression, covariance_root, regress, regress_or_keep
+from pcnet.numerics.smoothing import smooth, smooth_first
 from pcnet.numerics.symmetric import known_symmetric
 from pcnet.numerics.transitions import FlowAt, FlowStep, IntegratorName, advance, flow_step
 from pcnet.numerics.trees import select, spans, tree_map
@@ -100,6 +104,7 @@ class KalmanState(NamedTuple):
     evidence: Evidence
     time: Tensor  # of the last time update, (B,), in double precision
     inputs: Tensor  # all known inputs at that time, (B, m)
+    time_update: TimeUpdate  # the last one, for a smoother
 
 
 class KalmanBound(NamedTuple):
@@ -108,6 +113,7 @@ class KalmanBound(NamedTuple):
     layout: AugmentedStateLayout
     initial_mean: Tensor
     initial_variance: Tensor
+    smooth: bool  # whether what a smoother needs is kept
 
 
 Context = NodeContext[KalmanState, KalmanBound]
@@ -123,6 +129,7 @@ class KalmanStateNode(
     ChecksSteps,
     KeepsNoiseScales,
     StartsAtPeaks,
+    Smooths,
 ):
     """A hidden state (..., dim) that carries mean and covariance from one observation to the next.
 
@@ -239,7 +246,7 @@ class KalmanStateNode(
         except SettingError as error:
             raise GraphError(f"{self.title}: {error}") from None
         mean = spec.zeros(self.dim) if self.initial_mean is None else spec.expand(self.initial_mean, 1)
-        return KalmanBound(layout, mean, spec.expand_vector(self.initial_sd, self.dim) ** 2)
+        return KalmanBound(layout, mean, spec.expand_vector(self.initial_sd, self.dim) ** 2, links.smooth)
 
     def _input_spec(self, link: Drives, spec: BatchSpec) -> InputSpec:
         assert isinstance(link.parent, InputNode)
@@ -268,7 +275,8 @@ class KalmanStateNode(
         of_parameters, of_noise = (ScoreAndInformation(zeros(n), zeros(n, n)) for n in (p, o))
         evidence = Evidence(of_parameters, of_noise, zeros(layout.joint.stop), zeros(self.dim))
         inputs = zeros(sum(block.spec.dim for block in layout.inputs))
-        return KalmanState(belief, reference, tuple(sent), evidence, zeros().double(), inputs)
+        update = no_time_update(spec, n if bound.smooth else 0, p)
+        return KalmanState(belief, reference, tuple(sent), evidence, zeros().double(), inputs, update)
 
     def initialise(self, ctx: Context) -> KalmanState:
         """Find the first value from the first observation, unless it is given; its uncertainty is `initial_sd`."""
@@ -422,16 +430,26 @@ class KalmanStateNode(
         if lagged:
             towards = torch.bmm(belief.covariance, self._jacobians(ctx, belief).mT)
             belief = belief._replace(dmean_dtheta=torch.cat([belief.dmean_dtheta, towards], -1))
-        belief = self._move(ctx, belief, (ctx.time - state.time).to(belief.mean), self._steps(ctx))
-        carried = belief.dmean_dtheta[..., p:]
+        carried_to = belief.dmean_dtheta.shape[-1]
+        if ctx.bound.smooth:  # and so is the covariance with the state before
+            belief = belief._replace(dmean_dtheta=torch.cat([belief.dmean_dtheta, belief.covariance], -1))
+        elapsed = (ctx.time - state.time).to(belief.mean)
+        belief = self._move(ctx, belief, elapsed, self._steps(ctx))
+        belief = with_new_deviations(belief, layout.inputs)
+        carried, cross = belief.dmean_dtheta[..., p:carried_to], belief.dmean_dtheta[..., carried_to:]
         belief = belief._replace(dmean_dtheta=belief.dmean_dtheta[..., :p])
         between = [torch.zeros_like(each.lagged_covariance) for each in state.sent]
         if lagged:
             joint = torch.bmm(self._jacobians(ctx, belief), carried).mT
             between = [joint[:, here, here] for here in spans(each.shape[-1] for each in between)]
         nothing = tree_map(torch.zeros_like, state.evidence)
-        belief = with_new_deviations(belief, layout.inputs)
-        moved = state._replace(belief=belief, evidence=nothing, time=ctx.time, inputs=self._present_inputs(ctx))
+        update = state.time_update
+        if ctx.bound.smooth:
+            parts = (update.number + 1, elapsed, belief.mean, belief.covariance, belief.dmean_dtheta, cross)
+            update = TimeUpdate(*parts)
+        moved = state._replace(
+            belief=belief, evidence=nothing, time=ctx.time, inputs=self._present_inputs(ctx), time_update=update
+        )
         return moved._replace(sent=self._predictions(ctx, moved, between))
 
     def _steps(self, ctx: Context) -> int:
@@ -946,6 +964,22 @@ class KalmanStateNode(
 
     def forecast_start(self, ctx: Context) -> ForecastStart:
         return ForecastStart(ctx.state.belief.mean[:, : self.dim], self.covariance(ctx))
+
+    def smoothing_layout(self, bound: KalmanBound) -> SmoothingLayout:
+        layout, blocks = bound.layout, {self.name: slice(self.dim)}
+        blocks |= {each.link.parent.name: each.elements for each in layout.all_parameters if each.is_joint}
+        return SmoothingLayout(layout.size, layout.n_scored, blocks)
+
+    def smoothing_row(self, ctx: Context) -> Tensor:
+        state = ctx.state
+        beside = self._scored_covariance(ctx) if ctx.bound.layout.n_scored else None
+        return pack(state.belief, state.time_update, beside)
+
+    def smoothed(self, rows: Tensor, layout: SmoothingLayout, first_only: bool) -> tuple[Tensor, Tensor]:
+        filtered, beside = unpack(rows, layout)
+        mean, covariance = (smooth_first if first_only else smooth)(filtered)
+        slope = mean[..., 1:]
+        return mean[..., 0], covariance + slope @ beside @ slope.mT
 
     def energy(self, ctx: Context) -> Energy:
         """None of its own: the energies of the nodes below are predictive log-likelihoods."""

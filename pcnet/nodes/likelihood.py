@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from pcnet.errors import GraphError, SettingError
@@ -18,20 +19,26 @@ from pcnet.nodes.precision import PrecisionNode
 from pcnet.nodes.sensory import Context, SensoryNode
 from pcnet.numerics.coloured_noise import Noise, NoiseSpec
 from pcnet.numerics.kernels import White
+from pcnet.numerics.moment_matching import (
+    TiltedMoments,
+    hermite_moments,
+    match_moments,
+    mode,
+    normal_quadrature,
+)
 from pcnet.numerics.precision import DenseCurvature
 from pcnet.settings import settings
 
-NEWTON_STEPS = 12  # Newton steps to the mode of likelihood times predictive distribution
 
+class LikelihoodErrors(NamedTuple):
+    """The likelihood at a prediction, and the errors that follow from it."""
 
-class Laplace(NamedTuple):
-    """The likelihood around a prediction, and the errors that follow from it."""
-
-    prediction: Tensor  # where it is expanded, (B, dim): the prediction or, below a Kalman state, the posterior mode
-    log_density: Tensor  # log-likelihood (B,) or, below a Kalman state, Laplace's approximation of the log-evidence
+    prediction: Tensor  # (B, dim); below a Kalman state, the posterior mean
+    log_density: Tensor  # log-likelihood (B,) or, below a Kalman state, the log-evidence
     weighted: Tensor  # error for the parent, (B, dim)
     curvature: Tensor  # precision for the parent, (B, dim, dim)
     exact: Tensor  # −∂²ℓ/∂p², (B, dim)
+    variance: Tensor | None = None  # posterior variance of p below a Kalman state, (B, dim)
 
 
 @settings
@@ -39,10 +46,13 @@ class LikelihoodNode(SensoryNode):
     """Observations with a likelihood p(y | p) of one's own, independent for each channel, given the prediction p.
 
     A subclass writes `log_likelihood` in torch operations; derivatives are traced from it. It works below both kinds of
-    state: below a generalised state the error is ∂ℓ/∂p with curvature −∂²ℓ/∂p² (negative values count as 0), below a
-    Kalman state the update is that of the mode of ℓ(p) + log N(p; m, V) with Laplace's covariance and evidence. A
-    precision node is optional; if there is one, its log-precision λ is passed on, and learned.
+    state: below a generalised state the error is ∂ℓ/∂p with curvature −∂²ℓ/∂p² (negative values count as 0). Below a
+    Kalman state the update has the mean, the covariance and the evidence of exp(ℓ(p)) N(p; m, V), by quadrature; see
+    `pcnet.numerics.moment_matching`. A precision node is optional; if there is one, its log-precision λ is passed on,
+    and learned.
     """
+
+    orders: int = Field(default=1, ge=1)
 
     def __post_init__(self) -> None:
         SensoryNode.__post_init__(self)
@@ -51,7 +61,7 @@ class LikelihoodNode(SensoryNode):
 
     @abstractmethod
     def log_likelihood(self, y: Tensor, prediction: Tensor, log_precision: Tensor) -> Tensor:
-        """log p(y | p, λ) of each channel; arguments and result are (B, dim). λ is 0 without a precision node."""
+        """log p(y | p, λ) of each channel; arguments and result are (..., dim). λ is 0 without a precision node."""
 
     @cached_property
     def _function(self) -> TracedFunction:
@@ -70,21 +80,32 @@ class LikelihoodNode(SensoryNode):
         return NoiseSpec(White(), self.dim, 0)
 
     def error(self, ctx: Context, link: AnyLink) -> PredictionError | ScoreError:
-        found = self.laplace(ctx)
+        found = self.likelihood_errors(ctx)
         if isinstance(link, Predicts):
             negative, noise = found.exact.clamp_max(0.0), Noise(torch.zeros_like(found.weighted), White(), 0)
             curvature = DenseCurvature(found.curvature)
             return PredictionError(found.weighted[:, None], lambda: curvature, negative.diag_embed, None, noise)
         given, there = self._given(ctx)
-        p, ones = found.prediction[:, None], there.to(given)[:, None]
-        slope = self._function.parameter_slope(p, given, 1)[:, 0, :, self.dim :]
-        bend = self._function.parameter_contracted_hessian(p, given, ones)
-        weighted = torch.where(there, slope.diagonal(dim1=-2, dim2=-1), 0.0)
-        second = torch.zeros_like(weighted) if bend is None else -bend.diagonal(dim1=-2, dim2=-1)[:, self.dim :]
+        if found.variance is None:
+            slope, second = self._level_derivatives(found.prediction, given)
+        else:  # the expectation over the posterior of p is the slope of the log-evidence
+            nodes, weights = (given.new_tensor(each) for each in normal_quadrature())
+            points = found.prediction[:, None] + found.variance.sqrt()[:, None] * nodes[:, None]
+            repeated = given[:, None].expand(-1, len(nodes), -1).flatten(0, 1)
+            parts = self._level_derivatives(points.flatten(0, 1), repeated)
+            slope, second = ((weights[:, None] * part.view_as(points)).sum(1) for part in parts)
+        weighted = torch.where(there, slope, 0.0)
         return ScoreError(weighted, lambda: torch.where(there, second, 0.0).clamp_min(0.0))
 
+    def _level_derivatives(self, p: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
+        """∂ℓ/∂λ and −∂²ℓ/∂λ² of each channel at p, (B, dim) each."""
+        slope = self._function.parameter_slope(p[:, None], given, 1)[:, 0, :, self.dim :]
+        bend = self._function.parameter_contracted_hessian(p[:, None], given, torch.ones_like(p)[:, None])
+        second = torch.zeros_like(p) if bend is None else -bend.diagonal(dim1=-2, dim2=-1)[:, self.dim :]
+        return slope.diagonal(dim1=-2, dim2=-1), second
+
     def energy(self, ctx: Context) -> Energy:
-        return Energy(accuracy=self.laplace(ctx).log_density)
+        return Energy(accuracy=self.likelihood_errors(ctx).log_density)
 
     @property
     def quantities(self) -> Mapping[str, Recordable]:
@@ -92,7 +113,7 @@ class LikelihoodNode(SensoryNode):
         return {
             "observation": Recordable(shape, lambda ctx: self.where_seen(ctx, ctx.state.observation, torch.nan)),
             "prediction": Recordable(shape, lambda ctx: self._prediction(ctx)[:, None]),
-            "weighted_error": Recordable(shape, lambda ctx: self.laplace(ctx).weighted[:, None]),
+            "weighted_error": Recordable(shape, lambda ctx: self.likelihood_errors(ctx).weighted[:, None]),
         }
 
     def _prediction(self, ctx: Context) -> Tensor:
@@ -116,32 +137,50 @@ class LikelihoodNode(SensoryNode):
         value, first, second = (torch.where(there, part, 0.0) for part in parts)
         return value, first, second
 
-    def laplace(self, ctx: Context) -> Laplace:
-        """The likelihood around the prediction; computed once for the same observation and messages."""
+    def tilted_moments(self, given: Tensor, there: Tensor, mean: Tensor, variance: Tensor) -> TiltedMoments:
+        """Moments of each channel of exp(ℓ(p)) N(p; mean, variance), (B, dim) each; by quadrature around the mode.
+
+        given: observation and log-precision in one vector (B, 2 dim). there: channels that are observed, (B, dim).
+        """
+        centre, spread = self.mode(given, there, mean, variance)
+        y, level = (each[:, None] for each in given.chunk(2, -1))
+        seen = there[:, None]
+
+        def log_likelihood(points: Tensor) -> Tensor:
+            found = self.log_likelihood(y.expand_as(points), points, level.expand_as(points))
+            return torch.where(seen, found, 0.0)
+
+        return hermite_moments(log_likelihood, mean, variance, centre, spread)
+
+    def mode(self, given: Tensor, there: Tensor, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+        """Mode of exp(ℓ(p)) N(p; mean, variance) of each channel, and about the variance there; as `tilted_moments`."""
+        return mode(lambda p: self._derivatives(p, given, there), mean, variance)
+
+    def likelihood_errors(self, ctx: Context) -> LikelihoodErrors:
+        """The likelihood at the prediction; computed once for the same observation and messages."""
         messages = [ctx.message(link) for link in ctx.above_of(Predicts)]
         given, there = self._given(ctx)
         keys = [each if isinstance(each, GaussianPrediction) else each.value for each in messages]
 
-        def compute() -> Laplace:
+        def compute() -> LikelihoodErrors:
             mean = self._prediction(ctx)
             if not isinstance(messages[0], GaussianPrediction):
                 value, first, second = self._derivatives(mean, given, there)
-                return Laplace(mean, value.sum(-1), first, second.clamp_min(0.0).diag_embed(), second)
+                return LikelihoodErrors(mean, value.sum(-1), first, second.clamp_min(0.0).diag_embed(), second)
+
+            def tilted(m: Tensor, v: Tensor) -> TiltedMoments:
+                return self.tilted_moments(given, there, m, v)
+
+            def derivatives(p: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+                return self._derivatives(p, given, there)
+
             covariance = messages[0].distribution.covariance
-            eye = torch.eye(self.dim, dtype=mean.dtype, device=mean.device)
-            p = mean
-            for _ in range(NEWTON_STEPS):  # p ← m + (I + VA)⁻¹V(g + A(p − m))
-                _, first, second = self._derivatives(p, given, there)
-                a = second.clamp_min(0.0)
-                right = torch.bmm(covariance, (first + a * (p - mean))[..., None])
-                p = mean + torch.linalg.solve(eye + covariance * a[:, None], right)[..., 0]
-            value, first, second = self._derivatives(p, given, there)
-            a = second.clamp_min(0.0)
-            joint = eye + a[..., None] * covariance  # I + AV
-            curvature = torch.linalg.solve(joint, a.diag_embed())
-            log_evidence = value.sum(-1) - 0.5 * ((p - mean) * first).sum(-1) - 0.5 * torch.linalg.slogdet(joint)[1]
-            return Laplace(p, log_evidence, first, curvature, second)
+            found = match_moments(tilted, derivatives, mean, covariance, there)
+            exact = found.precision.diagonal(dim1=-2, dim2=-1)
+            left = covariance - covariance @ found.precision @ covariance
+            variance = left.diagonal(dim1=-2, dim2=-1).clamp_min(0.0)
+            return LikelihoodErrors(found.mean, found.log_evidence, found.weighted, found.precision, exact, variance)
 
         links = ctx.above_of(Weighs)
         level = ctx.message(links[0]).value if links else None
-        return ctx.cached("laplace", compute, ctx.state.observation, ctx.state.seen, *keys, level)
+        return ctx.cached("likelihood", compute, ctx.state.observation, ctx.state.seen, *keys, level)

@@ -13,6 +13,7 @@ from pcnet.errors import SettingError
 from pcnet.settings import settings
 
 ENERGY = "energy"  # quantity that stands for free energy, accuracy and complexity, in total and per node
+SMOOTHING = "smoothing"  # quantity that stands for what a smoother needs of each state
 EVIDENCE = "evidence"  # quantity that stands for the sum of the accuracy so far, and the number of lost observations
 BLOCK, BLOCK_BYTES = 256, 2**20
 """Raw values are transformed in blocks of at most this many rows and bytes (but at least one row)."""
@@ -157,6 +158,17 @@ class Recorder:
         if self._held.open:
             blocks.append(self._transformed(name))
         return torch.cat(blocks) if blocks else None
+
+    def last(self, name: str, count: int) -> Tensor | None:
+        """The last values of a quantity, at most so many, (T, B, ...), or None if nothing was recorded."""
+        found = [self._transformed(name)] if self._held.open else []
+        have = sum(map(len, found))
+        for _, values in reversed(self._held.full):
+            if have >= count:
+                break
+            found.append(values[name])
+            have += len(values[name])
+        return torch.cat(found[::-1])[-count:] if found else None
 
     # --- saving --------------------------------------------------------------------------------------------------
     def state(self, since: int = 0) -> RecorderState:

@@ -50,6 +50,18 @@ class Interval(NamedTuple):
         return cls(mean - margin, mean + margin)
 
 
+class Smoothed(NamedTuple):
+    """A belief about the variables of a node, given later observations as well; batch dimensions first."""
+
+    mean: Array  # (..., n), or (..., time, n) of a whole run
+    sd: Array
+    covariance: Array  # (..., n, n)
+
+    def interval(self, probability: float = 0.95) -> Interval:
+        """The central credible interval, mean ± z·sd."""
+        return Interval.normal(self.mean, self.sd, probability)
+
+
 class Divergence(NamedTuple):
     """Index of the observation at which each batch element diverged (−1: it did not), and the node; (...)."""
 
@@ -109,6 +121,15 @@ class Result:
 
     def observation(self, node: str) -> Array:
         return self.get(node, "observation")
+
+    def smoothed(self, node: str) -> Smoothed:
+        """The belief about a node at each observation, given all observations; of a run with smooth=True."""
+        if not any(key.endswith(".smoothed_mean") for key in self.traces):
+            raise ResultError("nothing was smoothed; run with model.run(observations, smooth=True)")
+        parts = [self.get(node, f"smoothed_{quantity}") for quantity in ("mean", "sd", "covariance")]
+        if self.traces[f"{node}.smoothed_mean"].dims == ("order", "dimension"):
+            parts[:2] = [part[..., 0, :] for part in parts[:2]]
+        return Smoothed(*parts)
 
     def message(self, sender: str, receiver: str, of: str | None = None) -> Array:
         """Messages on a link, flattened, (..., time, n); recorded with Record(messages=True).

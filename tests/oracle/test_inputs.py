@@ -159,6 +159,45 @@ def test_forecasts_hold_inputs_and_follow_the_time():
     np.testing.assert_allclose(drawn.var(0), variances[T:], rtol=0.12)
 
 
+@pytest.mark.parametrize("interpolation", ["hold", "linear"])
+def test_forecasts_take_inputs_that_are_known_ahead(interpolation):
+    """The Kalman filter without further observations; also in steps of two intervals, in draws, and in innovations."""
+    session = pc.Model(build(interpolation), STILL).start().run({"y": Y[:20], "u": U[:20]})
+    y = Y.copy()
+    y[20:] = np.nan
+    times = DT * np.arange(T)
+    means, variances = kalman_filter(y, U, times, interpolation)
+    future = session.forecast(4 * DT, inputs={"u": U[20:24]})
+    np.testing.assert_allclose(future.mean("x"), means[20:], atol=1e-10)
+    np.testing.assert_allclose(future.sd("x") ** 2, variances[20:], atol=1e-10)
+    expected = means[20:] @ C.T + U[20:] @ D.T
+    np.testing.assert_allclose(future.mean("y"), expected, atol=1e-10)
+    drawn = session.sample(4 * DT, 3000, seed=2, inputs={"u": U[20:24]}).values
+    np.testing.assert_allclose(drawn["x"].mean(0), means[20:], atol=0.06)
+    np.testing.assert_allclose(drawn["y"].mean(0), expected, atol=0.1)
+    innovation = session.innovation({"y": Y[20], "u": U[20]})["y"]
+    np.testing.assert_allclose(innovation.error, Y[20] - expected[0], atol=1e-10)
+    every_other = U[[21, 23]]
+    coarse = U.copy()
+    coarse[20] = U[19] if interpolation == "hold" else 0.5 * (U[19] + U[21])
+    coarse[22] = U[21] if interpolation == "hold" else 0.5 * (U[21] + U[23])
+    means, _ = kalman_filter(y, coarse, times, interpolation)
+    found = session.forecast(4 * DT, 2 * DT, inputs={"u": every_other}).mean("x")
+    np.testing.assert_allclose(found, means[[21, 23]], atol=1e-10)
+    with pytest.raises(SettingError, match="has 3 rows"):
+        session.forecast(4 * DT, inputs={"u": U[:3]})
+    with pytest.raises(SettingError, match="'y' is not an input; inputs: u"):
+        session.forecast(4 * DT, inputs={"y": U[:4]})
+
+
+def test_sessions_that_smooth_and_others_share_a_model_and_its_draws():
+    """Compiled draws of both are those of their own state."""
+    model = pc.Model(build(), STILL)
+    plain, smoothing = (model.start(**kind).run({"y": Y, "u": U}) for kind in ({}, {"smooth": 3}))
+    one, other = (each.sample(300 * DT, 2, seed=0).values["x"] for each in (plain, smoothing))
+    np.testing.assert_allclose(one, other, atol=1e-9)
+
+
 def test_rk4_takes_inputs_within_a_step():
     """A nonlinear flow driven by a straight line, against a solver with small steps."""
 

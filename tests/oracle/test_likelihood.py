@@ -14,7 +14,7 @@ from pcnet.settings import settings
 
 
 @settings
-class PoissonNode(LikelihoodNode):
+class CountNode(LikelihoodNode):
     """Counts whose log-rate is predicted."""
 
     def log_likelihood(self, y, prediction, log_precision):
@@ -67,7 +67,7 @@ def grid_filter(counts, mean, sd, step_sd):
 def test_counts_below_a_kalman_state_are_filtered_as_on_a_grid():
     log_rate, counts = walk()
     counts[[20, 21, 22]] = np.nan
-    graph = kalman_graph(PoissonNode("y", dim=1, orders=1, dt=1.0), initial_mean=[1.5], initial_sd=0.5)
+    graph = kalman_graph(CountNode("y", dim=1, orders=1, dt=1.0), initial_mean=[1.5], initial_sd=0.5)
     result = graph.run(counts, pc.states_only())
     means, sds, evidence = grid_filter(counts, 1.5, 0.5, 0.1)
     found, sd = result.mean("x")[:, 0, 0], result.sd("x")[:, 0, 0]
@@ -138,7 +138,7 @@ def test_the_noise_level_of_a_likelihood_is_learned():
 
 def test_mistakes_are_named():
     with pytest.raises(SettingError, match="use orders=1"):
-        PoissonNode("y", dim=1, orders=2, dt=1.0)
-    graph = kalman_graph(PoissonNode("y", dim=2, orders=1, dt=1.0))
+        CountNode("y", dim=1, orders=2, dt=1.0)
+    graph = kalman_graph(CountNode("y", dim=2, orders=1, dt=1.0))
     with pytest.raises(GraphError, match="mapping from 'x' to 'y'"):
         graph.check()

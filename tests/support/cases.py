@@ -9,14 +9,18 @@ import pcnet as pc
 from pcnet.graphs import Level, hierarchy, odem
 from pcnet.model.schedule import LevelNodes, adaptive_filtering
 from pcnet.nodes import (
+    BinomialNode,
     CategoricalNode,
     CauseNode,
+    ChoiceNode,
     GeneralisedStateNode,
     InputNode,
     KalmanStateNode,
     ParameterNode,
+    PoissonNode,
     PrecisionNode,
     SensoryNode,
+    StudentTNode,
 )
 from pcnet.numerics.estimators import Newton, NoiseScoring
 from pcnet.numerics.integrators import ImplicitEuler
@@ -117,6 +121,27 @@ def of_categories():
     )
 
 
+def of_families():
+    """A Kalman state that is driven by an input, above sensors of all families."""
+    driven = pc.systems.linear([[0.0, 1.0], [-1.0, -0.1]], causes=[[0.0], [1.0]])
+    x, first = KalmanStateNode("x", dim=2, flow=driven), pc.systems.linear([[1.0, 0.0]])
+    graph = pc.Graph()
+    graph.drives(InputNode("u", dim=1, interpolation="linear", sd=0.3, dt=0.1), x)
+    graph.predicts(x, PoissonNode("counts", dim=1, exposure=2.0), via=first)
+    graph.predicts(x, BinomialNode("hits", dim=1, trials=3, link="probit"), via=first)
+    graph.predicts(x, ChoiceNode("choice", dim=2))
+    graph.predicts(x, StudentTNode("values", dim=2, degrees=3.0))
+    graph.weighs(PrecisionNode("nx", prior_precision=4.0, sd=0.5, kernel=White()), x)
+    graph.weighs(PrecisionNode("nv", prior_precision=9.0, sd=0.5, kernel=White()), graph["values"])
+    draw = np.random.default_rng(2)
+    stream = [
+        {"u": [float(k)], "counts": [float(k % 4)], "hits": [k % 3], "choice": [k % 3], "values": draw.normal(size=2)}
+        for k in range(TICKS)
+    ]
+    del stream[4]["choice"], stream[6]["u"]
+    return graph, adaptive_filtering(), stream, None
+
+
 SPRING = pc.TracedFunction(lambda x, k: torch.stack([x[..., 1], -k[..., 0] * x[..., 0]], -1))
 
 
@@ -132,6 +157,7 @@ CASES = {
     "hold": lambda: with_trouble("hold"),
     "reset": lambda: with_trouble("reset"),
     "stop": lambda: with_trouble("stop"),
+    "families": of_families,
     "adaptive filter": of_adaptive_filter,
     "adaptive filter, smooth": lambda: of_adaptive_filter(correlation_time=0.05),
     "adaptive filter, learned correlation time": lambda: of_adaptive_filter(

@@ -346,6 +346,28 @@ def test_a_checkpoint_with_a_valid_digest_and_wrong_content_is_refused(tmp_path,
 FILTER = adaptive_filter(pc.systems.linear([[-1.0]]), 1, 0.1)
 
 
+SMOOTH = {
+    "fewer rows": {"/further/smoothing/x": torch.zeros(3, 1, 2, dtype=torch.float64)},
+    "no rows": {"/further/smoothing/x": None},
+    "rows of another state": {"/further/smoothing/y": torch.zeros(4, 1, 2, dtype=torch.float64)},
+    "lag": {"about": lambda h: json.dumps(h | {"smooth": -2})},
+    "every": {"about": lambda h: json.dumps(h | {"every": 2})},
+    "none": {"about": lambda h: json.dumps(h | {"smooth": False})},
+}
+
+
+@pytest.mark.parametrize("kind", SMOOTH)
+@pytest.mark.parametrize("bank", [True, False])
+def test_a_checkpoint_to_be_smoothed_is_refused_if_it_does_not_fit(tmp_path, kind, bank):
+    options = {} if bank else {"hypotheses": None, "process_noise_sd": 1.0, "observation_noise_sd": 1.0}
+    model = adaptive_filter(pc.systems.linear([[-1.0]]), 1, 0.1, **options)
+    path = model.start(smooth=3, engine="eager").run(np.zeros((5, 1))).save(tmp_path / "run")
+    assert pc.resume(path, model).smoothed(3)["x"].mean.shape == (1,)
+    forged(path, **SMOOTH[kind])
+    with pytest.raises(CheckpointError):
+        pc.resume(path, model)
+
+
 # --- digests of models ---
 def decay(x, theta, rate=1.0):
     return -rate * x

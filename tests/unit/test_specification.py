@@ -120,6 +120,11 @@ def of_adaptive_filter(**options):
     return pc.Model(graph, schedule), stream
 
 
+def families():
+    graph, schedule, stream, _ = cases.of_families()
+    return pc.Model(graph, schedule), stream
+
+
 CASES = {
     "kalman levels": kalman_levels,
     "adaptive filter": of_adaptive_filter,
@@ -131,6 +136,7 @@ CASES = {
     "batch": lambda: of_paper(kappa=[1.0, 1 / 3], every=[3, 4]),
     "own parts": swinging,
     "stack": stacked,
+    "families": families,
     "sensors": lambda: (two_sensors(), {"a": np.ones((5, 1)), "b": np.ones((5, 1))}),
 }
 

@@ -20,7 +20,7 @@ class ElementProgram:
     def __init__(self, program: Program, element: int) -> None:
         with torch.inference_mode(False):
             one = program.spec.batch == 1
-            self.program = program if one else Program(program.model, program.spec.of_element(element))
+            self.program = program if one else Program(program.model, program.spec.of_element(element), program.smooth)
 
     @cached_property
     def leaves(self) -> dict[str, Tensor]:

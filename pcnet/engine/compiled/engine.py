@@ -84,6 +84,7 @@ def compiled_engine(program: Program, interval: Interval, record: Record, known:
         tuple(settings),
         (record.quantities, record.nodes, record.messages),
         tuple(sorted(program.counted_once)),
+        program.smooth,
     )
     # weights of modules, and nodes of a graph, may have changed since an earlier session
     key = (*details, about, *map(id, model.graph.nodes.values()))

@@ -92,7 +92,7 @@ def compiled_future(
     shapes = tuple((name, tuple(value.shape[1:])) for name, value in moving.items())
     what = (make.func, *make.keywords.items()) if isinstance(make, partial) else make
     details = (str(program.zeros.dtype), width, tuple(settings), digest(model), *map(id, model.graph.nodes.values()))
-    key = ("future", what, shapes, *details)
+    key = ("future", what, shapes, program.smooth, *details)
     kept: dict[object, Variants] = model.compiled
     variants = kept.get(key)
     if variants is None or not variants.is_valid:

@@ -94,7 +94,8 @@ class Lowering:
         """A function of value numbers, element by element."""
         if any(array.size == 0 for array in arrays):
             return np.zeros(np.broadcast_shapes(*(array.shape for array in arrays)), dtype=np.int64)
-        made = np.frompyfunc(function, len(arrays), 1)(*(array.astype(object) for array in arrays))
+        with np.errstate(all="ignore"):  # constants may be folded to infinity or NaN, as torch computes them
+            made = np.frompyfunc(function, len(arrays), 1)(*(array.astype(object) for array in arrays))
         return np.asarray(made).astype(np.int64)
 
     def full(self, shape: Sequence[int], value: float, kind: str) -> Ids:

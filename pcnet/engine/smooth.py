@@ -1,0 +1,321 @@
+"""Smoothing of runs and sessions: beliefs about earlier states, given later observations.
+
+While a model runs, each state keeps what a smoother needs of each observation (see `pcnet.numerics.smoothing`), as one
+more recorded column. A `Trail` collects these rows, all of them or the last few.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pcnet.engine.program import Program
+from pcnet.engine.recording import result_of
+from pcnet.engine.run import Run, Snapshot
+from pcnet.engine.session import Session
+from pcnet.engine.state import GraphState
+from pcnet.errors import GraphError, ObservationError, SettingError
+from pcnet.model.graph import Graph
+from pcnet.model.links import Predicts
+from pcnet.model.model import Engine, RunOptions
+from pcnet.model.node import BatchSpec
+from pcnet.model.protocols import Smooths
+from pcnet.numerics.laplace import standard_deviations
+from pcnet.numerics.mixtures import mix
+from pcnet.results.downsample import Array
+from pcnet.results.recorder import SMOOTHING, Record, Recorder
+from pcnet.results.result import Result, Smoothed, Trace
+
+DRAIN = 256
+"""Rows of a session that are collected at once; until then they stay with what compiled code has recorded."""
+
+
+class _Block(NamedTuple):
+    """Rows (T, B, w) of states by name, and the batch elements from which those of the next block continue."""
+
+    rows: Mapping[str, Tensor]
+    source: Tensor | None = None
+
+
+class Trail:
+    """What a smoother needs of all observations, or of the last ones.
+
+    Batch elements may be dropped and copied, as the rows of a bank of hypotheses are; then what is kept of earlier
+    observations is that of the elements from which the present ones continue.
+
+    Args:
+        lag: Number of observations before the last one that are kept; None for all.
+    """
+
+    def __init__(self, lag: int | None) -> None:
+        self.lag = lag
+        self._blocks: list[_Block] = []
+
+    def __len__(self) -> int:
+        return sum(len(next(iter(block.rows.values()))) for block in self._blocks)
+
+    def add(self, rows: Mapping[str, Tensor]) -> None:
+        """Add rows (T, B, w) by state."""
+        keep = None if self.lag is None else -self.lag - 1
+        self._blocks.append(_Block({name: each[keep:].clone() if keep else each for name, each in rows.items()}))
+        if self.lag is not None:
+            while len(self) - len(next(iter(self._blocks[0].rows.values()))) > self.lag:
+                self._blocks.pop(0)
+
+    def branch(self, source: Tensor) -> None:
+        """Let the next rows continue from these batch elements, (B',)."""
+        if self._blocks:
+            self._blocks[-1] = self._blocks[-1]._replace(source=source)
+
+    def clear(self) -> None:
+        self._blocks = []
+
+    def rows(self, last: int | None = None) -> dict[str, Tensor]:
+        """The last so many rows, or all, (T, B, w) by state, of the present batch elements."""
+        found: list[dict[str, Tensor]] = []
+        index: Tensor | None = None
+        count = 0
+        for block in reversed(self._blocks):
+            if block.source is not None:
+                index = block.source if index is None else block.source[index]
+            picked = {name: each if index is None else each[:, index] for name, each in block.rows.items()}
+            found.append(picked)
+            count += len(next(iter(picked.values())))
+            if last is not None and count >= last:
+                break
+        names = found[0] if found else {}
+        whole = {name: torch.cat([each[name] for each in reversed(found)]) for name in names}
+        return whole if last is None else {name: each[-last:] for name, each in whole.items()}
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All of it by name, for a checkpoint."""
+        keep = None if self.lag is None else self.lag + 1
+        return {f"smoothing/{name}": value for name, value in self.rows(keep).items()}
+
+    def restore(self, tensors: dict[str, Tensor]) -> None:
+        """Continue from `tensors`, which are taken out of these."""
+        names = [name for name in tensors if name.startswith("smoothing/")]
+        rows = {name.removeprefix("smoothing/"): tensors.pop(name) for name in names}
+        self._blocks = [_Block(rows)] if rows else []
+
+    def check(self, run: Run) -> None:
+        """KeyError if what was restored is not of this run."""
+        rows, keep = self.rows(), run.place.tick if self.lag is None else min(run.place.tick, self.lag + 1)
+        for name, column in run.recorder.columns.items():
+            node, _, quantity = name.rpartition(".")
+            if quantity == SMOOTHING and (not keep or rows.pop(node).shape != (keep, *column.read().shape)):
+                raise KeyError(name)
+        if rows:
+            raise KeyError(min(rows))
+
+
+def trail_for(graph: Graph, record: Record, smooth: bool | int) -> Trail | None:
+    """The trail that an option `smooth` asks for; an error if the graph or the record do not fit."""
+    if smooth is False:
+        return None
+    if smooth is not True and (type(smooth) is not int or smooth < 1):
+        raise SettingError(f"smooth is True, or the largest lag in observations, 1 or more, not {smooth!r}")
+    states = [node for node in graph.nodes.values() if node.role == "state"]
+    stacked = any(isinstance(link, Predicts) and not link.child.observes for link in graph.links)
+    if stacked or len(states) != 1 or not isinstance(states[0], Smooths):
+        raise GraphError(
+            "smoothing is for graphs with one state, a KalmanStateNode, and no level above it; use "
+            "graphs.adaptive_filter, or join levels into one state"
+        )
+    if record.every != 1:
+        raise SettingError("smoothing needs every observation: leave out Record(every=...)")
+    return Trail(None if smooth is True else smooth)
+
+
+def with_smoothing(record: Record) -> Record:
+    """A record that holds what a smoother needs as well."""
+    return Record((*record.quantities, SMOOTHING), record.nodes, record.every, record.messages)
+
+
+def without_smoothing(values: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Take what a smoother needs out of recorded values; it is returned, by state."""
+    ending = f".{SMOOTHING}"
+    return {name.removesuffix(ending): values.pop(name) for name in list(values) if name.endswith(ending)}
+
+
+class SmoothedNode(NamedTuple):
+    """The smoothed belief about a node at T observations."""
+
+    mean: Tensor  # (T, B, n)
+    covariance: Tensor  # (T, B, n, n)
+
+
+def smoothed_nodes(program: Program, rows: Mapping[str, Tensor], first_only: bool = False) -> dict[str, SmoothedNode]:
+    """The smoothed beliefs about all nodes that are part of the belief of a state, by name."""
+    found = {}
+    for name, each in rows.items():
+        node = program.nodes[name]
+        assert isinstance(node, Smooths)
+        layout = node.smoothing_layout(program.bound[name])
+        mean, covariance = node.smoothed(each, layout, first_only)
+        for block, place in layout.blocks.items():
+            found[block] = SmoothedNode(mean[..., place], covariance[..., place, place])
+    return found
+
+
+def mixed(found: Mapping[str, SmoothedNode], weight: Tensor) -> dict[str, SmoothedNode]:
+    """Smoothed beliefs of a bank (T, K·B, ...) as those of the mixture by weights (K, B)."""
+    made = {}
+    for name, each in found.items():
+        parts = {
+            quantity: value.reshape(len(value), *weight.shape, *value.shape[2:])
+            for quantity, value in (("mean", each.mean), ("covariance", each.covariance))
+        }
+        of = weight.expand(len(each.mean), *weight.shape).to(each.mean)
+        made[name] = SmoothedNode(mix("mean", parts.__getitem__, of), mix("covariance", parts.__getitem__, of))
+    return made
+
+
+def with_smoothed(result: Result, found: Mapping[str, SmoothedNode], orders: Iterable[str]) -> Result:
+    """A result with smoothed beliefs; orders: names of nodes whose means have a dimension of orders."""
+    shape, with_orders = result.batch_shape, set(orders)
+    for name, each in found.items():
+        for quantity, value in (("mean", each.mean), ("sd", standard_deviations(each.covariance))):
+            array = _array(value, shape)
+            if name in with_orders:
+                result.traces[f"{name}.smoothed_{quantity}"] = Trace(array[..., None, :], ("order", "dimension"))
+            else:
+                result.traces[f"{name}.smoothed_{quantity}"] = Trace(array, ("dimension",))
+        result.traces[f"{name}.smoothed_covariance"] = Trace(_array(each.covariance, shape), ("element", "element_"))
+    return result
+
+
+def _array(value: Tensor, shape: Sequence[int]) -> Array:
+    """(T, B, ...) as (..., T, ...)."""
+    array: Array = value.movedim(0, 1).reshape(*shape, len(value), *value.shape[2:]).cpu().numpy()
+    return array
+
+
+def lagged(
+    session: Session,
+    trail: Trail | None,
+    lag: int,
+    rows: Callable[[int], Mapping[str, Tensor]] | None = None,
+    weight: Callable[[], Tensor] | None = None,
+) -> dict[str, Smoothed]:
+    """The belief about all nodes `lag` observations ago, given all since; see `Session.smoothed`.
+
+    Args:
+        session: The session.
+        trail: What it keeps; None for nothing.
+        lag: Number of observations.
+        rows: Gives the last so many rows by state; those of the trail unless given.
+        weight: Gives the weights (K, B) of the rows of a bank.
+    """
+    if trail is None:
+        raise SettingError(f"this session keeps nothing to smooth; start it by model.start(smooth={lag})")
+    if type(lag) is not int or lag < 0 or (trail.lag is not None and lag > trail.lag):
+        most = "" if trail.lag is None else f" from 0 to {trail.lag}, as model.start(smooth={trail.lag}) keeps"
+        raise SettingError(f"lag must be a whole number of observations{most}, not {lag!r}")
+    if lag >= session.tick:
+        raise ObservationError(f"there was no observation {lag} before the last one: there are {session.tick}")
+    with torch.inference_mode():
+        found = smoothed_nodes(session.program, (rows or trail.rows)(lag + 1), first_only=True)
+        found = found if weight is None else mixed(found, weight())
+    shape, made = session.batch_shape, {}
+    for name, each in found.items():
+        sd = standard_deviations(each.covariance)
+        parts = (value[0].reshape(*shape, *value.shape[2:]).cpu().numpy() for value in (each.mean, sd, each.covariance))
+        made[name] = Smoothed(*parts)
+    return made
+
+
+class SmoothingSession(Session):
+    """A session that keeps what a smoother needs, of all observations or of the last ones."""
+
+    def __init__(self, model: Any, *, smooth: bool | int = True, **options: Any) -> None:
+        super().__init__(model, smooth=smooth, **options)
+        trail = trail_for(self.graph, self.record, smooth)
+        assert trail is not None
+        self._trail, self._table = trail, Recorder({})
+
+    def _bind_to(self, shape: torch.Size) -> Run:
+        spec = BatchSpec(shape.numel(), self.dtype, self.device, shape)
+        record, policy = with_smoothing(self.record), self.on_divergence
+        run = Run(self.model, spec, self._engine, record, policy, self._warm_start, smooth=True)
+        self._table = run.recorder_for(self.record)
+        return run
+
+    def step(self, observation: Any, t: float | None = None) -> Session:
+        super().step(observation, t)
+        if self.tick % DRAIN == 0:
+            self._collect()
+        return self
+
+    def _progressed(self, count: int, bar: Any) -> None:
+        super()._progressed(count, bar)
+        if self._trail.lag is not None and (count > 1 or self.tick % DRAIN == 0):
+            self._collect()
+
+    def _collect(self) -> None:
+        """Move what was recorded to where it is kept."""
+        run = self._bound
+        times = run.recorded.times
+        if not times:
+            return
+        values = run.take_recorded()
+        self._trail.add(without_smoothing(values))
+        if self._table.columns or self._trail.lag is None:
+            self._table.add_block(times, values)
+
+    @property
+    def recorder(self) -> Recorder:
+        self._collect()
+        return self._table
+
+    def take_recorded(self) -> dict[str, Tensor]:
+        return self.recorder.take()
+
+    def smoothed(self, lag: int) -> dict[str, Smoothed]:
+        return lagged(self, self._trail, lag, self._recent)
+
+    def _recent(self, count: int) -> dict[str, Tensor]:
+        """The last so many rows by state: those that were collected, and those that are not yet."""
+        found = {}
+        for name in (name for name, node in self._nodes.items() if isinstance(node, Smooths)):
+            new = self._bound.last_recorded(f"{name}.{SMOOTHING}", count)
+            old = count - (0 if new is None else len(new))
+            parts = [self._trail.rows(old)[name]] if old else []
+            found[name] = torch.cat(parts if new is None else [*parts, new])
+        return found
+
+    def result_of(self, recorder: Recorder, last: int | None = None) -> Result:
+        result = result_of(self, self._engine, recorder, last)
+        if recorder is self._table and self._trail.lag is None and last is None:
+            with torch.inference_mode():
+                found = smoothed_nodes(self.program, self._trail.rows())
+            return with_smoothed(result, found, [n for n, node in self._nodes.items() if node.role == "state"])
+        return result
+
+    def further_tensors(self) -> dict[str, Tensor]:
+        self._collect()
+        return super().further_tensors() | self._trail.tensors()
+
+    def restore(
+        self,
+        batch_shape: Sequence[int],
+        make: Callable[[GraphState], Snapshot],
+        further: dict[str, Tensor],
+        acting: Engine | None = None,
+    ) -> None:
+        self._trail.restore(further)
+        super().restore(batch_shape, lambda state: make(state)._replace(rows=0), further, acting)
+        self._trail.check(self._bound)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SmoothingSession:
+        options = {name: getattr(self, name) for name in RunOptions.__annotations__}
+        made = SmoothingSession(self.model, **options)
+        made._screen = None if self._screen is None else self._screen.copy()
+        if self._run is not None:
+            further, now = self.further_tensors(), self._bound.now
+            made.restore(list(self.program.spec.batch_shape), lambda _: now, further, self.acting_engine)
+            made._table.restore(*self._table.state())
+        return made
