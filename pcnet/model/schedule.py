@@ -44,7 +44,7 @@ class Act:
     action: Action
     nodes: tuple[str, ...]
     clock: Every = Every()
-    repeats: int = Field(default=1, ge=1)
+    repeats: int = Field(default=1, ge=1, le=1000)
     exclude: tuple[str, ...] = ()
 
     def names(self, nodes: Mapping[str, AnyNode]) -> list[str]:

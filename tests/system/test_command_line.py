@@ -321,7 +321,7 @@ def test_a_diverged_run_is_saved_and_resumes_with_another_policy(folder):
     assert np.isfinite(kept.mean("x")).all()
     assert pcnet(*arguments, "--resume", "run.ckpt").exit_code == 3  # as so far
     good(*arguments, "--resume", "run.ckpt", "--on-divergence", "hold", "--output", "r.nc")
-    held = odem(orders=2, every=4).run(wild, on_divergence="hold")
+    held = odem(orders=2, every=4).run(wild, on_divergence="hold", screen=False)
     same(held, pc.Result.load("r.nc"))
 
 
