@@ -59,7 +59,7 @@ class DivergenceLog(NamedTuple):
 
 def check_policy(policy: OnDivergence, nodes: Mapping[str, AnyNode]) -> None:
     """Raise `SettingError` for an unknown policy, or one that is also the name of a node."""
-    if policy not in get_args(OnDivergence):
+    if not isinstance(policy, str) or policy not in get_args(OnDivergence):
         raise SettingError(f"on_divergence must be 'raise', 'stop', 'hold' or 'reset', not {policy!r}")
     if policy in nodes:
         raise SettingError(f"the node name {policy!r} is also a policy on divergence; rename the node")

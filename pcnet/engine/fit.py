@@ -169,7 +169,7 @@ def fit(
     """Passes until the free action converges; see `Model.fit`."""
     if type(max_iterations) is not int or max_iterations < 1:
         raise SettingError(f"max_iterations must be a whole number, 1 or more, not {max_iterations!r}")
-    if not tolerance >= 0:
+    if isinstance(tolerance, bool) or not isinstance(tolerance, (int, float)) or not tolerance >= 0:
         raise SettingError(f"tolerance must be 0 or more, not {tolerance!r}")
     if on_divergence not in ("raise", "stop"):
         raise SettingError(f"on_divergence must be 'raise' or 'stop' for a fit, not {on_divergence!r}")
@@ -177,6 +177,8 @@ def fit(
         raise SettingError(f"slopes must be 'exact' or 'messages', not {slopes!r}")
     if isinstance(observations, Iterator):
         raise ObservationError("observations can be read only once; give an array, or list(observations)")
+    if times is not None and not isinstance(times, Iterable):
+        raise ObservationError(f"times must be a number for each observation, not {times!r}")
     if estimator is not None:
         model = _with_estimator(model, estimator)
     hidden = not (sys.stderr.isatty() if progress is None else progress)

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import torch
 
-from pcnet.errors import SettingError
+from pcnet.errors import SettingError, naming
 from pcnet.functions.base import Function, PlainFunction
 from pcnet.functions.check import output_size
 from pcnet.functions.traced import as_function
@@ -21,6 +21,7 @@ from pcnet.settings import at_least_1d, number, to_tensor
 DEFAULT = Hypotheses()
 
 
+@naming(SettingError)
 def adaptive_filter(
     flow: Function | PlainFunction,
     dim: int,

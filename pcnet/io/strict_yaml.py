@@ -9,6 +9,7 @@ from typing import Any, Literal
 import yaml
 
 from pcnet.errors import SpecificationError
+from pcnet.files import path_of
 
 MAX_BYTES = 2**20  # largest file that is read
 
@@ -38,7 +39,7 @@ Loader.add_implicit_resolver(
 
 def read(path: str | Path) -> Any:
     """Plain data from a YAML or JSON file; a `SpecificationError` names the path and, for syntax errors, the line."""
-    path = Path(path)
+    path = path_of(path, SpecificationError)
     try:
         if path.stat().st_size > MAX_BYTES:
             raise SpecificationError(f"it is larger than {MAX_BYTES // 2**20} MB")
