@@ -40,6 +40,7 @@ from pcnet.settings import settings as declared
 from support import cases
 from support.cases import stack
 from support.compare import same
+from support.mutations import mutated_specifications
 
 
 @pc.register("test: pendulum")
@@ -533,3 +534,7 @@ def test_reading_is_linear_in_the_number_of_keys():
 
     seconds(100)
     assert seconds(8000) < 100 * min(seconds(400) for _ in range(3))
+
+
+def test_mutated_specifications_have_named_errors_only():
+    assert mutated_specifications(300) == 0
