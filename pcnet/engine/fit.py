@@ -84,7 +84,7 @@ class Passes:
     def __init__(self, model: Model, observations: Any, times: list[float] | None, bar: Any, **options: Any) -> None:
         self.names = _check(model)
         self.model, self.observations, self.times, self.bar = model, observations, times, bar
-        self.options = options
+        self.options = options | {"screen": False}  # recorded data are fitted as they are
         session = Session(model, record=(), **options).prepare(observations)
         self.prior: dict[str, Any] = {name: session.state.nodes[name] for name in self.names}
         sizes = (state.mean.shape[1] for state in self.prior.values())

@@ -220,7 +220,7 @@ class Study:
             replicates = [known[number]["replicate"] for number in ids]
             seen = {name: values[replicates] for name, values in data.observations.items()}
             model = stack_models([models[number] for number in ids])
-            result = model.run(seen, record=record, on_divergence="stop", progress=False)
+            result = model.run(seen, record=record, on_divergence="stop", screen=False, progress=False)
             results |= {number: result.element(i) for i, number in enumerate(ids)}
         return {number: results[number] for number in models}
 
