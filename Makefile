@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo paper calibration systems test test-all lint docs bench soak build clean
+.PHONY: demo paper calibration systems test test-all lint docs bench soak attack build clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -45,6 +45,9 @@ bench: $(STAMP)  ## microseconds an observation, beside filters of other package
 
 soak: $(STAMP)  ## a million observations: constant memory, sound beliefs, the same digits after a resumption
 	$(BIN)/python examples/soak.py
+
+attack: $(STAMP)  ## damage, kills, outliers and nonsense, many times over, in a quarter of an hour; a table of tries and failures
+	OMP_NUM_THREADS=1 $(BIN)/python tests/attack.py
 
 test-all: lint  ## all tests, with whole-run reproductions that take minutes, and most of them again with compiled code
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "slow or not slow"

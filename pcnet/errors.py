@@ -1,7 +1,12 @@
 """Exceptions that pcnet raises on purpose. Their messages say what is wrong, where, and what to type instead."""
 
 import difflib
-from collections.abc import Iterable
+import functools
+from collections.abc import Callable, Iterable
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class PcnetError(Exception):
@@ -49,6 +54,24 @@ class ResultError(PcnetError, KeyError):
 
     def __str__(self) -> str:  # KeyError would print the repr of the message
         return str(self.args[0]) if self.args else ""
+
+
+def naming(error: type[PcnetError]) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Decorator for functions that make something from settings: errors of wrong types become pcnet errors."""
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        @functools.wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            try:
+                return function(*args, **kwargs)
+            except PcnetError:
+                raise
+            except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RuntimeError) as why:
+                raise error(f"{function.__name__}: {why}") from why
+
+        return call
+
+    return decorate
 
 
 def suggestion(name: object, known: Iterable[object]) -> str:

@@ -69,6 +69,15 @@ def plain_os_errors(path: object, doing: str, error: type[PcnetError]) -> Iterat
         raise error(explain(path, doing, why)) from None
 
 
+def path_of(given: object, error: type[PcnetError]) -> Path:
+    """A path from text or a path; an error of the given kind for anything else."""
+    if isinstance(given, (str, os.PathLike)) and not isinstance(given, bytes):
+        found = os.fspath(given)
+        if isinstance(found, str):
+            return Path(found)
+    raise error(f"give the path of a file as text or a pathlib.Path, not {type(given).__name__}")
+
+
 def check_target(path: Path, error: type[PcnetError] = ResultError) -> Path:
     """The regular file that a path stands for, links followed; it need not exist, but its folder must.
 

@@ -102,7 +102,8 @@ positive = _require(lambda value: value > 0, "must be positive")
 not_negative = _require(lambda value: value >= 0, "must not be negative")
 fraction = _require(lambda value: (value >= 0) & (value < 1), "must be at least 0 and below 1")
 whole = _require(
-    lambda value: (value >= 1) & (value == value.round()), "must be whole numbers of observations, 1 or more"
+    lambda value: torch.tensor(value.numel() > 0) & (value >= 1).all() & (value == value.round()).all(),
+    "must be whole numbers of observations, 1 or more",
 )
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pcnet.errors import DivergenceError, SettingError
+from pcnet.errors import DivergenceError, SettingError, naming
 from pcnet.functions.base import Function, PlainFunction
 from pcnet.functions.check import check_function
 from pcnet.functions.systems import lotka_volterra
@@ -36,6 +36,7 @@ class Simulation(NamedTuple):
 
 
 # --- noise -----------------------------------------------------------------------------------------------------------
+@naming(SettingError)
 def smooth_noise(
     samples: int, dim: int, *, sd: Any = 1.0, width: float = 0.0, dt: float = 1.0, seed: OneSeed
 ) -> Tensor:
@@ -74,6 +75,7 @@ def _kernel(width: float) -> list[float]:
 
 
 # --- processes -------------------------------------------------------------------------------------------------------
+@naming(SettingError)
 def euler(
     flow: Function | PlainFunction,
     *,
@@ -121,6 +123,7 @@ def euler(
     return states.movedim(0, -2).contiguous()
 
 
+@naming(SettingError)
 def simulate(
     flow: Function | PlainFunction,
     *,
@@ -183,6 +186,7 @@ def simulate(
     return _simulation(states, clean, z, w, dt, observation_lower)
 
 
+@naming(SettingError)
 def glv_process(
     samples: int = AUTHORS_SAMPLES,
     dt: float = 0.01,

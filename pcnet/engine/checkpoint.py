@@ -30,7 +30,7 @@ from pcnet.engine.smooth import SmoothingSession, trail_for
 from pcnet.engine.state import GraphState
 from pcnet.engine.tick import Outputs
 from pcnet.errors import CheckpointError, PcnetError, SettingError, SpecificationError
-from pcnet.files import atomic_write, check_target, folder_lock, plain_os_errors
+from pcnet.files import atomic_write, check_target, folder_lock, path_of, plain_os_errors
 from pcnet.model.digest import digest
 from pcnet.model.model import Engine, Model, OnDivergence
 from pcnet.model.specification import from_spec, to_spec
@@ -206,7 +206,7 @@ def resume(
         on_divergence: What to do from here on; as before unless given.
         engine: As for `Model.run`; the one that acted before unless given, so that the same digits follow.
     """
-    path = Path(path)
+    path = path_of(path, CheckpointError)
     with plain_os_errors(path, "read", CheckpointError):
         target = path.resolve()
         if not target.is_file():

@@ -6,6 +6,7 @@ import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, get_args
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -58,7 +59,7 @@ class DivergenceLog(NamedTuple):
 
 def check_policy(policy: OnDivergence, nodes: Mapping[str, AnyNode]) -> None:
     """Raise `SettingError` for an unknown policy, or one that is also the name of a node."""
-    if policy not in get_args(OnDivergence):
+    if not isinstance(policy, str) or policy not in get_args(OnDivergence):
         raise SettingError(f"on_divergence must be 'raise', 'stop', 'hold' or 'reset', not {policy!r}")
     if policy in nodes:
         raise SettingError(f"the node name {policy!r} is also a policy on divergence; rename the node")
@@ -128,9 +129,12 @@ def _failures(
         for i in indices:
             found.setdefault(i, (failure.node, failure.why))
     free = after.complexity - after.accuracy
-    if not found and math.isfinite(free.sum().item()):
+    unsound = _unsound(program, after)
+    if not found and unsound is None and math.isfinite(free.sum().item()):
         return found
     lost = ~torch.isfinite(free) & running
+    if unsound is not None:
+        lost = lost | (unsound & running)
     for i in lost.nonzero()[:, 0].tolist():
         found.setdefault(i, _culprit(i, program, after, outputs))
     if found and policy == "raise":
@@ -140,6 +144,33 @@ def _failures(
             "use smaller steps (lower kappa or rate), lower precisions, a longer correlation time, or an initial_mean"
         )
     return found
+
+
+def _unsound(program: Program, state: GraphState) -> Tensor | None:
+    """Batch elements (B,) with a number in a belief that is no longer finite; None for none.
+
+    An observation that is missing adds nothing to the free energy, so that this alone would not tell.
+    """
+    legal = _LEGAL.get(program)
+    if legal is None:
+        parts = (part for name, each in program.initial.nodes.items() for part in flatten(each, name))
+        legal = _LEGAL[program] = frozenset(path for path, part in parts if not bool(torch.isfinite(part).all()))
+    floats = [
+        part
+        for name, each in state.nodes.items()
+        for path, part in flatten(each, name)
+        if path not in legal and part.is_floating_point()
+    ]
+    if not floats or math.isfinite(sum(part.sum().item() for part in floats)):
+        return None
+    found = torch.zeros_like(state.running)
+    for part in floats:
+        found |= ~torch.isfinite(part.flatten(1) if part.dim() > 1 else part[:, None]).all(1)
+    return found if bool(found.any()) else None
+
+
+_LEGAL: WeakKeyDictionary[Program, frozenset[str]] = WeakKeyDictionary()
+"""Tensors of a program that may hold NaN or infinity, as histories do before they are filled."""
 
 
 def _culprit(i: int, program: Program, state: GraphState, outputs: Outputs) -> tuple[AnyNode, str]:

@@ -85,7 +85,7 @@ class Passes:
     def __init__(self, model: Model, observations: Any, times: list[float] | None, bar: Any, **options: Any) -> None:
         self.names = _check(model)
         self.model, self.observations, self.times, self.bar = model, observations, times, bar
-        self.options = options
+        self.options = options | {"screen": False}  # recorded data are fitted as they are
         session = Session(model, record=(), **options).prepare(observations)
         self.prior: dict[str, Any] = {name: session.state.nodes[name] for name in self.names}
         sizes = (state.mean.shape[1] for state in self.prior.values())
@@ -174,7 +174,7 @@ def fit(
     """Passes until the free action converges; see `Model.fit`."""
     if type(max_iterations) is not int or max_iterations < 1:
         raise SettingError(f"max_iterations must be a whole number, 1 or more, not {max_iterations!r}")
-    if not tolerance >= 0:
+    if isinstance(tolerance, bool) or not isinstance(tolerance, (int, float)) or not tolerance >= 0:
         raise SettingError(f"tolerance must be 0 or more, not {tolerance!r}")
     if on_divergence not in ("raise", "stop"):
         raise SettingError(f"on_divergence must be 'raise' or 'stop' for a fit, not {on_divergence!r}")
@@ -184,6 +184,8 @@ def fit(
         raise SettingError(f"slopes must be 'exact' or 'messages', not {slopes!r}")
     if isinstance(observations, Iterator):
         raise ObservationError("observations can be read only once; give an array, or list(observations)")
+    if times is not None and not isinstance(times, Iterable):
+        raise ObservationError(f"times must be a number for each observation, not {times!r}")
     if estimator is not None:
         model = _with_estimator(model, estimator)
     hidden = not (sys.stderr.isatty() if progress is None else progress)

@@ -422,7 +422,7 @@ class MixtureSession(Session):
 
     def read(self, node: str, quantity: str) -> Tensor:
         quantities = self.graph[node].quantities
-        if quantity not in quantities:
+        if not isinstance(quantity, str) or quantity not in quantities:
             raise ScheduleError(f"{self.graph[node].title} has no {quantity!r}; it has: {', '.join(quantities)}")
         rows, batch = self._bank.rows, self._shape.numel()
 

@@ -24,7 +24,8 @@ from pcnet.engine.run import Run, Snapshot, common_batch_shape
 from pcnet.engine.screen import Screen, Suspects
 from pcnet.engine.state import GraphState
 from pcnet.engine.threads import ThreadLimit
-from pcnet.errors import ObservationError, ScheduleError, SettingError
+from pcnet.errors import CheckpointError, ObservationError, ScheduleError, SettingError
+from pcnet.files import path_of
 from pcnet.model.context import NodeContext
 from pcnet.model.model import Engine, Model, OnDivergence, RunOptions, device_of
 from pcnet.model.node import BatchSpec
@@ -59,12 +60,12 @@ class Session:
         copies: int | None = None,
     ) -> None:
         """warm_start, copies: states of nodes that a fit continues from, as so many copies of the batch."""
-        if dtype not in (torch.float32, torch.float64):
+        if not isinstance(dtype, torch.dtype) or dtype not in (torch.float32, torch.float64):
             raise SettingError(f"dtype must be torch.float32 or torch.float64, not {dtype!r}")
         device = device_of(device)
         model.graph.check(dtype, device)
         check_policy(on_divergence, model.graph.nodes)
-        if engine not in get_args(Engine):
+        if not isinstance(engine, str) or engine not in get_args(Engine):
             raise SettingError(f"engine must be 'auto', 'compiled' or 'eager', not {engine!r}")
         model.schedule.check(model.graph.nodes)
         self.model = model
@@ -74,6 +75,8 @@ class Session:
         self.on_divergence: OnDivergence = on_divergence
         self.engine: Engine = engine
         self.smooth = smooth
+        if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
+            raise SettingError(f"threads must be a whole number, 1 or more, or None, not {threads!r}")
         if not isinstance(screen, bool):
             raise SettingError(f"screen must be True or False, not {screen!r}")
         self.screen = screen
@@ -121,6 +124,8 @@ class Session:
 
     def run(self, observations: Any, progress: bool | None = None, *, times: Iterable[float] | None = None) -> Session:
         """Take in all observations; the arguments are those of `Model.run`."""
+        if times is not None and not isinstance(times, Iterable):
+            raise ObservationError(f"times must be a number for each observation, not {times!r}")
         series = self._reader.series(observations)
         total = self._reader.length(observations) if series is None else len(next(iter(series.values())))
         hidden = not (sys.stderr.isatty() if progress is None else progress)
@@ -339,7 +344,7 @@ class Session:
     def read(self, node: str, quantity: str) -> Tensor:
         """A quantity of a node now, (..., *dims)."""
         quantities = self.graph[node].quantities
-        if quantity not in quantities:
+        if not isinstance(quantity, str) or quantity not in quantities:
             raise ScheduleError(f"{self.graph[node].title} has no {quantity!r}; it has: {', '.join(quantities)}")
         with torch.inference_mode():
             value: Tensor = quantities[quantity].read(self.context(node))
@@ -461,6 +466,9 @@ class Session:
         """Draw futures from the model, from the present beliefs on; inputs: as for `forecast`."""
         from pcnet.engine.forecast import draw
 
+        for name, value in (("draws", draws), ("seed", seed)):
+            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
+                raise SettingError(f"{name} must be a whole number, 0 or more, not {value!r}")
         with ThreadLimit(self.threads):
             return draw(self, horizon, draws, every, seed, inputs)
 
@@ -544,7 +552,7 @@ class Session:
         """
         from pcnet.engine.checkpoint import save
 
-        return save(self, Path(path), recording)
+        return save(self, path_of(path, CheckpointError), recording)
 
     @property
     def snapshot(self) -> Snapshot:

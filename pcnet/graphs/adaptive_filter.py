@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pcnet.errors import SettingError
+from pcnet.errors import SettingError, naming
 from pcnet.functions.base import Function, PlainFunction
 from pcnet.graphs.sensors import Input, Sensor, check_names, check_sensors, input_nodes, kernel_of, noise_node
 from pcnet.model.graph import Graph
@@ -19,6 +19,7 @@ from pcnet.settings import number, to_tensor
 DEFAULT = Hypotheses()
 
 
+@naming(SettingError)
 def adaptive_filter(
     flow: Function | PlainFunction,
     dim: int,

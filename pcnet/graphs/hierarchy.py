@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from pydantic import Field, SkipValidation
 
-from pcnet.errors import SettingError
+from pcnet.errors import SettingError, naming
 from pcnet.functions.check import output_size
 from pcnet.functions.traced import as_function
 from pcnet.graphs.sensors import kernel_of
@@ -76,6 +76,7 @@ class Level:
             raise SettingError("Level: give both parameter_mean and parameter_sd, or neither")
 
 
+@naming(SettingError)
 def hierarchy(
     *levels: Level | CategoricalNode,
     dt: Any,

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from pcnet.errors import SettingError
+from pcnet.errors import SettingError, naming
 from pcnet.functions import systems as flows
 from pcnet.functions.base import Function
 from pcnet.model.graph import Graph
@@ -44,6 +44,7 @@ MODELS = {
 """The two generative models of the study."""
 
 
+@naming(SettingError)
 def odem(
     model: Literal["glv", "lorenz"] = "glv",
     orders: int = 3,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from enum import StrEnum
@@ -15,9 +17,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pcnet.errors import DivergenceError, ObservationError, PcnetError
-from pcnet.files import atomic_write, check_target
+from pcnet.files import atomic_write, check_target, explain
 
 if TYPE_CHECKING:
+    from pcnet.engine.session import Session
+    from pcnet.io.journal import Journal
     from pcnet.model.model import OnDivergence
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -67,6 +71,13 @@ def run(
     output: Annotated[Path | None, typer.Option(help="NetCDF file for the recorded beliefs.")] = None,
     checkpoint: Annotated[Path | None, typer.Option(help="Checkpoint file, saved regularly and at the end.")] = None,
     checkpoint_every: Annotated[int, typer.Option(min=1, help="Observations between two checkpoints.")] = 1000,
+    journal: Annotated[
+        Path | None,
+        typer.Option(
+            help="With standard input: a file to which every answered line is appended. If it exists, the lines in it "
+            "are taken in first, so that after a crash nothing is lost that was answered."
+        ),
+    ] = None,
     resume: Annotated[
         Path | None, typer.Option(help="Continue from a checkpoint; observations of a file before it are skipped.")
     ] = None,
@@ -87,17 +98,15 @@ def run(
     ] = False,
 ) -> None:
     """Run a model over observations."""
-    from pcnet.io.streaming import run_file, run_lines, run_scripts, start, summary
+    from pcnet.io.streaming import decoded, run_file, run_lines, run_scripts, start, summary
 
     policy: OnDivergence | None = None if on_divergence is None else on_divergence.value
     with plain_errors(), ExitStack() as stack:
-        for path in (output, checkpoint):
-            if path is not None:
-                check_target(path)
-        if observations == "-" and time is not None:
-            raise ObservationError('--time is for files; give the time of a line as {"t": …}')
+        stack.enter_context(signals())
+        _check_options(observations == "-", time, journal, [output, checkpoint, journal])
         run_scripts(functions or [])
         session = start(model, resume, policy, recording=observations != "-" or bool(output), smooth=smooth)
+        written = None if journal is None else _recovered(journal, session, stack)
         if watch:
             from pcnet.results.live_page import watch as serve
 
@@ -105,7 +114,8 @@ def run(
             typer.echo(f"watch at {page.address}", err=True)
         try:
             if observations == "-":
-                run_lines(session, sys.stdin, sys.stdout, checkpoint, checkpoint_every)
+                lines = decoded(sys.stdin.buffer)
+                run_lines(session, lines, sys.stdout, checkpoint, checkpoint_every, written)
             else:
                 run_file(session, observations, time, checkpoint, checkpoint_every)
         finally:
@@ -119,6 +129,30 @@ def run(
                 with suppress(KeyboardInterrupt):
                     typer.echo("the page stays until Ctrl-C", err=True)
                     Event().wait()
+
+
+def _check_options(is_stream: bool, time: str | None, journal: Path | None, outputs: list[Path | None]) -> None:
+    """Refuse options that do not go together, and outputs that cannot be written, before any work is done."""
+    if journal is not None and not is_stream:
+        raise ObservationError("--journal is for standard input; a file of observations is its own journal")
+    if time is not None and is_stream:
+        raise ObservationError('--time is for files; give the time of a line as {"t": …}')
+    for path in outputs:
+        if path is not None:
+            check_target(path)
+
+
+def _recovered(path: Path, session: Session, stack: ExitStack) -> Journal:
+    """An open journal, whose lines the session has taken in."""
+    from pcnet.io.journal import Journal
+    from pcnet.io.streaming import recover
+    from pcnet.model.digest import digest
+
+    journal = Journal(path, digest(session.model), session.tick)
+    stack.callback(journal.close)
+    if count := recover(session, journal):
+        typer.echo(f"pcnet: {count} observations were recovered from {str(path)!r}", err=True)
+    return journal
 
 
 @app.command()
@@ -192,9 +226,40 @@ def view(
         typer.launch(page.resolve().as_uri())
 
 
+class Terminated(KeyboardInterrupt):
+    """The process was asked to end by a signal other than that of Ctrl-C."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+@contextmanager
+def signals() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP end a run as Ctrl-C does: with a checkpoint."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, _: object) -> None:
+        for each in ENDING:
+            signal.signal(each, signal.SIG_IGN)  # while work is saved
+        raise Terminated(number)
+
+    before = {number: signal.signal(number, end) for number in ENDING}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+ENDING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
+
+
 @contextmanager
 def plain_errors() -> Iterator[None]:
-    """Print errors as one line, not a traceback. Exit codes: 2 for user errors, 3 for divergence, 130 for Ctrl-C."""
+    """Print errors as one line, not a traceback. Exit codes: 2 for errors, 3 for divergence, 128 + a signal."""
     try:
         yield
     except PcnetError as error:
@@ -203,6 +268,17 @@ def plain_errors() -> Iterator[None]:
     except BrokenPipeError:  # the reader of standard output has gone; avoid a second error at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(0) from None
+    except Terminated as error:
+        typer.echo(f"pcnet: ended by {signal.Signals(error.number).name}; finished work is kept", err=True)
+        raise typer.Exit(128 + error.number) from None
     except KeyboardInterrupt:
         typer.echo("pcnet: interrupted; finished work is kept", err=True)
         raise typer.Exit(130) from None
+    except OSError as error:  # standard output on a full disk, or a terminal that is gone
+        with suppress(OSError, ValueError):
+            typer.echo(f"pcnet: {explain(error.filename or 'the output', 'written', error)}", err=True)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(2) from None
+    except UnicodeError as error:
+        typer.echo(f"pcnet: the terminal cannot show this text: {error}", err=True)
+        raise typer.Exit(2) from None

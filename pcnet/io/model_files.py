@@ -11,7 +11,7 @@ import yaml
 from torch import Tensor
 
 from pcnet.errors import GraphError, SpecificationError
-from pcnet.files import atomic_write
+from pcnet.files import atomic_write, path_of
 from pcnet.functions import registry
 from pcnet.io.strict_yaml import read
 from pcnet.model.graph import Graph
@@ -51,7 +51,7 @@ def save_model(path: str | Path, model: Model) -> Path:
     Raises:
         SpecificationError: If a function has no name; see `pcnet.register`.
     """
-    path, spec = Path(path), to_spec(model)
+    path, spec = path_of(path, SpecificationError), to_spec(model)
     if path.suffix == ".json":
         text = json.dumps(spec, indent=1, allow_nan=False) + "\n"
     else:

@@ -10,6 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pcnet.errors import ObservationError
+from pcnet.files import plain_os_errors, read_regular
+from pcnet.io import csv_table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -23,6 +25,7 @@ class ObservationTable(NamedTuple):
 
     observations: dict[str, Array]
     times: list[float] | None
+    report: str = ""  # what was taken for what
 
 
 def read_observations(path: str | Path, channels: Mapping[str, int], time: str | None = None) -> ObservationTable:
@@ -31,8 +34,9 @@ def read_observations(path: str | Path, channels: Mapping[str, int], time: str |
     channels: number of channels of each sensory node. time: column of times; by default "t" or "time", if there is one.
     """
     path = Path(path)
-    if not path.is_file():
-        raise ObservationError(f"there is no file {str(path)!r}")
+    with plain_os_errors(path, "read", ObservationError):
+        if not path.is_file():
+            raise ObservationError(f"there is no file {str(path)!r}")
     reader = READERS.get(path.suffix.lower())
     if reader is None:
         raise ObservationError(f"{str(path)!r}: a file of observations must end in {', '.join(READERS)}")
@@ -40,35 +44,28 @@ def read_observations(path: str | Path, channels: Mapping[str, int], time: str |
         found = reader(path)
     except ImportError as error:
         raise ObservationError(f"{str(path)!r} needs another package: {error}") from None
+    except ObservationError as error:
+        raise ObservationError(f"{str(path)!r}: {error}") from None
     except Exception as error:  # parsers raise anything for damaged files
-        raise ObservationError(f"{str(path)!r} cannot be read: {str(error).splitlines()[0]}") from None
+        raise ObservationError(
+            f"{str(path)!r} cannot be read: {(str(error).splitlines() or [type(error).__name__])[0]}"
+        ) from None
     if isinstance(found, np.ndarray):
         if len(channels) > 1:
             raise ObservationError(f"{str(path)!r}: there are several sensory nodes; use named columns, or an NPZ file")
         found = {next(iter(channels)): found}
     if isinstance(found, dict):
         values = {name: _numbers(path, name, array) for name, array in found.items()}
-        return ObservationTable({name: v.reshape(-1, 1) if v.ndim < 2 else v for name, v in values.items()}, None)
+        shaped = {name: v.reshape(-1, 1) if v.ndim < 2 else v for name, v in values.items()}
+        return ObservationTable(shaped, None, _report(path, shaped, None, {}))
     return _from_frame(path, found, channels, time)
 
 
 def _read_csv(path: Path) -> pd.DataFrame:
     import pandas as pd
 
-    with path.open(encoding="utf-8") as lines:
-        first = lines.readline()
-    # read as text, because pandas rounds numbers
-    frame = pd.read_csv(path, header=None if _is_data(first) else 0, skipinitialspace=True, dtype=str)
-    frame.columns = [str(column).strip() for column in frame.columns]
-    return frame
-
-
-def _is_data(line: str) -> bool:
-    """Whether a line holds numbers, or missing values, and no names."""
-    try:
-        return bool([float(cell) for cell in line.split(",") if cell.strip()])
-    except ValueError:
-        return False
+    header, values = csv_table.parse(read_regular(path, ObservationError))
+    return pd.DataFrame(values, columns=header)
 
 
 def _read_parquet(path: Path) -> pd.DataFrame:
@@ -116,7 +113,20 @@ def _from_frame(path: Path, frame: pd.DataFrame, channels: Mapping[str, int], ti
             raise ObservationError(f"{str(path)!r}: column {column!r} belongs to no sensory node ({nodes})")
     parts = {name: frame[found].to_numpy(dtype=object) for name, found in named.items() if found}
     observations = {name: _numbers(path, name, part) for name, part in parts.items()}
-    return ObservationTable(observations, None if times is None else times.tolist())
+    report = _report(path, observations, time, named)
+    return ObservationTable(observations, None if times is None else times.tolist(), report)
+
+
+def _report(path: Path, observations: Mapping[str, Array], time: str | None, columns: Mapping[str, list[str]]) -> str:
+    """What was taken for what, in a line."""
+    parts = []
+    for name, values in observations.items():
+        of = f", from {', '.join(columns[name][:8])}{', …' if len(columns[name]) > 8 else ''}" if columns else ""
+        missing = int(np.isnan(values).sum())
+        parts.append(
+            f"{values.shape[-2]} rows of {values.shape[-1]} channels of {name!r}{of}; {missing} values missing"
+        )
+    return f"{str(path)!r}: {'; '.join(parts)}; {'no times' if time is None else f'times from {time}'}"
 
 
 def _columns_of(name: str, count: int, columns: list[str]) -> list[str]:
@@ -129,7 +139,7 @@ def _columns_of(name: str, count: int, columns: list[str]) -> list[str]:
 
 def _numbers(path: Path, what: str, values: Any) -> Array:
     array = np.asarray(values)
-    if np.iscomplexobj(array):
+    if array.dtype.kind not in "fiubO":  # dates, durations, complex numbers and texts are none
         raise ObservationError(f"{str(path)!r}: {what} must be real numbers")
     try:
         array = array.astype(np.float64)

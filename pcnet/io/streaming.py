@@ -3,7 +3,8 @@
 import json
 import math
 import runpy
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -11,9 +12,12 @@ from pcnet.engine.checkpoint import resume
 from pcnet.engine.inputs import Sample
 from pcnet.engine.session import Session
 from pcnet.errors import CheckpointError, ObservationError, PcnetError, SettingError
+from pcnet.io.journal import Journal
 from pcnet.io.model_files import load_model
 from pcnet.io.readers import read_observations
 from pcnet.model.model import OnDivergence
+
+MAX_LINE = 64 * 2**20  # bytes of a line of standard input
 
 
 def run_scripts(files: Sequence[Path]) -> None:
@@ -53,6 +57,7 @@ def run_file(session: Session, path: str, time: str | None, checkpoint: Path | N
     """Run over the observations of a file that the session has not seen; save a checkpoint after every `every`."""
     channels = {name: node.observation_size for name, node in session.graph.nodes.items() if node.observes}
     table = read_observations(path, channels, time)
+    print(f"pcnet: read {table.report}", file=sys.stderr)
     length = max(values.shape[-2] for values in table.observations.values())
     done = session.tick
     if done > length:
@@ -86,16 +91,49 @@ def _text(values: Any) -> str:
     return ", ".join(f"{value:.6g}" for value in flat[:12]) + (", …" if len(flat) > 12 else "")
 
 
-def run_lines(session: Session, lines: Iterable[str], out: TextIO, checkpoint: Path | None, every: int) -> None:
+def recover(session: Session, journal: Journal) -> int:
+    """Take in the lines of a journal that the session has not seen; their number. Nothing is answered again."""
+    left = journal.replayed(session.tick)
+    for entry in left:
+        _take_line(session, entry.line, f"{str(journal.path)!r}, observation {entry.observation}")
+    return len(left)
+
+
+def _take_line(session: Session, line: str, where: str) -> None:
+    try:
+        observation, t = read_line(line, session)
+        session.step(observation if t is None else Sample(observation, t))
+    except ObservationError as error:
+        raise ObservationError(f"{where}: {error}") from None
+
+
+def decoded(lines: Iterable[bytes]) -> Iterator[str]:
+    """Lines of text from lines of bytes; `ObservationError` for one that is not UTF-8, or too long."""
+    for number, line in enumerate(lines, 1):
+        if len(line) > MAX_LINE:
+            raise ObservationError(f"line {number} is longer than {MAX_LINE // 2**20} MB")
+        try:
+            yield line.decode("utf-8-sig" if number == 1 else "utf-8")
+        except UnicodeDecodeError as error:
+            raise ObservationError(f"line {number} is not text in UTF-8, at byte {error.start + 1}") from None
+
+
+def run_lines(
+    session: Session,
+    lines: Iterable[str],
+    out: TextIO,
+    checkpoint: Path | None,
+    every: int,
+    journal: Journal | None = None,
+) -> None:
     """Run over one observation per line, and write the beliefs after each as a line of JSON."""
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
-        try:
-            observation, t = read_line(line, session)
-            session.step(observation if t is None else Sample(observation, t))
-        except ObservationError as error:
-            raise ObservationError(f"line {number}: {error}") from None
+        before = session.tick
+        _take_line(session, line, f"line {number}")
+        if journal is not None:
+            journal.add(before, line.strip())
         out.write(json.dumps(beliefs(session), allow_nan=False) + "\n")
         out.flush()
         if checkpoint is not None and session.tick % every == 0:

@@ -9,8 +9,9 @@ from typing import Any, Literal
 import yaml
 
 from pcnet.errors import SpecificationError
+from pcnet.files import path_of
 
-MAX_BYTES = 16 * 2**20  # largest file that is read
+MAX_BYTES = 2**20  # largest file that is read
 
 
 class Loader(yaml.SafeLoader):
@@ -23,9 +24,11 @@ class Loader(yaml.SafeLoader):
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        seen = set[Hashable]()
         for key in keys:
-            if not isinstance(key, Hashable) or keys.count(key) > 1:
-                raise SpecificationError(f"the key {key!r} is given more than once, or is not text")
+            if not isinstance(key, Hashable) or key in seen:
+                raise SpecificationError(f"the key {str(key)[:60]!r} is given more than once, or is not text")
+            seen.add(key)
         return super().construct_mapping(node, deep)
 
 
@@ -36,17 +39,19 @@ Loader.add_implicit_resolver(
 
 def read(path: str | Path) -> Any:
     """Plain data from a YAML or JSON file; a `SpecificationError` names the path and, for syntax errors, the line."""
-    path = Path(path)
+    path = path_of(path, SpecificationError)
     try:
         if path.stat().st_size > MAX_BYTES:
             raise SpecificationError(f"it is larger than {MAX_BYTES // 2**20} MB")
+        if not path.is_file():
+            raise SpecificationError("it is not a file")
         text = path.read_text(encoding="utf-8")
         return parse(text, "json" if path.suffix == ".json" else "yaml")
     except SpecificationError as error:
         raise SpecificationError(f"{str(path)!r}: {error}") from None
     except OSError as error:
         raise SpecificationError(f"{str(path)!r} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
+    except (UnicodeDecodeError, ValueError):
         raise SpecificationError(f"{str(path)!r} is not a text file in UTF-8") from None
 
 
@@ -58,7 +63,7 @@ def parse(text: str, form: Literal["yaml", "json"] = "yaml") -> Any:
         return yaml.load(text, Loader)
     except SpecificationError:
         raise
-    except (yaml.YAMLError, ValueError, RecursionError, AttributeError, TypeError, OverflowError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError, AttributeError, TypeError, OverflowError, MemoryError) as error:
         where = getattr(error, "problem_mark", None)
         line = f" in line {where.line + 1}" if where is not None else ""
         why = getattr(error, "problem", None) or (str(error).splitlines() or [type(error).__name__])[0]

@@ -164,8 +164,8 @@ class Graph:
         return Neighbours(self.above(node), below, default_estimators=defaults)
 
     def __getitem__(self, name: str) -> AnyNode:
-        if name not in self._nodes:
-            raise GraphError(f"there is no node {name!r}; nodes: {', '.join(self._nodes)}")
+        if not isinstance(name, str) or name not in self._nodes:
+            raise GraphError(f"there is no node {str(name)[:60]!r}; nodes: {', '.join(self._nodes)}")
         return self._nodes[name]
 
     def check(self, dtype: torch.dtype = torch.float64, device: torch.device | str = "cpu") -> None:

@@ -215,7 +215,7 @@ def device_of(name: torch.device | str) -> torch.device:
     """A device of torch by its name."""
     try:
         return torch.device(name)
-    except (RuntimeError, TypeError):
+    except (RuntimeError, TypeError, ValueError):
         raise SettingError(f"there is no device {name!r}; use 'cpu', 'cuda' or another of torch's") from None
 
 

@@ -8,7 +8,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from pcnet.errors import ScheduleError
+from pcnet.errors import ScheduleError, naming
 from pcnet.model.node import AnyNode
 from pcnet.settings import Period, broadcast, number, settings, to_tensor
 
@@ -44,7 +44,7 @@ class Act:
     action: Action
     nodes: tuple[str, ...]
     clock: Every = Every()
-    repeats: int = Field(default=1, ge=1)
+    repeats: int = Field(default=1, ge=1, le=1000)
     exclude: tuple[str, ...] = ()
 
     def names(self, nodes: Mapping[str, AnyNode]) -> list[str]:
@@ -128,6 +128,7 @@ def span(values: Tensor) -> str:
     return str(low) if low == high else f"{low} to {high}"
 
 
+@naming(ScheduleError)
 def act(
     action: Action,
     *nodes: str,
@@ -158,6 +159,7 @@ ROLES = ("sensory", "state", "precision", "parameter")
 SLOW = ("precision", "parameter")  # roles of the slow context, in the order in which they step
 
 
+@naming(ScheduleError)
 def odem(every: Any = 64, *, periods: Mapping[str, Any] | None = None) -> Schedule:
     """States at every observation, precisions and then parameters at every N-th (Algorithm 1 of the paper).
 
@@ -182,6 +184,7 @@ def odem(every: Any = 64, *, periods: Mapping[str, Any] | None = None) -> Schedu
     )
 
 
+@naming(ScheduleError)
 def generalised_filtering() -> Schedule:
     """States, precisions and parameters at every observation."""
     return dataclasses.replace(odem(every=1), name="generalised filtering")
@@ -196,6 +199,7 @@ def states_only() -> Schedule:
     )
 
 
+@naming(ScheduleError)
 def batch(nodes: str | Sequence[str] = SLOW) -> Schedule:
     """For recorded data, as in DEM: states at every observation, precisions and parameters once after each pass.
 
@@ -221,6 +225,7 @@ class LevelNodes(NamedTuple):
     parameters: tuple[str, ...] = ("parameter",)
 
 
+@naming(ScheduleError)
 def adaptive_filtering(
     every: Any = 64, *, levels: Sequence[LevelNodes] = (LevelNodes(),), learn_every: Any = 1
 ) -> Schedule:

@@ -43,6 +43,7 @@ from pcnet.settings import KINDS
 FORMAT = 1  # version of the format
 ACTIONS: tuple[str, ...] = get_args(get_type_hints(Act)["action"])
 MAX_DEPTH = 40  # deepest nesting that is read
+LARGEST = 2**53  # largest whole number that is read
 
 
 def _adaptive_filtering(every: Any = 64, levels: Any = ({},), learn_every: Any = 1) -> Schedule:
@@ -140,7 +141,7 @@ def _at(where: str) -> Iterator[None]:
         yield
     except SpecificationError:
         raise
-    except (PcnetError, TypeError, ValueError) as error:
+    except (PcnetError, TypeError, ValueError, RuntimeError, LookupError, ArithmeticError, AttributeError) as error:
         raise SpecificationError(f"{where}: {error}") from None
 
 
@@ -165,6 +166,8 @@ def from_spec(spec: Mapping[str, Any]) -> Model:
     for name in nodes:
         if name not in graph.nodes:
             raise SpecificationError(f"the node {name!r} has no links")
+    if not isinstance(spec.get("hypotheses"), Mapping | None):
+        raise SpecificationError(f"hypotheses must be a mapping, not {_short(spec['hypotheses'])}")
     hypotheses = None
     if spec.get("hypotheses") is not None:
         hypotheses = _make({"kind": Hypotheses.__name__, **spec["hypotheses"]}, Hypotheses, "hypotheses")
@@ -283,6 +286,8 @@ def _check_values(data: Any, depth: int = 0) -> None:
             _check_values(value, depth + 1)
     elif isinstance(data, float) and not math.isfinite(data):
         raise SpecificationError("numbers in a specification must be finite")
+    elif isinstance(data, int) and abs(data) > LARGEST:
+        raise SpecificationError("a whole number in the specification is too large")
 
 
 def _short(value: Any) -> str:

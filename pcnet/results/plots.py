@@ -271,7 +271,10 @@ def _true_constants(result: Result, truth: Any, element: Element, dim: int, name
 
 def _of_element(result: Result, truth: Any, element: Element, own: int) -> Array:
     """Truth of one batch element, if it has the batch dimensions of the result; own: its other dimensions."""
-    values = np.asarray(truth, dtype=np.float64)
+    try:
+        values = np.asarray(truth, dtype=np.float64)
+    except (TypeError, ValueError, OverflowError):
+        raise ResultError("a truth must be real numbers in a rectangular array") from None
     if result.batch_shape and values.ndim > own and values.shape[:-own] == result.batch_shape:
         values = values.reshape(-1, *values.shape[-own:])[result.flat_index(element)]
     return values

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from pcnet.errors import ResultError
-from pcnet.files import atomic_write, check_target, read_regular, seal, unseal
+from pcnet.files import atomic_write, check_target, path_of, read_regular, seal, unseal
 from pcnet.results.downsample import Array
 from pcnet.results.graph_summary import GraphSummary
 
@@ -44,8 +44,8 @@ class Interval(NamedTuple):
     @classmethod
     def normal(cls, mean: Array, sd: Array, probability: float) -> Interval:
         """The central interval of a normal distribution."""
-        if not 0 < probability < 1:
-            raise ResultError(f"a probability must be between 0 and 1, not {probability}")
+        if isinstance(probability, bool) or not isinstance(probability, (int, float)) or not 0 < probability < 1:
+            raise ResultError(f"a probability must be between 0 and 1, not {probability!r}")
         margin = NormalDist().inv_cdf(0.5 + probability / 2) * sd
         return cls(mean - margin, mean + margin)
 
@@ -94,6 +94,8 @@ class Result:
     # --- arrays ------------------------------------------------------------------------------------------------
     def get(self, node: str, quantity: str) -> Array:
         """Recorded quantity of a node, for example get("y", "prediction")."""
+        if not isinstance(node, str) or not isinstance(quantity, str):
+            raise ResultError(f"give the name of a node and of a quantity as text, not {node!r} and {quantity!r}")
         key = f"{node}.{quantity}"
         if key not in self.traces:
             if node not in self.roles:
@@ -176,6 +178,8 @@ class Result:
         """Result of one batch element along the first batch dimension."""
         if not self.batch_shape:
             raise ResultError("this result has no batch dimensions")
+        if isinstance(index, bool) or not isinstance(index, (int, np.integer)):
+            raise ResultError(f"give the number of a batch element, not {index!r}")
         if not -self.batch_shape[0] <= index < self.batch_shape[0]:
             raise ResultError(f"there is no batch element {index}; there are {self.batch_shape[0]}")
         return dataclasses.replace(
@@ -272,7 +276,7 @@ class Result:
         import h5netcdf
         from xarray.backends import H5NetCDFStore
 
-        path = Path(path)
+        path = path_of(path, ResultError)
         check_target(path)
         buffer = io.BytesIO()
         with h5netcdf.File(buffer, "w") as opened:
@@ -284,7 +288,7 @@ class Result:
     @classmethod
     def load(cls, path: str | Path) -> Result:
         """Read a file that `save` wrote; it is refused if its content does not match its digest."""
-        path = Path(path)
+        path = path_of(path, ResultError)
         found = read_regular(path, ResultError)
         try:
             content = unseal(found)  # before anything else looks at it

@@ -196,7 +196,7 @@ def invert(task: Task, report: Callable[[int], object] = lambda _: None) -> list
     observations = {name: torch.as_tensor(values)[which] for name, values in task.data.observations.items()}
     moving = tuple(name for name, truth in task.data.truth.items() if truth.ndim > 1)
     record = Record(("mean",), nodes=moving) if moving else ()
-    session = model.start(record=record, on_divergence="stop").prepare(observations)
+    session = model.start(record=record, on_divergence="stop", screen=False).prepare(observations)
     scores = [Score(session, name, torch.as_tensor(values), which) for name, values in task.data.truth.items()]
     length = task.data.length
     stride = max(1, length // COVERAGE_TICKS)
@@ -280,7 +280,7 @@ def _outcomes(session: Session, scores: list[Score], count: int, seconds: float)
 # --- memory ----------------------------------------------------------------------------------------------------------
 def dry_run(model: Model, data: Data) -> int:
     """Run one observation, to find mismatches before any work is done; about how many bytes an inversion takes."""
-    session = model.start(record=(), on_divergence="stop")
+    session = model.start(record=(), on_divergence="stop", screen=False)
     with PeakMemory() as peak:
         session.step({name: values[:1, 0] for name, values in data.observations.items()})
     for name, truth in data.truth.items():

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pcnet.errors import StudyError
+from pcnet.files import plain_os_errors
 from pcnet.results.result import package_version
 from pcnet.sweeps.evaluate import Outcome
 
@@ -78,7 +79,9 @@ class Store:
     def __init__(self, path: Path | None, create: bool) -> None:
         self.path = path
         where = ":memory:" if path is None else str(path)
-        if path is not None and not create and not path.exists():
+        with plain_os_errors(where, "read", StudyError):
+            known = path is None or create or path.exists()
+        if not known:
             raise StudyError(f"there is no study {where!r}; make one with pcnet.sweep(..., file=...)")
         try:
             self._connection = sqlite3.connect(where, timeout=60, isolation_level=None)

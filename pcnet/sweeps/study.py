@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pcnet.errors import StudyError
+from pcnet.files import path_of
 from pcnet.model.digest import digest
 from pcnet.model.model import Model
 from pcnet.results.downsample import Array
@@ -42,7 +43,7 @@ class Study:
     @classmethod
     def open(cls, path: str | Path) -> Study:
         """Read the file of a study, also while a sweep is writing to it."""
-        return cls(Store(Path(path), create=False))
+        return cls(Store(path_of(path, StudyError), create=False))
 
     @property
     def path(self) -> Path | None:
@@ -219,7 +220,7 @@ class Study:
             replicates = [known[number]["replicate"] for number in ids]
             seen = {name: values[replicates] for name, values in data.observations.items()}
             model = stack_models([models[number] for number in ids])
-            result = model.run(seen, record=record, on_divergence="stop", progress=False)
+            result = model.run(seen, record=record, on_divergence="stop", screen=False, progress=False)
             results |= {number: result.element(i) for i, number in enumerate(ids)}
         return {number: results[number] for number in models}
 

@@ -59,7 +59,7 @@ def _paper(case: Case, prior: Prior, observations: Tensor) -> Beliefs:
 
 def _run(case: Case, model: Model, observations: Tensor, *precisions: str) -> Beliefs:
     record = Record(("mean", "sd"), nodes=("x", "theta", *precisions), every=EVERY)
-    result = model.run(observations, record=record, on_divergence="stop", progress=False)
+    result = model.run(observations, record=record, on_divergence="stop", screen=False, progress=False)
     true = (1 / np.square(case.process.state_sd), 1 / np.square([case.process.observation_sd]))
     ratios = [_ratio(result, name, value) for name, value in zip(precisions, true, strict=True)]
     values = {key: trace.values for key, trace in result.traces.items()}

@@ -166,7 +166,7 @@ def _single_rate(build_setting: Callable[..., Any], table: pd.DataFrame, simulat
     observations = simulated.observations[:TIMED_OBSERVATIONS]
     started = time.perf_counter()
     for model in models:
-        model.run(observations, record=(), on_divergence="stop", progress=False)
+        model.run(observations, record=(), on_divergence="stop", screen=False, progress=False)
     return len(models) * len(observations) / (time.perf_counter() - started)
 
 

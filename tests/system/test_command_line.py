@@ -176,7 +176,7 @@ def test_registered_functions_from_a_file(folder):
         (["run", "graph.yaml", "--observations", "nothing.csv"], "no file 'nothing.csv'"),
         (["run", "graph.yaml", "--observations", "graph.yaml"], "must end in .csv"),
         (["run", "graph.yaml", "--observations", "empty.csv"], "'empty.csv'"),
-        (["run", "graph.yaml", "--observations", "words.csv"], "something other than numbers"),
+        (["run", "graph.yaml", "--observations", "words.csv"], "'three' is not a number"),
         (["run", "graph.yaml", "--observations", "wide.csv"], "2 columns of observations; 'y' takes 3"),
         (["run", "graph.yaml", "--observations", "broken.npy"], "'broken.npy' cannot be read"),
         (["run", "graph.yaml", "--observations", "broken.parquet"], "'broken.parquet' cannot be read"),
@@ -293,6 +293,7 @@ def test_a_stream_is_shown_on_the_live_page(folder):
 def test_the_live_page_of_a_file_stays_until_ctrl_c(folder):
     arguments = ("run", "graph.yaml", "--observations", "data.csv", "--output", "result.nc", "--watch")
     with started(folder, *arguments) as (process, address):
+        assert "30 rows of 3 channels of 'y', from a, b, c" in process.stderr.readline()
         assert "until Ctrl-C" in process.stderr.readline()
         assert json.loads(fetch(address, "flow.json"))["observations"] == 30
         same(reference(), pc.Result.load(folder / "result.nc"))
@@ -321,7 +322,7 @@ def test_a_diverged_run_is_saved_and_resumes_with_another_policy(folder):
     assert np.isfinite(kept.mean("x")).all()
     assert pcnet(*arguments, "--resume", "run.ckpt").exit_code == 3  # as so far
     good(*arguments, "--resume", "run.ckpt", "--on-divergence", "hold", "--output", "r.nc")
-    held = odem(orders=2, every=4).run(wild, on_divergence="hold")
+    held = odem(orders=2, every=4).run(wild, on_divergence="hold", screen=False)
     same(held, pc.Result.load("r.nc"))
 
 

@@ -5,6 +5,7 @@ import dataclasses
 import inspect
 import json
 import math
+import time
 
 import jsonschema
 import numpy as np
@@ -21,7 +22,7 @@ from pcnet.io.model_files import json_schema
 from pcnet.io.strict_yaml import Loader, parse
 from pcnet.model.node import Node
 from pcnet.model.schedule import LevelNodes, adaptive_filtering
-from pcnet.model.specification import to_spec
+from pcnet.model.specification import from_spec, to_spec
 from pcnet.nodes import GeneralisedStateNode, KalmanStateNode, ParameterNode, PrecisionNode, SensoryNode
 from pcnet.numerics.estimators import (
     Averaging,
@@ -39,6 +40,7 @@ from pcnet.settings import settings as declared
 from support import cases
 from support.cases import stack
 from support.compare import same
+from support.mutations import mutated_specifications
 
 
 @pc.register("test: pendulum")
@@ -506,3 +508,39 @@ def test_any_text_parses_or_raises_a_pcnet_error(text, form):
 
 def test_no_yaml_tag_constructs_a_python_object():
     assert not [tag for tag in Loader.yaml_constructors if tag and "python" in tag]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{odem: {every: []}}",
+        "{acts: [{observe: [sensory], exclude: 3}]}",
+        f"{{odem: {{every: {'9' * 400}}}}}",
+        "{acts: [{update: [state], repeats: 1000000000}]}",
+        "{acts: [{update: [state], every: []}]}",
+        "{odem: {periods: 3}}",
+        "{adaptive_filtering: {levels: 3}}",
+        "{batch: {nodes: 3}}",
+    ],
+)
+def test_schedules_that_make_no_sense_have_named_errors(text):
+    spec = to_spec(odem(orders=2)) | {"schedule": parse(text)}
+    with pytest.raises(SpecificationError):
+        from_spec(spec)
+
+
+def test_reading_is_linear_in_the_number_of_keys():
+    """Twenty times the keys take about twenty times as long, not four hundred."""
+
+    def seconds(count):
+        text = "\n".join(f"key{i}: 1" for i in range(count))
+        started = time.perf_counter()
+        parse(text)
+        return time.perf_counter() - started
+
+    seconds(100)
+    assert seconds(8000) < 100 * min(seconds(400) for _ in range(3))
+
+
+def test_mutated_specifications_have_named_errors_only():
+    assert mutated_specifications(300) == 0

@@ -1,0 +1,38 @@
+"""Writes bill-of-materials.json: the pinned packages and the vendored files, in the CycloneDX format."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+VENDORED = {"cytoscape": ("3.34.4", "pcnet/results/page/cytoscape.min.js", "MIT")}
+"""Files of others that are part of the package: name, version, path and licence."""
+
+
+def bill() -> dict[str, Any]:
+    """All packages of constraints.txt, and all vendored files with their digests."""
+    components: list[dict[str, Any]] = []
+    for line in (ROOT / "constraints.txt").read_text().splitlines():
+        name, equals, version = line.partition("==")
+        if equals and not name.startswith("#"):
+            purl = f"pkg:pypi/{name.lower()}@{version}"
+            components.append({"type": "library", "name": name, "version": version, "purl": purl})
+    for name, (version, path, licence) in VENDORED.items():
+        digest = hashlib.sha256((ROOT / path).read_bytes()).hexdigest()
+        components.append(
+            {
+                "type": "file",
+                "name": name,
+                "version": version,
+                "hashes": [{"alg": "SHA-256", "content": digest}],
+                "licenses": [{"license": {"id": licence}}],
+                "properties": [{"name": "path", "value": path}],
+            }
+        )
+    about = {"component": {"type": "library", "name": "pcnet"}}
+    return {"bomFormat": "CycloneDX", "specVersion": "1.5", "version": 1, "metadata": about, "components": components}
+
+
+if __name__ == "__main__":
+    (ROOT / "bill-of-materials.json").write_text(json.dumps(bill(), indent=1) + "\n")
