@@ -184,6 +184,16 @@ def test_missing_observations_in_a_fit():
     np.testing.assert_allclose([*fit.mean("noise_x"), *fit.mean("noise_y")], found[2:], atol=1e-5)
 
 
+def test_an_implausible_observation_counts_in_a_fit():
+    """The slopes of a fit come from passes that do not raise; they take in what its other passes take in."""
+    data = record(1).copy()
+    data[20] += 50.0
+    energy = surprise("pushed", data)
+    for policy in ("raise", "stop"):
+        fit = model("pushed").fit(data, max_iterations=1, on_divergence=policy)
+        assert fit.free_actions[0] == pytest.approx(energy(torch.cat([PRIOR, LEVELS])).item(), rel=1e-9)
+
+
 def test_a_batched_fit_equals_single_fits():
     data = np.stack([record(1), record(2), 5 * record(3)])
     graph = model("spring")
@@ -307,6 +317,7 @@ def test_iterators_are_rejected_since_passes_repeat():
         ({"tolerance": math.nan}, SettingError, "tolerance must be 0 or more"),
         ({"slopes": "steep"}, SettingError, "'exact' or 'messages'"),
         ({"on_divergence": "hold"}, SettingError, "'raise' or 'stop'"),
+        ({"screen": True}, SettingError, "takes in all observations"),
         ({"estimator": "Newton"}, SettingError, r"pcnet.estimators.Newton\(\)"),
         (
             {"estimator": pc.estimators.RobbinsMonro()},
