@@ -169,6 +169,7 @@ def fit(
     record: Record | Iterable[str] | None = None,
     on_divergence: OnDivergence = "raise",
     smooth: bool | int = False,
+    screen: bool = False,
     **options: Any,
 ) -> Fit:
     """Passes until the free action converges; see `Model.fit`."""
@@ -178,6 +179,8 @@ def fit(
         raise SettingError(f"tolerance must be 0 or more, not {tolerance!r}")
     if on_divergence not in ("raise", "stop"):
         raise SettingError(f"on_divergence must be 'raise' or 'stop' for a fit, not {on_divergence!r}")
+    if screen is not False:
+        raise SettingError("a fit takes in all observations: leave out screen, and pass NaN for implausible values")
     if type(smooth) is not bool:
         raise SettingError(f"smooth must be True or False for a fit, not {smooth!r}")
     if slopes not in get_args(Slopes):
@@ -190,7 +193,7 @@ def fit(
         model = _with_estimator(model, estimator)
     hidden = not (sys.stderr.isatty() if progress is None else progress)
     with torch.inference_mode(), tqdm(disable=hidden, unit="obs", leave=False) as bar:
-        passes = Passes(model, observations, None if times is None else list(times), bar, **options)
+        passes = Passes(model, observations, None if times is None else list(times), bar, screen=False, **options)
         exact = slopes == "exact"
         bar.set_description("pass 1")
         first, session = passes.evaluate(passes.first, _scales(passes.prior.values()) if exact else None)

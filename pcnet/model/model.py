@@ -160,8 +160,8 @@ class Model:
             estimator: Estimator of whatever is updated after a pass, instead of its own.
             slopes: "exact" runs 2n + 1 copies side by side, for n fitted numbers, and minimises the free action;
                 "messages" runs one, for large n, and finds where the messages agree, which may differ from the minimum.
-            progress: As for `run`; so are times and the options. record is for the last pass, and on_divergence is
-                "raise" or "stop".
+            progress: As for `run`; so are times and the options. record is for the last pass, on_divergence is "raise"
+                or "stop", and nothing is screened.
             times: Time of each observation.
         """
         from pcnet.engine.fit import fit

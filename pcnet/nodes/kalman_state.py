@@ -285,17 +285,17 @@ class KalmanStateNode(
             return ctx.state
 
         def errors(value: Tensor) -> dict[Predicts, PredictionError]:
-            ctx.propose(self._start(ctx, value, certain=True))
+            ctx.propose(self._start(ctx, value, None))
             return {link: ctx.error(link) for link in ctx.below_of(Predicts)}
 
-        value = ctx.state.belief.mean[:, : self.dim]
-        ctx.propose(self._start(ctx, value, certain=True))
+        value, spread = self._first_belief(ctx.state)
+        ctx.propose(self._start(ctx, value, None))
         mappings = {}
         for link in ctx.below_of(Predicts):
             theta = self._parameters_of(ctx, link.child, ctx.state.belief.mean)
             at = self._arguments(ctx, link.function, ctx.state.belief.mean, self._known(ctx))
             mappings[link] = link.function.linearise(at[:, None], theta, 1)
-        return self._start(ctx, first_value(value, mappings, errors))
+        return self._start(ctx, first_value(value, mappings, errors), spread)
 
     def _started(self, ctx: Context) -> KalmanState:
         """The state, with batch elements that have not started yet starting at their first value."""
@@ -303,20 +303,25 @@ class KalmanStateNode(
         fresh = ctx.cached("fresh", lambda: (state.reference.variance == 0).all(1), state.reference.variance)
         if not ctx.cached("any fresh", lambda: holds(fresh.any()), fresh):
             return state
-        return select(fresh, self._start(ctx, state.belief.mean[:, : self.dim]), state)
+        return select(fresh, self._start(ctx, *self._first_belief(state)), state)
 
-    def _start(self, ctx: Context, value: Tensor, certain: bool = False) -> KalmanState:
-        """The state with this value (B, dim) and nothing learned; certain: without uncertainty of the value."""
+    def _first_belief(self, state: KalmanState) -> tuple[Tensor, Tensor]:
+        """Mean (B, dim) and covariance (B, dim, dim) that a state starts with."""
+        here = slice(self.dim)
+        return state.belief.mean[:, here], state.belief.covariance_by_source[:, 0, here, here]
+
+    def _start(self, ctx: Context, value: Tensor, spread: Tensor | None) -> KalmanState:
+        """The state with this value (B, dim) and nothing learned; spread: its covariance, None if all is certain."""
         layout, state = ctx.bound.layout, ctx.state
         variances = self._variances(ctx)
         mean = torch.constant_pad_nd(value, (0, layout.size - self.dim))
         parts = torch.zeros_like(state.belief.covariance_by_source)
-        if not certain:
-            parts[:, 0, : self.dim, : self.dim] = state.belief.covariance_by_source[:, 0, : self.dim, : self.dim]
+        if spread is not None:
+            parts[:, 0, : self.dim, : self.dim] = spread
         for each in layout.all_parameters:
             if each.is_joint:
                 mean[:, each.elements] = ctx.message(each.link).value
-                if not certain:
+                if spread is not None:
                     parts[:, 0, each.elements, each.elements] = ctx.message(each.link).covariance
         for block in layout.noises:
             variance = layout.by_source(block, variances[:, block.channels]).repeat(1, 1, block.model.n_latents)
@@ -328,7 +333,7 @@ class KalmanStateNode(
         nothing = tree_map(torch.zeros_like, state)
         belief = nothing.belief._replace(mean=mean, covariance_by_source=parts)
         started = nothing._replace(
-            belief=belief if certain else with_new_deviations(belief, layout.inputs),
+            belief=belief if spread is None else with_new_deviations(belief, layout.inputs),
             reference=reference,
             time=ctx.time,
             inputs=self._present_inputs(ctx),

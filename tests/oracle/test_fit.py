@@ -184,14 +184,25 @@ def test_missing_observations_in_a_fit():
     np.testing.assert_allclose([*fit.mean("noise_x"), *fit.mean("noise_y")], found[2:], atol=1e-5)
 
 
+def test_an_implausible_observation_counts_in_a_fit():
+    """The slopes of a fit come from passes that do not raise; they take in what its other passes take in."""
+    data = record(1).copy()
+    data[20] += 50.0
+    energy = surprise("pushed", data)
+    for policy in ("raise", "stop"):
+        fit = model("pushed").fit(data, max_iterations=1, on_divergence=policy)
+        assert fit.free_actions[0] == pytest.approx(energy(torch.cat([PRIOR, LEVELS])).item(), rel=1e-9)
+
+
 def test_a_batched_fit_equals_single_fits():
     data = np.stack([record(1), record(2), 5 * record(3)])
-    together = model("spring").fit(data, tolerance=1e-8)
+    graph = model("spring")
+    together = graph.fit(data, tolerance=1e-8, engine="compiled")
     assert together.converged.all()
     assert (np.diff(together.free_actions) <= 0).all()
     assert len(set(together.iterations.tolist())) > 1  # each settles at its own time
     for i, each in enumerate(data):
-        alone = model("spring").fit(each, tolerance=1e-8)
+        alone = graph.fit(each, tolerance=1e-8, engine="compiled")
         assert alone.iterations == together.iterations[i]
         np.testing.assert_allclose(together.free_actions[i, : alone.iterations], alone.free_actions, rtol=1e-7)
         np.testing.assert_allclose(together.mean("theta")[i], alone.mean("theta"), atol=1e-5)
@@ -268,8 +279,8 @@ def test_a_fit_and_an_online_run_recover_the_parameters(samples):
         pc.systems.lotka_volterra, 3, 0.01, parameter_mean=[0.3, -0.2, 0.3], parameter_sd=0.25
     )
     truth = np.array([0.2, -0.4, 0.1])
-    online = graph.start(schedule, record=()).run(world.observations, progress=False)
-    fit = graph.fit(world.observations, tolerance=0.05, record=())
+    online = graph.start(schedule, record=(), engine="compiled").run(world.observations, progress=False)
+    fit = graph.fit(world.observations, tolerance=0.05, record=(), engine="compiled")
     assert fit.converged.all()
     assert fit.result.traces == {}
 
@@ -306,6 +317,7 @@ def test_iterators_are_rejected_since_passes_repeat():
         ({"tolerance": math.nan}, SettingError, "tolerance must be 0 or more"),
         ({"slopes": "steep"}, SettingError, "'exact' or 'messages'"),
         ({"on_divergence": "hold"}, SettingError, "'raise' or 'stop'"),
+        ({"screen": True}, SettingError, "takes in all observations"),
         ({"estimator": "Newton"}, SettingError, r"pcnet.estimators.Newton\(\)"),
         (
             {"estimator": pc.estimators.RobbinsMonro()},

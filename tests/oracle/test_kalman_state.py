@@ -148,6 +148,22 @@ def test_a_gap_at_the_start_equals_the_kalman_filter():
     np.testing.assert_allclose(session.read("x", "covariance"), 0.81 * step @ step.T + noise, rtol=1e-12)
 
 
+@pytest.mark.parametrize("given", [True, False])
+def test_the_first_belief_has_the_given_standard_deviation(given):
+    """The first observation has mean 3 and sd 0.4, the first belief sd 0.5 about its mean, given or found from it."""
+    x = KalmanStateNode(
+        "x", dim=1, flow=pc.systems.linear([[-1.0]]), initial_mean=[3.0] if given else None, initial_sd=0.5
+    )
+    y = SensoryNode("y", dim=1, orders=1, dt=DT)
+    graph = pc.Graph()
+    graph.predicts(x, y)
+    for node, sd in ((x, 1.0), (y, 0.4)):
+        graph.weighs(PrecisionNode(f"noise_{node.name}", prior_precision=sd**-2, sd=1e-9, kernel=White()), node)
+    session = graph.start(STILL).step([3.0])
+    assert float(session.mean("x")) == pytest.approx(3.0)
+    assert float(session.sd("x")) == pytest.approx((0.5**-2 + 0.4**-2) ** -0.5, rel=1e-8)
+
+
 def test_time_is_kept_in_double_precision():
     """After a pause of 10⁵ time units, where a sampling interval is below the spacing of floats."""
     y = np.random.default_rng(1).standard_normal(300)
