@@ -232,7 +232,7 @@ class ChoiceNode(BinomialNode):
     def preprocess(self, observation: Tensor) -> Tensor:
         """The outcome of each binary choice: 0 before the category, 1 for it, and missing after it."""
         places = torch.arange(self.dim, dtype=observation.dtype, device=observation.device)
-        taken = torch.where(places == observation, 1.0, 0.0)
+        taken = (places == observation).to(observation)
         return torch.where(places <= observation, taken, torch.nan)
 
     def forecast_observation(self, ctx: Context, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
