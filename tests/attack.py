@@ -137,7 +137,7 @@ def main():
     attack.part("kills within save", 1_000, kills)
     attack.part("saves by four threads at once", 1_000, saves_by_threads)
     attack.part("mutated CSV tables", 50_000, lambda n, _: len(tables.differences(n)[1]))
-    attack.part("mutated specifications, a second each", 50_000, lambda n, _: mutated_specifications(n))
+    attack.part("mutated specifications, a second each", 10_000, lambda n, _: mutated_specifications(n))
     recorder.BLOCK = 256
     attack.part("outliers, compiled engine", 300, outliers("compiled"))
     attack.part("outliers, eager engine", 10, outliers("eager"))
