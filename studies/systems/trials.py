@@ -128,7 +128,7 @@ def run_pcnet(system: System, data: Realisation, guess: Guess, **changes: Any) -
         **{"integrator": system.integrator, **options},
     )
     record = Record(("mean", "sd"), nodes=("x", "theta", "noise_x", "noise_y"))
-    session = model.start(record=record, on_divergence="stop")
+    session = model.start(record=record, on_divergence="stop", screen=False)
     times = data.times.tolist() if system.irregular else None
     session.run(data.observations, progress=False, times=times)
     result = session.result()
