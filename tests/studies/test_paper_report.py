@@ -1,6 +1,7 @@
 """Figures show the results, claims are checked against them, and the report holds both, whatever the input."""
 
 import base64
+import contextlib
 import math
 import re
 from html.parser import HTMLParser
@@ -13,6 +14,7 @@ import torch
 from matplotlib.collections import PolyCollection
 
 from pcnet import simulate
+from pcnet.files import atomic_write
 from pcnet.graphs import odem
 from pcnet.results.result import Result, Trace
 from studies import reporting
@@ -330,7 +332,7 @@ def test_pictures_are_written_atomically(single, drawn, tmp_path, monkeypatch):
     for picture in drawn:
         assert picture.path.name == f"{picture.name}.png"
         assert picture.path.read_bytes().startswith(b"\x89PNG")
-    monkeypatch.setattr(figures.Figure, "savefig", lambda self, path, **_: path.write_bytes(b"half") and 1 / 0)
+    monkeypatch.setattr(figures.Figure, "savefig", lambda self, file, **_: file.write(b"half") and 1 / 0)
     with pytest.raises(ZeroDivisionError):
         figures.draw(single, tmp_path)
     assert list(tmp_path.iterdir()) == []
@@ -834,7 +836,15 @@ def test_a_report_is_replaced_atomically(single, drawn, tmp_path, monkeypatch):
     judged = claims.examine(single)
     first = report.write(single, judged, drawn[:1], tmp_path)
     before = first.html.read_text(encoding="utf-8")
-    monkeypatch.setattr(report.Path, "write_text", lambda self, *a, **k: self.write_bytes(b"half") and 1 / 0)
+
+    @contextlib.contextmanager
+    def failing(path):
+        with atomic_write(path) as file:
+            file.write(b"half")
+            yield file
+            raise ZeroDivisionError
+
+    monkeypatch.setattr("studies.reporting.atomic_write", failing)
     with pytest.raises(ZeroDivisionError):
         report.write(single, judged[:1], drawn[:1], tmp_path)
     assert first.html.read_text(encoding="utf-8") == before
