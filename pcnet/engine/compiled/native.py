@@ -62,8 +62,10 @@ class Library:
         return found
 
     def function(self, name: str, *arguments: Any) -> Any:
-        """A function that returns an int64, for ctypes."""
-        return ctypes.CFUNCTYPE(ctypes.c_int64, *arguments)(self.address(name))
+        """A function that returns an int64, for ctypes; it keeps the library in memory."""
+        found = ctypes.CFUNCTYPE(ctypes.c_int64, *arguments)(self.address(name))
+        found.library = self  # type: ignore[attr-defined]
+        return found
 
 
 @cache
