@@ -63,7 +63,9 @@ class Library:
 
     def function(self, name: str, *arguments: Any) -> Any:
         """A function that returns an int64, for ctypes."""
-        return ctypes.CFUNCTYPE(ctypes.c_int64, *arguments)(self.address(name))
+        made: Any = ctypes.CFUNCTYPE(ctypes.c_int64, *arguments)(self.address(name))
+        made.library = self  # so that its code stays in memory
+        return made
 
 
 @cache
