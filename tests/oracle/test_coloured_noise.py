@@ -167,7 +167,7 @@ def test_initialisation_with_coloured_noise(correlation_time):
 
 def test_a_reset_after_a_long_pause():
     model = single_filter(lambda x, _: -x, 1, 0.01, correlation_time=0.1)
-    session = model.graph.start(model.schedule, on_divergence="reset")
+    session = model.graph.start(model.schedule, on_divergence="reset", screen=False)
     for i in range(20):
         session.step([1.0], t=0.01 * i)
     session.step([1e200], t=1.0).step([1.0], t=1.01).step([1.0], t=1.02)

@@ -240,14 +240,14 @@ def test_elements_that_diverge_are_handled_alike(policy):
     wild = torch.stack([Y, Y, Y])
     wild[1, 60] = 1e200
     model = tracking()
-    eager = model.run(wild, engine="eager", on_divergence=policy)
-    found = model.run(wild, engine="compiled", on_divergence=policy)
+    eager = model.run(wild, engine="eager", on_divergence=policy, screen=False)
+    found = model.run(wild, engine="compiled", on_divergence=policy, screen=False)
     np.testing.assert_array_equal(found.diverged.at, eager.diverged.at)
     assert found.eager_ticks < 10
     for key, count in eager.fallbacks.items():
         np.testing.assert_array_equal(found.fallbacks[key], count)
     assert_equal(eager, found)
-    session = model.start(engine="compiled", on_divergence=policy)
+    session = model.start(engine="compiled", on_divergence=policy, screen=False)
     session.run(wild)
     assert [event[:3] for event in session.divergence_events] == [(60, "x", 1)]
 
