@@ -309,8 +309,8 @@ class MixtureSession(Session):
             super()._start_anew(suspects)
             return
         cleaned = [(suspects.remove(each), t) for each, t in self._opening.observations]
-        self._collect()  # what was found so far belongs to the opening before
-        self._opening = Opening(list(cleaned), {})
+        self._collect()  # what was found with the suspects is no part of the new opening
+        self._opening = Opening(cleaned, {})
         self._start_over(self._unknown([each for each, _ in cleaned]), cleaned)
 
     def _unknown(self, observations: Sequence[Observation]) -> dict[str, Tensor]:

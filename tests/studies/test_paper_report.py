@@ -1,6 +1,7 @@
 """Figures show the results, claims are checked against them, and the report holds both, whatever the input."""
 
 import base64
+import contextlib
 import math
 import re
 from html.parser import HTMLParser
@@ -13,6 +14,7 @@ import torch
 from matplotlib.collections import PolyCollection
 
 from pcnet import simulate
+from pcnet.files import atomic_write
 from pcnet.graphs import odem
 from pcnet.results.result import Result, Trace
 from studies import reporting
@@ -834,7 +836,15 @@ def test_a_report_is_replaced_atomically(single, drawn, tmp_path, monkeypatch):
     judged = claims.examine(single)
     first = report.write(single, judged, drawn[:1], tmp_path)
     before = first.html.read_text(encoding="utf-8")
-    monkeypatch.setattr("os.fsync", lambda _: 1 / 0)  # before a file gets its name
+
+    @contextlib.contextmanager
+    def failing(path):
+        with atomic_write(path) as file:
+            file.write(b"half")
+            yield file
+            raise ZeroDivisionError
+
+    monkeypatch.setattr("studies.reporting.atomic_write", failing)
     with pytest.raises(ZeroDivisionError):
         report.write(single, judged[:1], drawn[:1], tmp_path)
     assert first.html.read_text(encoding="utf-8") == before

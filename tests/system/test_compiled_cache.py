@@ -118,8 +118,7 @@ def test_a_process_that_finds_all_code_does_not_import_the_compiler(folder):
 
 def test_two_threads_share_a_model(folder):
     """They compile the same, as in a new process, and run what the other has compiled."""
-    driver.run_function.cache_clear()
-    driver._library.cache_clear()
+    driver._compiled_loop.cache_clear()
     model, found, errors = odem(orders=2), {}, []
 
     def work(name):

@@ -128,7 +128,7 @@ def test_a_page_is_written_atomically(tmp_path, monkeypatch):
     path = flow.save(tmp_path / "flow.html")
     before = path.read_bytes()
     monkeypatch.setattr("pcnet.results.page.render", lambda *a: (_ for _ in ()).throw(OSError("disk full")))
-    with pytest.raises(ResultError, match="disk full"):
+    with pytest.raises(ResultError, match="cannot be written: disk full"):
         flow.save(path)
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]

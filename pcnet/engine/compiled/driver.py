@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from functools import cache
 from typing import Any
 
 from pcnet.engine.compiled.cache import ObjectCache
-from pcnet.engine.compiled.native import Library, compiled
+from pcnet.engine.compiled.native import compiled
 
 MAX_VARIANTS = 60
 """Most variants of a tick: one bit each in a mask of 64."""
@@ -129,12 +130,15 @@ end:
 """.replace("KIND", str(KIND)).replace("ENTRY", str(ENTRY))
 
 
-@cache
-def _library() -> Library:
-    return compiled(_TEXT, ObjectCache.default())
+_LOCK = threading.Lock()
 
 
-@cache
 def run_function() -> Any:
     """The loop: takes the address of its words, returns the number of ticks that were done."""
-    return _library().function("run", ctypes.c_void_p)
+    with _LOCK:  # a cache lets several threads compile it at once
+        return _compiled_loop()
+
+
+@cache
+def _compiled_loop() -> Any:
+    return compiled(_TEXT, ObjectCache.default()).function("run", ctypes.c_void_p)

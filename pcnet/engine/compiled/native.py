@@ -62,10 +62,10 @@ class Library:
         return found
 
     def function(self, name: str, *arguments: Any) -> Any:
-        """A function that returns an int64, for ctypes."""
-        made: Any = ctypes.CFUNCTYPE(ctypes.c_int64, *arguments)(self.address(name))
-        made.library = self  # so that its code stays in memory
-        return made
+        """A function that returns an int64, for ctypes; it keeps the library in memory."""
+        found = ctypes.CFUNCTYPE(ctypes.c_int64, *arguments)(self.address(name))
+        found.library = self  # type: ignore[attr-defined]
+        return found
 
 
 @cache
