@@ -10,6 +10,7 @@ import pytest
 
 import pcnet as pc
 from pcnet.engine.compiled import cache as cache_module
+from pcnet.engine.compiled import driver
 from pcnet.engine.compiled.cache import ObjectCache
 from pcnet.graphs import odem
 
@@ -116,6 +117,8 @@ def test_a_process_that_finds_all_code_does_not_import_the_compiler(folder):
 
 
 def test_two_threads_share_a_model(folder):
+    """They compile the same, as in a new process, and run what the other has compiled."""
+    driver._compiled_loop.cache_clear()
     model, found, errors = odem(orders=2), {}, []
 
     def work(name):

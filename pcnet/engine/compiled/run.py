@@ -192,7 +192,8 @@ class CompiledRun:
         if not self.variants.all:
             kind = self.kinds[int(block.kinds[0])]
             given = block.given[0] if block.given.ndim == 2 else block.given[0, 0]
-            if not self._add(int(self.elements[0]), kind, self._state[0, :, 0], given):
+            added = self._add(int(self.elements[0]), kind, self._state[0, :, 0], given)
+            if not added and not self.variants.all:  # nor by another thread
                 return None
         return Layout.size(self.layout.record)
 
@@ -277,7 +278,8 @@ class CompiledRun:
                 done = self._call(slot, scratch, one, mine, rows, 0, 0, 1)
             if not done:
                 kind = self.kinds[int(block.kinds[at])]
-                if not self._add(element, kind, state[:, lane], given[at, :, lane]):
+                added = self._add(element, kind, state[:, lane], given[at, :, lane])
+                if not added and self._known == self.variants.version:  # nor by another thread
                     return False
                 self._sync()
                 scratch[...] = state[:, lane : lane + 1]
