@@ -134,4 +134,5 @@ def test_two_threads_share_a_model(folder):
         thread.join()
     assert not errors
     for value in found.values():
-        np.testing.assert_array_equal(value, found[0])
+        # a tick whose code another thread is just adding may be left to the eager engine
+        np.testing.assert_allclose(value, found[0], rtol=1e-12)
