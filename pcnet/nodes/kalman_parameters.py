@@ -1,0 +1,84 @@
+"""How the belief of a Kalman state follows its parameters, part of it or with sensitivities beside it."""
+
+import torch
+from torch import Tensor
+
+from pcnet.model.messages import ParameterTransition
+from pcnet.nodes.augmented_layout import ParameterBlock
+from pcnet.nodes.kalman_belief import Context
+from pcnet.numerics import kalman
+from pcnet.numerics.kalman import GaussianWithSensitivities
+
+
+def scored_parameters(ctx: Context) -> Tensor:
+    """All parameters with sensitivities, (B, p)."""
+    found = [ctx.message(each.link).value for each in ctx.bound.layout.all_parameters if not each.is_joint]
+    return torch.cat(found, -1) if found else torch.zeros_like(ctx.state.reference.parameters)
+
+
+def transition_numbers(ctx: Context) -> Tensor:
+    """The number of the last transition of the parameters of each link, (B, links)."""
+    known = [ctx.message(each.link).transition for each in ctx.bound.layout.all_parameters]
+    like = ctx.state.reference.transitions
+    zero = like.new_zeros(len(like))
+    found = [zero if transition is None else transition.number for transition in known]
+    return torch.stack(found, 1) if found else like
+
+
+def scored_covariance(ctx: Context) -> Tensor:
+    """The covariance of all parameters with sensitivities, (B, p, p)."""
+    found = torch.zeros_like(ctx.state.evidence.parameters.information)
+    for each in ctx.bound.layout.all_parameters:
+        if not each.is_joint:
+            found[:, each.sensitivities, each.sensitivities] = ctx.message(each.link).covariance
+    return found
+
+
+def state_covariance(ctx: Context) -> Tensor:
+    """P of the state, plus what uncertain parameters beside the belief add to it; (B, dim, dim)."""
+    belief, here = ctx.state.belief, slice(ctx.bound.motion.dim)
+    total = belief.covariance_by_source[..., here, here].sum(1)
+    if ctx.bound.layout.n_scored:
+        slope = belief.dmean_dtheta[:, here]
+        total = total + slope @ scored_covariance(ctx) @ slope.mT
+    return total
+
+
+def follow_joint(
+    ctx: Context, belief: GaussianWithSensitivities, block: ParameterBlock, transition: ParameterTransition
+) -> GaussianWithSensitivities:
+    """The belief with parameters θ of it replaced by their successors θ⁺ = η⁺ + B(θ − m) + ε.
+
+    With v₀ and v₁ the covariances of θ and θ⁺, and c = gain v₁ between them: B = cᵀv₀⁻¹, Var ε = v₁ − Bv₀Bᵀ.
+    """
+    message, place = ctx.message(block.link), block.elements
+    v0, v1 = belief.covariance[:, place, place], message.covariance
+    matrix = torch.linalg.solve(v0, transition.gain @ v1).mT
+    noise = torch.zeros_like(belief.covariance_by_source[..., place, place])
+    noise[:, 0] = v1 - matrix @ v0 @ matrix.mT
+    moved = kalman.transform(belief, place, matrix, noise)
+    mean = moved.mean.clone()
+    mean[:, place] = message.value
+    return moved._replace(mean=mean)
+
+
+def follow_scored(
+    ctx: Context, belief: GaussianWithSensitivities, theta: Tensor, numbers: Tensor
+) -> GaussianWithSensitivities:
+    """The belief corrected for parameters with sensitivities that were updated, and that have moved on since."""
+    layout, reference, dtheta = ctx.bound.layout, ctx.state.reference, belief.dmean_dtheta
+    target = theta.clone()
+    gain = torch.eye(layout.n_scored, dtype=theta.dtype, device=theta.device).repeat(len(theta), 1, 1)
+    residual = torch.zeros_like(gain)
+    for i, each in enumerate(layout.all_parameters):
+        transition, part = ctx.message(each.link).transition, each.sensitivities
+        if not each.is_joint and transition is not None:
+            changed = numbers[:, i] != reference.transitions[:, i]
+            column, matrix = changed[:, None], changed[:, None, None]
+            target[:, part] = torch.where(column, transition.mean, target[:, part])
+            gain[:, part, part] = torch.where(matrix, transition.gain, gain[:, part, part])
+            residual[:, part, part] = torch.where(matrix, transition.residual_covariance, 0.0)
+    mean = belief.mean + torch.bmm(dtheta, (target - reference.parameters)[..., None])[..., 0]
+    parts = belief.covariance_by_source
+    parts = torch.cat([parts[:, :1] + (dtheta @ residual @ dtheta.mT)[:, None], parts[:, 1:]], 1)
+    return belief._replace(mean=mean, covariance_by_source=parts, dmean_dtheta=dtheta @ gain)
