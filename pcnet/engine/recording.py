@@ -14,6 +14,7 @@ from pcnet.engine.program import Program
 from pcnet.engine.state import GraphState
 from pcnet.engine.tick import Outputs, Workspace
 from pcnet.model.links import AnyLink
+from pcnet.model.messages import PredictionError
 from pcnet.model.node import Energy
 from pcnet.model.protocols import Smooths
 from pcnet.numerics.precision import Precision
@@ -61,7 +62,9 @@ def columns(program: Program, space: Workspace, record: Record, showing: Showing
             return (value.channel if isinstance(value, Precision) else value).flatten(1)
 
         def error(link: AnyLink) -> Tensor:
-            weighted: Tensor = space.error(link).weighted
+            found = space.error(link)
+            sent = found.sent if isinstance(found, PredictionError) else None
+            weighted: Tensor = found.weighted if sent is None else sent
             return weighted.flatten(1)
 
         for read in (prediction, error):

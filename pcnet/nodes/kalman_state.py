@@ -322,19 +322,18 @@ class KalmanStateNode(
         if lagged:
             joint = torch.bmm(all_jacobians(ctx, belief), carried).mT
             between = [joint[:, here, here] for here in spans(each.shape[-1] for each in between)]
-        nothing = tree_map(torch.zeros_like, state.evidence)
         update = state.time_update
         if ctx.bound.smooth:
             parts = (update.number + 1, elapsed, belief.mean, belief.covariance, belief.dmean_dtheta, cross)
             update = TimeUpdate(*parts)
-        moved = state._replace(
-            belief=belief, evidence=nothing, time=ctx.time, inputs=inputs_now(ctx), time_update=update
-        )
+        moved = state._replace(belief=belief, time=ctx.time, inputs=inputs_now(ctx), time_update=update)
         return moved._replace(sent=predict_children(ctx, moved, between))
 
     def update(self, ctx: Context) -> KalmanState:
         """Measurement update with the errors of the nodes below, one node after the other."""
         layout = ctx.bound.layout
+        # what an observation contributed stays until the next one, which for a level of a stack is long after `predict`
+        ctx.propose(ctx.state._replace(evidence=tree_map(torch.zeros_like, ctx.state.evidence)))
         for i, link in enumerate(ctx.below_of(Predicts)):
             if i:  # predict again, after the updates so far
                 sent = list(ctx.state.sent)

@@ -35,6 +35,7 @@ class ParameterState(NamedTuple):
     prior_log_det_covariance: Tensor
     transition: ParameterTransition
     walk: Tensor  # variance of their random walk per unit of time, (B, p)
+    sent: Tensor  # the weighted error that a Kalman state above took in last, (B, 1, p)
     accumulated: GradientAccumulator
 
 
@@ -151,7 +152,8 @@ class ParameterNode(SlowBelief, Forecasts, Assumes):
         eye = spec.eye(self.n_parameters)
         transition = ParameterTransition(spec.zeros(), mean, eye, torch.zeros_like(eye))
         accumulated = bound.estimator.init(mean, precision)
-        return ParameterState(mean, precision, log_det, mean, precision, log_det, transition, bound.walk, accumulated)
+        belief, none = (mean, precision, log_det), spec.zeros(1, self.n_parameters)
+        return ParameterState(*belief, *belief, transition, bound.walk, none, accumulated)
 
     def assume(self, bound: ParameterBound, state: ParameterState, value: Tensor) -> ParameterState:
         """A walk with this variance per unit of time, in prior variances, beside that of the settings."""
@@ -159,7 +161,7 @@ class ParameterNode(SlowBelief, Forecasts, Assumes):
 
     def initialise(self, ctx: Context) -> ParameterState:
         """Start at the prediction of a Kalman state above."""
-        return self._transition_from_above(ctx) if self._kalman_above(ctx) else ctx.state
+        return self._transition_from_above(ctx)._replace(sent=ctx.state.sent) if self._kalman_above(ctx) else ctx.state
 
     def prediction(self, ctx: Context, link: AnyLink) -> ParameterPrediction:
         moves = ctx.bound.estimator.needs_curvature and ctx.bound.online
@@ -192,8 +194,9 @@ class ParameterNode(SlowBelief, Forecasts, Assumes):
             left = prior - prior @ self.covariance(ctx) @ prior
             return PredictionError(weighted, lambda: DenseCurvature(left), noise=noise)
 
-        answer = eliminated if link.parent.sends_covariance else None
-        return PredictionError(weighted, lambda: DenseCurvature(prior), None, answer, noise)
+        if not link.parent.sends_covariance:
+            return PredictionError(weighted, lambda: DenseCurvature(prior), noise=noise)
+        return PredictionError(weighted, lambda: DenseCurvature(prior), None, eliminated, noise, sent=ctx.state.sent)
 
     def _kalman_above(self, ctx: Context) -> bool:
         return any(link.parent.sends_covariance for link in ctx.above_of(Predicts))
@@ -231,7 +234,7 @@ class ParameterNode(SlowBelief, Forecasts, Assumes):
         gain = before @ left.precision
         belief = (state.mean, left.precision, left.log_det_covariance)
         transition = ParameterTransition(state.transition.number + 1, state.mean, gain, before - gain @ before)
-        return ParameterState(*belief, *belief, transition, state.walk, accumulated)
+        return ParameterState(*belief, *belief, transition, state.walk, state.sent, accumulated)
 
     def _transition_from_above(self, ctx: Context) -> ParameterState:
         """Take the prediction of the Kalman state above as belief and prior, with its relation to the belief before.
@@ -253,7 +256,9 @@ class ParameterNode(SlowBelief, Forecasts, Assumes):
         transition = ParameterTransition(number, self.mean_now(ctx), gain / most.sqrt(), v0 - explained / most)
         belief = (message.distribution.mean, found.precision, found.log_det_covariance)
         accumulated = state.accumulated._replace(precision=found.precision, prior_precision=found.precision)
-        return ParameterState(*belief, *belief, transition, state.walk, accumulated)
+        # what the state above has taken in; the error of the new prediction begins at zero
+        sent = torch.bmm(state.prior_precision, (self.mean_now(ctx) - state.prior_mean)[..., None]).mT
+        return ParameterState(*belief, *belief, transition, state.walk, sent, accumulated)
 
     def forecast_start(self, ctx: Context) -> ForecastStart:
         return ForecastStart(self.mean_now(ctx), self.covariance(ctx))
