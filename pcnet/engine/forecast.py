@@ -10,7 +10,7 @@ confirms it, otherwise by the ensemble. Forecasts and draws of several states st
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -43,8 +43,10 @@ from pcnet.results.result import Interval
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.figure import Figure
 
     from pcnet.engine.session import Session
+    from pcnet.results.result import Result
 
 SUBSTEPS = 4  # smallest number of integration steps in a sampling interval
 MAX_STEPS = 4000  # largest number of steps for which noise is drawn: its covariance over all of them is a matrix
@@ -75,6 +77,31 @@ class Forecast:
     def interval(self, node: str, probability: float = 0.95) -> Interval:
         """The central interval that contains the state or the observation with this probability."""
         return Interval.normal(self.mean(node), self.sd(node), probability)
+
+    def plot(
+        self,
+        after: Result | None = None,
+        *,
+        nodes: Sequence[str] | None = None,
+        truth: Mapping[str, Any] | None = None,
+        probability: float = 0.95,
+        element: int = 0,
+        dark: bool = False,
+    ) -> Figure:
+        """Means and intervals over time, a panel for each channel.
+
+        Args:
+            after: The result of the run so far, of which the last part is drawn before the forecast.
+            nodes: Names of the nodes to draw; all unless given.
+            truth: What came, (T, dim) at the times of the forecast, by node.
+            probability: Probability of the intervals.
+            element: Batch element.
+            dark: Use the dark theme.
+        """
+        from pcnet.results.plots import forecast
+
+        given = {name: (self.mean(name), self.interval(name, probability)) for name in nodes or self.nodes}
+        return forecast(self.times, given, after, truth, probability, element, dark)
 
     def to_dataframe(self) -> pd.DataFrame:
         """A long table: time, node, dimension, batch…, mean, sd."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
@@ -20,7 +21,7 @@ from pcnet.model.protocols import Smooths
 from pcnet.numerics.precision import Precision
 from pcnet.results.graph_summary import GraphSummary
 from pcnet.results.recorder import ENERGY, EVIDENCE, SMOOTHING, Column, Record, Recorder
-from pcnet.results.result import Result, Trace
+from pcnet.results.result import Prior, Result, Trace
 
 if TYPE_CHECKING:
     from pcnet.engine.session import Session
@@ -81,6 +82,19 @@ def _message_name(link: AnyLink, down: bool) -> str:
     return f"{sender} to {receiver}{of}.{'prediction' if down else 'error'}"
 
 
+def _priors(session: Session) -> dict[str, Prior]:
+    """What beliefs were before the first observation, (..., n) by node; not of noises that are guessed from data."""
+    program, hypotheses = session.program, session.model.hypotheses
+    shape, unknown = session.batch_shape, () if hypotheses is None else hypotheses.guess
+    found = {}
+    for name, node in program.nodes.items():
+        prior = None if name in unknown else node.prior_belief(program.bound[name])
+        if prior is not None:  # hypotheses are rows of the batch, with the same priors
+            first = [value[: math.prod(shape)].cpu().numpy() for value in prior]
+            found[name] = Prior(*(value.reshape(*shape, value.shape[-1]) for value in first))
+    return found
+
+
 def result_of(session: Session, engine: EngineChoice, recorder: Recorder, last: int | None = None) -> Result:
     """The rows of a recorder, or the last so many of them, as a result of a session."""
     shape, traces = session.batch_shape, {}
@@ -100,9 +114,10 @@ def result_of(session: Session, engine: EngineChoice, recorder: Recorder, last: 
         fallbacks={name: count.cpu().numpy() for name, count in session.fallbacks.items()},
         observations=session.tick,
         roles={name: node.role for name, node in session.graph.nodes.items()},
-        summary=str(session.graph),
+        graph=str(session.graph),
         schedule=str(session.schedule),
         structure=GraphSummary.of(session.graph, session.schedule),
+        priors=_priors(session),
         engine=engine.acted,
         eager_ticks=engine.eager_ticks,
     )

@@ -32,6 +32,7 @@ from pcnet.model.node import BatchSpec
 from pcnet.model.protocols import ChecksSteps
 from pcnet.results.recorder import ENERGY, EVIDENCE, Record, Recorder
 from pcnet.results.result import Divergence, Result, Smoothed
+from pcnet.results.summary import remarks
 
 if TYPE_CHECKING:
     from pcnet.engine.forecast import Draws, Forecast, Innovation
@@ -139,7 +140,9 @@ class Session:
             else:
                 self._run_series(series, times, bar)
             self._check_steps()
-        return self._not_empty()
+        self._not_empty()
+        self._check_observations({} if series is None else series)
+        return self
 
     def _check_steps(self) -> None:
         """Warn once of integration steps that are too long for a flow."""
@@ -149,6 +152,19 @@ class Session:
                 if found is not None:
                     self._warned = True
                     warnings.warn(found, UserWarning, stacklevel=4)
+
+    def _check_observations(self, series: Mapping[str, Tensor]) -> None:
+        """Warn of sensors of which nothing was observed."""
+        empty = [name for name, value in series.items() if not bool(torch.isfinite(value).any())]
+        seen = [name for name in empty if not self._nodes[name].is_input]
+        if seen:
+            names = " and ".join(map(repr, seen))
+            warnings.warn(
+                f"all values of {names} are NaN: nothing was observed, so that beliefs follow the flow and the priors; "
+                "check how the data were read (missing single values may be NaN)",
+                UserWarning,
+                stacklevel=4,
+            )
 
     def _run_one_by_one(self, items: Iterable[Observation | Sample], times: Iterable[float] | None, bar: Any) -> None:
         pairs = zip(items, itertools.repeat(None)) if times is None else zip(items, times, strict=True)
@@ -535,6 +551,13 @@ class Session:
     def result(self) -> Result:
         """Everything that was recorded so far."""
         return self.result_of(self.recorder)
+
+    def final_result(self) -> Result:
+        """Everything that was recorded in a run that is over; warns of parameters on which the data say nothing."""
+        result = self.result()
+        for remark in remarks(result):
+            warnings.warn(remark, UserWarning, stacklevel=3)
+        return result
 
     def result_of(self, recorder: Recorder, last: int | None = None) -> Result:
         """The rows of a recorder, or the last so many of them, as a result."""

@@ -119,7 +119,7 @@ class Model:
         """
         session = self.start(**options)
         session.run(observations, progress=progress, times=times)
-        return session.result()
+        return session.final_result()
 
     def start(self, **options: Unpack[RunOptions]) -> Session:
         """A session that takes one observation at a time, `session.step(y)`. The options are those of `run`."""

@@ -45,6 +45,13 @@ class Energy(NamedTuple):
         return -self.accuracy if self.complexity is None else self.complexity - self.accuracy
 
 
+class Prior(NamedTuple):
+    """The Gaussian belief that a run starts with."""
+
+    mean: Tensor  # (B, n)
+    sd: Tensor  # (B, n)
+
+
 class BatchSpec(NamedTuple):
     """Batch size, dtype and device of a run. Within a run every tensor has exactly one leading batch dimension.
 
@@ -228,6 +235,10 @@ class Node(ABC, Generic[S, B]):
     @abstractmethod
     def init(self, bound: B, spec: BatchSpec) -> S:
         """The state before the first observation."""
+
+    def prior_belief(self, bound: B) -> Prior | None:
+        """The belief before the first observation, if it is part of the settings."""
+        return None
 
     def prediction(self, ctx: NodeContext[S, B], link: AnyLink) -> Any:
         """The prediction to send down a link."""

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from pcnet.model.context import Neighbours, NodeContext
 from pcnet.model.links import Parametrises, Weighs
-from pcnet.model.node import INDEFINITE, Energy, Indefinite, Node
+from pcnet.model.node import INDEFINITE, Energy, Indefinite, Node, Prior
 from pcnet.model.protocols import FitsRecordedData
 from pcnet.numerics.estimators import ParameterEstimator, RobbinsMonro
 from pcnet.numerics.laplace import covariance_of, laplace_posterior
@@ -32,6 +32,9 @@ class SlowBelief(Node[Any, Any], FitsRecordedData):
         """The given estimator, or the default of the node below; the paper's if that has none."""
         suggested = [links.default_estimators.get(link) for link in links.below]
         return next((each for each in (self.estimator, *suggested) if each is not None), RobbinsMonro())
+
+    def prior_belief(self, bound: Any) -> Prior:
+        return Prior(bound.mean, bound.sd)
 
     def warm_start(self, ctx: Context, state: Any) -> Any:
         pull = times(state.prior_precision, state.mean - state.prior_mean)

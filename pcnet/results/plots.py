@@ -25,13 +25,24 @@ from pcnet.results.drawing import (
     finish,
     legend,
     own_axes,
+    time_axis,
 )
-from pcnet.results.result import Result
+from pcnet.results.result import Interval, Result
 
 Element = int | tuple[int, ...]  # a batch element: its index, or its flat index
 Labels = Sequence[str] | Mapping[str, Sequence[str]] | None
 
+MAX_FORECAST_PANELS = 8  # channels that a figure of a forecast shows
 MAX_STATE_PANELS = 6  # up to this many state channels get a panel each in the overview
+PARTS = {
+    "states": "state",
+    "causes": "cause",
+    "observations": "sensory",
+    "parameters": "parameter",
+    "precisions": "precision",
+    "free energy": "free energy",
+}
+"""Names of the panels of `overview`, and the kinds of nodes that they show."""
 DRAWN_AS = {"categorical": "state"}  # kinds of nodes that are drawn in the panel of another kind
 
 
@@ -82,7 +93,7 @@ def panel(
             channels = {key: each[:, i] for key, each in values.items()}
             series.append(Series(name, label, colour_of(len(series)), **channels, truth=own))
     chosen = _choose(series, dimensions, None if isinstance(labels, Mapping) else labels)
-    label = {"sensory": "sensation", "precision": "log-precision"}.get(kind, kind)
+    label = {"sensory": "observation", "precision": "log-precision"}.get(kind, kind)
     label += f", derivative {order}" if order else ""
     label += f"\n{len(chosen)} of {len(series)}" if dimensions is None and len(chosen) < len(series) else ""
     ax = own_axes(ax)
@@ -111,7 +122,9 @@ def free_energy(result: Result, *, ax: Axes | None = None, element: Element = 0)
     ax = own_axes(ax)
     draw_series(ax, means(times, bin_size), [series.binned(bin_size) for series in drawn[::-1]])
     finish(ax, "free energy (nats)", times, drawn)
-    return legend(ax, drawn, band=f"range of {bin_size}, line: mean" if bin_size > 1 else None)
+    return legend(
+        ax, drawn, band=f"lines: means of {bin_size} observations; bands: their range" if bin_size > 1 else None
+    )
 
 
 # --- overview --------------------------------------------------------------------------------------------------------
@@ -121,6 +134,7 @@ def overview(
     true_parameters: Any = None,
     *,
     true_precisions: Any = None,
+    parts: Sequence[str] | None = None,
     element: Element = 0,
     title: str | None = None,
     probability: float = 0.95,
@@ -132,13 +146,15 @@ def overview(
     Args:
         truth: True states as for `states`; a mapping may also name causes.
         true_parameters, true_precisions: As for `parameters` and `precisions`.
+        parts: Names of the panels, see `PARTS`; all that there are unless given.
         element: Batch element.
         title: The number of observations and the free action by default.
         probability: Probability of the credible intervals.
         labels: Labels of the channels by node, for example {"theta": ["a₁₂", "a₁₃", "a₂₃"]}.
         dark: Use the dark theme.
     """
-    kinds = _kinds(result)
+    kinds, wanted = _kinds(result), _wanted(parts)
+    kinds = {name: kind for name, kind in kinds.items() if kind in wanted}
     by_name = dict(truth) if isinstance(truth, Mapping) else {}
     true_causes = {name: values for name, values in by_name.items() if kinds.get(name) == "cause"}
     true_states = {k: v for k, v in by_name.items() if k not in true_causes} if isinstance(truth, Mapping) else truth
@@ -147,8 +163,12 @@ def overview(
     drawn = {k: partial(panel, result, kind=k, truth=t, **options) for k, t in truths.items() if k in kinds.values()}
     left = _state_panels(result, true_states, options) if "state" in kinds.values() else []
     left += [drawn.pop("cause")] if "cause" in drawn else []
-    right = [*drawn.values(), partial(free_energy, result, element=element)]
-    columns: list[Sequence[Callable[..., Axes]]] = [left, right] if left else [right]
+    right: list[Callable[..., Axes]] = list(drawn.values())
+    if "free energy" in wanted and (parts is not None or "accuracy" in result.traces):
+        right.append(partial(free_energy, result, element=element))
+    columns: list[Sequence[Callable[..., Axes]]] = [column for column in (left, right) if column]
+    if not columns:
+        raise ResultError(f"there is nothing to draw of {', '.join(parts or PARTS)}; nodes: {', '.join(result.roles)}")
     height = max(1.9 * max(map(len, columns)) + 0.8, 4.0)
     figure = Figure(figsize=(6.0 * len(columns), height), layout="constrained")
     for sub, column in zip(figure.subfigures(1, len(columns), squeeze=False)[0], columns, strict=True):
@@ -164,6 +184,15 @@ def overview(
     if dark:
         darken(figure)
     return figure
+
+
+def _wanted(parts: Sequence[str] | None) -> list[str]:
+    """Kinds of nodes of the panels with these names, and "free energy"."""
+    given = list(PARTS) if parts is None else [parts] if isinstance(parts, str) else list(parts)
+    for part in given:
+        if part not in PARTS:
+            raise ResultError(f"there is no part {part!r} of the figure; parts: {', '.join(PARTS)}")
+    return [PARTS[part] for part in given]
 
 
 def _state_panels(result: Result, truth: Any, options: Mapping[str, Any]) -> list[Callable[..., Axes]]:
@@ -184,6 +213,79 @@ def _state_panels(result: Result, truth: Any, options: Mapping[str, Any]) -> lis
         return ax
 
     return [partial(channel, name, i) for name in names for i in range(sizes[name])]
+
+
+def forecast(
+    times: Array,
+    given: Mapping[str, tuple[Array, Interval]],
+    after: Result | None,
+    truth: Mapping[str, Any] | None,
+    probability: float,
+    element: Element,
+    dark: bool,
+) -> Figure:
+    """Draw a forecast: mean and interval (..., T, dim) of each node, a panel for each channel; see `Forecast.plot`."""
+    channels = [(name, i) for name, (mean, _) in given.items() for i in range(mean.shape[-1])][:MAX_FORECAST_PANELS]
+    unknown = [name for name in truth or () if name not in given]
+    if unknown:
+        raise ResultError(f"truth is given for {unknown[0]!r}; nodes drawn: {', '.join(given)}")
+    figure = Figure(figsize=(7.0, 1.7 * len(channels) + 0.9), layout="constrained")
+    for ax, (name, i) in zip(
+        figure.subplots(len(channels), 1, sharex=True, squeeze=False)[:, 0], channels, strict=True
+    ):
+        mean, interval = given[name]
+        parts = [
+            np.asarray(part).reshape(-1, *part.shape[-2:])[_flat(mean, element), :, i] for part in (mean, *interval)
+        ]
+        label = channel_names(name, mean.shape[-1])[i]
+        true = None
+        if truth is not None and name in truth:
+            values = np.asarray(truth[name], dtype=np.float64).reshape(len(times), -1)
+            true = Curve(times, values[:, i])
+        drawn = [Series(name, "forecast", COLOURS[1], parts[0], parts[1], parts[2], truth=true)]
+        if after is not None:
+            drawn = [*_before(after, name, i, len(times), probability, element), *drawn]
+        for series in drawn:
+            at = times if series.label == "forecast" else after.times[-len(series.mean) :]  # type: ignore[union-attr]
+            draw_series(ax, at, [series])
+        first = times if after is None else after.times[-len(drawn[0].mean) :]
+        if after is not None:
+            ax.axvline(after.times[-1], color="grey", linewidth=0.8, linestyle=":")
+        ax.set_ylabel(label)
+        time_axis(ax, np.concatenate([first[:1], times]))
+        if i == 0 and name == channels[0][0]:
+            legend(ax, drawn, f"{100 * probability:g} % interval")
+        ax.label_outer()
+    figure.align_ylabels()
+    if dark:
+        darken(figure)
+    return figure
+
+
+def _flat(mean: Array, element: Element) -> int:
+    shape = mean.shape[:-2]
+    try:
+        return (
+            int(np.ravel_multi_index(element, shape))
+            if isinstance(element, tuple)
+            else range(max(1, int(np.prod(shape))))[element]
+        )
+    except (IndexError, ValueError, TypeError):
+        raise ResultError(f"there is no batch element {element!r}; the batch has shape {shape}") from None
+
+
+def _before(after: Result, name: str, channel: int, ahead: int, probability: float, element: Element) -> list[Series]:
+    """What was believed or observed before a forecast, over about three times its length."""
+    single = after.single(element)
+    last = slice(-min(len(single.times), max(3 * ahead, 50)), None)
+    if f"{name}.observation" in single.traces and f"{name}.prediction" in single.traces:
+        observed, mean = (_order(single.get(name, q), 0, name)[last, channel] for q in ("observation", "prediction"))
+        return [Series(name, "predicted", COLOURS[0], mean, observed=observed)]
+    if f"{name}.mean" not in single.traces or f"{name}.sd" not in single.traces:
+        return []
+    band = single.interval(name, probability)
+    parts = [_order(each, 0, name)[last, channel] for each in (single.mean(name), band.lower, band.upper)]
+    return [Series(name, "inferred", COLOURS[0], parts[0], parts[1], parts[2])]
 
 
 # --- parts -----------------------------------------------------------------------------------------------------------

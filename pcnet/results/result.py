@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import NormalDist
@@ -23,8 +24,17 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from pcnet.results.error_flow import ErrorFlow
+    from pcnet.results.summary import Summary
 
 FORMAT = 3  # version of the file format that `save` writes; 1 has no graph summary, 1 and 2 have no digest
+TIDY: dict[tuple[str, ...], tuple[str, ...]] = {
+    (): (),
+    ("dimension",): ("dimension",),
+    ("category",): ("dimension",),
+    ("order", "dimension"): ("order", "dimension"),
+    ("error_order", "dimension"): ("order", "dimension"),
+}
+"""Dimensions of the quantities that a tidy table has, and the columns that number them."""
 NOTHING_RECORDED = "nothing was recorded: record.every is more than the number of observations; use a smaller `every`"
 
 
@@ -62,6 +72,13 @@ class Smoothed(NamedTuple):
         return Interval.normal(self.mean, self.sd, probability)
 
 
+class Prior(NamedTuple):
+    """Mean and standard deviation of a belief before the first observation; (..., n) each, batch dimensions first."""
+
+    mean: Array
+    sd: Array
+
+
 class Divergence(NamedTuple):
     """Index of the observation at which each batch element diverged (−1: it did not), and the node; (...)."""
 
@@ -80,10 +97,11 @@ class Result:
     fallbacks: dict[str, Array]  # how often each node used its fallback; (...)
     observations: int  # number of observations of the run
     roles: dict[str, str]  # role of each node
-    summary: str  # the graph as text
+    graph: str  # the graph as text
     schedule: str  # the schedule as text
     structure: GraphSummary | None = None  # nodes, links, levels and clocks; None for files of format 1
     engine: str = "eager"  # the engine that acted, "compiled" or "eager"
+    priors: dict[str, Prior] = dataclasses.field(default_factory=dict)  # of parameters and noise levels, by node
     eager_ticks: int = 0  # ticks that were eager, because the compiled engine left them or did not act
     diverged: Divergence = None  # type: ignore[assignment]  # where batch elements stopped, with on_divergence="stop"
 
@@ -188,6 +206,7 @@ class Result:
             batch_shape=self.batch_shape[1:],
             free_action=self.free_action[index],
             fallbacks={name: count[index] for name, count in self.fallbacks.items()},
+            priors={name: Prior(*(value[index] for value in prior)) for name, prior in self.priors.items()},
             diverged=Divergence(np.asarray(self.diverged.at[index]), np.asarray(self.diverged.node[index])),
         )
 
@@ -227,6 +246,9 @@ class Result:
         variables["free_action"] = (batch, self.free_action)
         for node, count in self.fallbacks.items():
             variables[f"{node}.fallbacks"] = (batch, count)
+        for node, prior in self.priors.items():
+            for part, values in prior._asdict().items():
+                variables[f"{node}.prior_{part}"] = ((*batch, f"{node}.prior"), values)
         variables["diverged.at"] = (batch, self.diverged.at)
         variables["diverged.node"] = (batch, self.diverged.node)
         attributes = {
@@ -235,7 +257,7 @@ class Result:
             "observations": self.observations,
             "roles": json.dumps(self.roles),
             "dims": json.dumps({key: trace.dims for key, trace in self.traces.items()}),
-            "graph": self.summary,
+            "graph": self.graph,
             "schedule": self.schedule,
             "engine": self.engine,
             "eager_ticks": self.eager_ticks,
@@ -244,10 +266,47 @@ class Result:
             attributes["structure"] = self.structure.to_json()
         return xr.Dataset(variables, coords={"time": self.times}, attrs=attributes)
 
-    def to_dataframe(self) -> pd.DataFrame:
-        """Long table with one row per number: time, node, quantity, order, dimension, batch…, value."""
+    def summary(self, probability: float = 0.95, element: int | tuple[int, ...] = 0) -> Summary:
+        """What was inferred and learned, at the end of the run; print it.
+
+        The table has mean, standard deviation and interval of each variable; of parameters and noise levels also the
+        change from the prior in prior standard deviations, and whether they have settled: whether their means moved
+        by less than a standard deviation in the last tenth of the run.
+
+        Args:
+            probability: Probability of the credible intervals.
+            element: Batch element.
+        """
+        from pcnet.results.summary import summarise
+
+        return summarise(self, probability, element)
+
+    def to_inference_data(self, draws: int = 1000, chains: int = 4, *, seed: int = 0, element: int = 0) -> Any:
+        """The beliefs at the end of the run as draws, for ArviZ (`pip install "pcnet[arviz]"`).
+
+        The groups are `posterior`, `prior` where it is known, and `observed_data`. Draws are independent, from the
+        Gaussian belief about each node, so that diagnostics of chains are those of perfect ones.
+
+        Args:
+            draws: Draws of each chain.
+            chains: Number of chains.
+            seed: Of the draws.
+            element: Batch element.
+        """
+        from pcnet.results.inference_data import inference_data
+
+        return inference_data(self.single(element), draws, chains, seed)
+
+    def to_dataframe(self, *, long: bool = False) -> pd.DataFrame:
+        """A tidy table: one row for each time, node and channel, with mean, sd, observation, prediction, … as columns.
+
+        Args:
+            long: One row for each number instead, with its quantity as a column: also covariances and messages.
+        """
         import pandas as pd
 
+        if not long:
+            return self._tidy()
         parts = []
         for key, trace in self.traces.items():
             node, _, quantity = key.rpartition(".")
@@ -264,6 +323,33 @@ class Result:
         middle = [c for c in table.columns if c not in (*first, "value")]
         table[middle] = table[middle].astype("Int64")
         return table[[*first, *middle, "value"]]
+
+    def _tidy(self) -> pd.DataFrame:
+        import pandas as pd
+
+        keys = [*self._batch_dims(), "time", "node", "order", "dimension"]
+        tables = []
+        for node in self.roles:
+            merged: pd.DataFrame | None = None
+            for key, trace in self.traces.items():
+                name, _, quantity = key.rpartition(".")
+                if name != node or trace.dims not in TIDY:
+                    continue
+                names = [*self._batch_dims(), "time", *TIDY[trace.dims]]
+                index = np.indices(trace.values.shape).reshape(len(names), -1)
+                table = pd.DataFrame(dict(zip(names, index, strict=True)) | {quantity: trace.values.reshape(-1)})
+                shared = [] if merged is None else [n for n in names if n in merged]
+                merged = table if merged is None else merged.merge(table, "outer", shared)
+            if merged is not None:
+                tables.append(merged.assign(node=node, time=self.times[merged["time"].to_numpy()]))
+        if not tables:
+            return pd.DataFrame(columns=["time", "node", "dimension"])
+        whole = pd.concat(tables, ignore_index=True)
+        first = [key for key in ("time", "node", *keys) if key in whole]
+        first = list(dict.fromkeys(first))
+        numbered = [key for key in first if key not in ("time", "node")]
+        whole[numbered] = whole[numbered].astype("Int64")
+        return whole[[*first, *(column for column in whole if column not in first)]]
 
     def _batch_dims(self) -> tuple[str, ...]:
         if len(self.batch_shape) == 1:
@@ -324,7 +410,12 @@ class Result:
             fallbacks={str(k).removesuffix(ending): data[k].values for k in data if str(k).endswith(ending)},
             observations=int(data.attrs["observations"]),
             roles=json.loads(data.attrs["roles"]),
-            summary=data.attrs["graph"],
+            graph=data.attrs["graph"],
+            priors={
+                name: Prior(data[f"{name}.prior_mean"].values, data[f"{name}.prior_sd"].values)
+                for name in json.loads(data.attrs["roles"])
+                if f"{name}.prior_mean" in data
+            },
             schedule=data.attrs["schedule"],
             engine=str(data.attrs.get("engine", "eager")),
             eager_ticks=int(data.attrs.get("eager_ticks", data.attrs["observations"])),
@@ -332,11 +423,46 @@ class Result:
         )
 
     # --- figures -----------------------------------------------------------------------------------------------
-    def plot(self, **options: Any) -> Figure:
-        """One page with states, observations, parameters, precisions and free energy; see `results.plots.overview`."""
+    def plot(
+        self,
+        truth: Any = None,
+        true_parameters: Any = None,
+        *,
+        true_precisions: Any = None,
+        parts: Sequence[str] | None = None,
+        element: int | tuple[int, ...] = 0,
+        title: str | None = None,
+        probability: float = 0.95,
+        labels: Mapping[str, Sequence[str]] | None = None,
+        dark: bool = False,
+    ) -> Figure:
+        """One page of figures over time: states, observations, parameters, precisions and free energy.
+
+        Args:
+            truth: True states, (T, dim), for every observation or every recorded one; a mapping from names of states
+                and causes to these if there are several.
+            true_parameters: True parameters, (p,), or a mapping from names to these.
+            true_precisions: True log-precisions, in the same form.
+            parts: Some of "states", "causes", "observations", "parameters", "precisions" and "free energy"; all that
+                there are unless given.
+            element: Batch element.
+            title: The number of observations and the free action unless given.
+            probability: Probability of the credible intervals.
+            labels: Labels of the channels by node, for example {"theta": ["a₁₂", "a₁₃", "a₂₃"]}.
+            dark: Use the dark theme.
+        """
         from pcnet.results.plots import overview
 
-        return overview(self, **options)
+        return overview(
+            *(self, truth, true_parameters),
+            true_precisions=true_precisions,
+            parts=parts,
+            element=element,
+            title=title,
+            probability=probability,
+            labels=labels,
+            dark=dark,
+        )
 
     def error_flow(self, element: int | tuple[int, ...] = 0) -> ErrorFlow:
         """Prediction errors and messages over time, of a run with record=Record.flow(); see `ErrorFlow`."""

@@ -60,7 +60,7 @@ def part(result, chosen, every=1, nodes=None):
         fallbacks={},
         observations=result.observations,
         roles=result.roles,
-        summary="",
+        graph="",
         schedule="",
     )
 

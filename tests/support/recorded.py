@@ -68,7 +68,7 @@ def repeated(result, times):
         fallbacks={},
         observations=result.observations * times,
         roles=result.roles,
-        summary=result.summary,
+        graph=result.graph,
         schedule=result.schedule,
         structure=result.structure,
     )

@@ -198,7 +198,7 @@ def test_causes_have_their_own_panel_with_bands_and_truth():
     truth = np.linspace(0, 1, 40)[:, None]
     figure = result.plot(truth={"v1": truth})
     panels = {ax.get_ylabel(): ax for sub in figure.subfigs for ax in sub.axes}
-    assert {"x1$_{1}$", "x1$_{2}$", "x2", "cause", "sensation"} <= set(panels)
+    assert {"x1$_{1}$", "x1$_{2}$", "x2", "cause", "observation"} <= set(panels)
     lines = panels["cause"].get_lines()
     np.testing.assert_array_equal(lines[0].get_ydata(), result.mean("v1")[:, 0, 0])
     np.testing.assert_array_equal(lines[1].get_ydata(), result.mean("v2")[:, 0, 0])

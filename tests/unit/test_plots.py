@@ -46,7 +46,7 @@ def result(batch=(), times=50, every=1, dt=0.1, dim=2, **changes):
         fallbacks={},
         observations=times * every,
         roles={"x": "state", "y": "sensory", "a": "parameter", "noise": "precision"},
-        summary="",
+        graph="",
         schedule="",
     )
 
@@ -208,7 +208,7 @@ def test_long_free_energies_are_drawn_by_means_and_extremes():
     ax = plotting.free_energy(made)
     np.testing.assert_allclose(lines(ax)[-1], complexity.reshape(250, 20).mean(1))
     assert bands(ax)[-1][:, 1].max() == complexity.max()
-    assert legend(ax)[-1] == "range of 20, line: mean"
+    assert legend(ax)[-1] == "lines: means of 20 observations; bands: their range"
 
 
 # --- batches, truths, channels ---------------------------------------------------------------------------------------
@@ -241,7 +241,7 @@ def test_an_overview_has_a_panel_for_everything():
     made = result()
     figure = made.plot(truth=RNG.normal(size=(50, 2)), true_parameters=[1.0, 2.0, 3.0], title="A run")
     labels = [ax.get_ylabel() for ax in all_axes(figure)]
-    assert labels == ["x$_{1}$", "x$_{2}$", "sensation", "parameter", "log-precision", "free energy (nats)"]
+    assert labels == ["x$_{1}$", "x$_{2}$", "observation", "parameter", "log-precision", "free energy (nats)"]
     assert figure.get_suptitle() == "A run"
     bottoms = [sub.axes[-1].get_xlabel() for sub in figure.subfigs]
     assert bottoms == ["time", "time"]
@@ -314,7 +314,7 @@ def test_a_role_without_nodes_is_omitted_from_the_overview_and_rejected_alone():
     made = result()
     made.roles = {"x": "state", "y": "sensory"}
     labels = [ax.get_ylabel() for ax in all_axes(plotting.overview(made))]
-    assert labels == ["x$_{1}$", "x$_{2}$", "sensation", "free energy (nats)"]
+    assert labels == ["x$_{1}$", "x$_{2}$", "observation", "free energy (nats)"]
     with pytest.raises(ResultError, match="no parameter node"):
         plotting.parameters(made)
 
