@@ -109,9 +109,10 @@ class FutureOfOne(Future):
     def show(self, moving: Moving, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
         found = self.node.forecast_shown(self._at(moving, given), self.parameters)
         shown: dict[str, Tensor] = {}
-        for name, (mean, covariance) in {self.name: (found.mean, found.covariance), **found.below}.items():
+        own = found.mean, found.covariance.diagonal(dim1=-2, dim2=-1)
+        for name, (mean, variance) in {self.name: own, **found.below}.items():
             shown[f"mean/{name}"] = mean
-            shown[f"sd/{name}"] = covariance.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt()
+            shown[f"sd/{name}"] = variance.clamp_min(0).sqrt()
         return shown
 
 

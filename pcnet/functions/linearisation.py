@@ -8,6 +8,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from pcnet.numerics.low_rank import LowRankPrecision
 from pcnet.numerics.precision import SMALL, DenseCurvature, Precision
 
 
@@ -54,7 +55,7 @@ class Linearisation:
             by_order[:, :1] += torch.bmm(weighted[:, 1:].reshape(batch, 1, -1), derivative)
         return torch.constant_pad_nd(by_order, (0, 0, 0, self.orders - by_order.shape[1])).flatten(1)
 
-    def quadratic_form(self, precision: Precision | DenseCurvature) -> Tensor:
+    def quadratic_form(self, precision: Precision | DenseCurvature | LowRankPrecision) -> Tensor:
         """The Gauss–Newton curvature (∂f̃/∂x̃)ᵀ Π̃ ∂f̃/∂x̃, (B, n, n) with n = orders·dim.
 
         Large ones are formed from one pass over the channels: block (a, b) is S⁻¹_ab JᵀΠJ; the blocks of the first

@@ -13,9 +13,10 @@ from torch import Tensor
 from pcnet.numerics.coloured_noise import Noise
 from pcnet.numerics.kalman import PredictiveDistribution
 from pcnet.numerics.kernels import Kernel
+from pcnet.numerics.low_rank import LowRankDistribution, LowRankPrecision
 from pcnet.numerics.precision import DenseCurvature, DensePrecision, Precision
 
-Curvature = Precision | DenseCurvature | DensePrecision
+Curvature = Precision | DenseCurvature | DensePrecision | LowRankPrecision
 """The curvature of an energy with respect to a prediction, with its structure."""
 C_co = TypeVar("C_co", covariant=True)
 
@@ -29,8 +30,10 @@ class PointPrediction(NamedTuple):
 class GaussianPrediction(NamedTuple):
     """A predictive distribution of d values of one order, from a node that carries a covariance."""
 
-    distribution: PredictiveDistribution
-    lagged_covariance: Tensor  # with the values predicted before the last time update, (B, d, d)
+    distribution: PredictiveDistribution | LowRankDistribution
+    lagged_covariance: (
+        Tensor  # with the values predicted before the last time update, (B, d, d); empty for observations
+    )
 
     @property
     def value(self) -> Tensor:

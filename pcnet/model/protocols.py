@@ -46,7 +46,7 @@ class ForecastStep(NamedTuple):
 
     mean: Tensor  # (B, dim)
     covariance: Tensor  # (B, dim, dim)
-    below: Mapping[str, tuple[Tensor, Tensor]]  # mean and covariance of the nodes below, by name
+    below: Mapping[str, tuple[Tensor, Tensor]]  # mean and variance of the nodes below, by name
 
 
 class Forecasts(ABC):

@@ -14,6 +14,7 @@ from pcnet.model.links import AnyLink, Drives, Parametrises, Predicts, Weighs
 from pcnet.model.node import AnyNode
 from pcnet.nodes.kalman_inputs import InputBlock, InputSpec, input_blocks
 from pcnet.numerics.coloured_noise import NoiseModel, NoiseSpec, noise_model
+from pcnet.numerics.low_rank import WIDE
 from pcnet.numerics.trees import spans
 
 
@@ -26,6 +27,7 @@ class NoiseBlock(NamedTuple):
     levels: slice  # its log-variances among all
     model: NoiseModel
     learned_lengthscale: bool  # whether its lengthscale changes during a run; else it is that of the model
+    is_wide: bool  # whether it has so many channels that their covariance is kept as low-rank plus diagonal
 
 
 class ParameterBlock(NamedTuple):
@@ -77,6 +79,12 @@ class AugmentedStateLayout(NamedTuple):
         rest = (known.sum(0) == 0).to(variance)
         return variance[:, None] * torch.cat([rest[None], known])
 
+    def noise_levels(self, block: NoiseBlock, like: Tensor) -> Tensor:
+        """The log-variances that the noise of wide observations belongs to, (B, s), one or zero."""
+        found = like.new_zeros(len(like), self.n_levels)
+        found[:, block.levels] = 1.0
+        return found
+
     def coordinates_by_source(self, block: NoiseBlock, variance: Tensor, matrix: Tensor) -> Tensor:
         """Covariance of the coordinates of a noise, by source: `matrix` (B, n, n) for each channel of unit variance."""
         by_source = self.by_source(block, variance)
@@ -125,12 +133,13 @@ def make_layout(
     size = known[-1].elements.stop if known else size
     channels, level, belief = 0, 0, slice(size)
     for link, spec in specs:
-        levels = spec.levels if noises.learned else 0
         model = noise_model(spec, like, noises.orders)
+        wide = link.child.takes_low_rank and model.is_white and spec.channels > WIDE
+        levels = min(spec.levels, 1 if wide else spec.levels) if noises.learned else 0
         latents = spec.channels * model.n_latents
         starts = ((channels, spec.channels), (size, latents), (level, levels))
         here = [slice(first, first + count) for first, count in starts]
-        blocks[link] = NoiseBlock(len(blocks), here[0], here[1], here[2], model, spec.learned_lengthscale)
+        blocks[link] = NoiseBlock(len(blocks), here[0], here[1], here[2], model, spec.learned_lengthscale, wide)
         one, each = like.new_ones(1, spec.channels), like.new_ones(spec.channels).diag()
         level_channels.append(one[:levels] if levels <= 1 else each[:levels])
         channels, level, size = channels + spec.channels, level + levels, size + latents

@@ -52,13 +52,13 @@ class KalmanForecasts(FlowForecasts, ForecastsAlone, DrawsFutures):
         belief, here, below = ctx.state.belief, slice(ctx.bound.motion.dim), {}
         covariance = state_covariance(ctx) if parameters else belief.covariance[:, here, here]
         for link, sent in zip(ctx.below_of(Predicts), ctx.state.sent, strict=True):
-            total = sent.distribution.covariance
+            variance = sent.distribution.variance
             if parameters and ctx.bound.layout.n_scored:
                 jacobian = mapping_jacobian(ctx, link, regressed_mapping(ctx, belief, link))
                 direct = direct_slope(ctx, belief, link)
                 through = kalman.total_derivative(jacobian, belief.dmean_dtheta, direct)
-                total = total + through @ scored_covariance(ctx) @ through.mT
-            below[link.child.name] = sent.distribution.mean, total
+                variance = variance + (through @ scored_covariance(ctx) * through).sum(-1)
+            below[link.child.name] = sent.distribution.mean, variance
         return ForecastStep(belief.mean[:, here], covariance, below)
 
     def draws(self, ctx: Context) -> bool:

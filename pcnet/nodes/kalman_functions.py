@@ -61,7 +61,8 @@ def regressed_mapping(ctx: Context, belief: GaussianWithSensitivities, link: Pre
     theta, known = parameters_of(ctx, link.child, mean), known_arguments(ctx)
 
     def compute() -> Regression:
-        if ctx.bound.motion.linearisation == "unscented" and not link.function.is_affine:
+        wide = ctx.bound.layout.below[link].is_wide  # a residual covariance of all channels would be dense
+        if ctx.bound.motion.linearisation == "unscented" and not link.function.is_affine and not wide:
 
             def at(points: Tensor) -> Tensor:
                 parameters = parameters_of(ctx, link.child, points)

@@ -23,16 +23,14 @@ from pcnet.nodes.kalman_forecast import KalmanForecasts
 from pcnet.nodes.kalman_functions import (
     all_jacobians,
     arguments,
-    direct_slope,
     inputs_now,
     known_arguments,
-    mapping_jacobian,
     parameters_of,
-    regressed_mapping,
 )
 from pcnet.nodes.kalman_inputs import InputSpec, with_new_deviations
+from pcnet.nodes.kalman_measurement import take_in
 from pcnet.nodes.kalman_motion import move, n_steps, stability
-from pcnet.nodes.kalman_noises import lengthscales, observation_noise, variances
+from pcnet.nodes.kalman_noises import lengthscales, variances
 from pcnet.nodes.kalman_parameters import (
     follow_joint,
     follow_scored,
@@ -45,13 +43,13 @@ from pcnet.nodes.kalman_predictions import predict_child, predict_children
 from pcnet.nodes.kalman_smoothing import TimeUpdate, no_time_update, pack, unpack
 from pcnet.nodes.kalman_start import first_belief, peaks_of_start, start, started, started_at
 from pcnet.nodes.precision import PrecisionNode, noise_score_error
-from pcnet.numerics import kalman
 from pcnet.numerics.branching import holds
 from pcnet.numerics.coloured_noise import NoiseSpec
 from pcnet.numerics.estimators import Newton, NoiseScoring, ParameterEstimator
 from pcnet.numerics.kalman import GaussianWithSensitivities, PredictiveDistribution, ScoreAndInformation
 from pcnet.numerics.kernels import SquaredExponential
 from pcnet.numerics.laplace import standard_deviations
+from pcnet.numerics.low_rank import LowRankDistribution
 from pcnet.numerics.mixtures import Peaks
 from pcnet.numerics.smoothing import smooth, smooth_first
 from pcnet.numerics.symmetric import known_symmetric
@@ -212,10 +210,16 @@ class KalmanStateNode(
         parts[:, 0, : self.dim, : self.dim] = bound.initial_variance.diag_embed()
         belief = GaussianWithSensitivities(mean, parts, zeros(n, p), zeros(n, s))
         sent = []
-        for block in layout.below.values():
+        for link, block in layout.below.items():
             d = block.channels.stop - block.channels.start
-            distribution = PredictiveDistribution(zeros(d), zeros(d, d), zeros(d, s), zeros(s, d, d))
-            sent.append(GaussianPrediction(distribution, zeros(d, d)))
+            distribution: PredictiveDistribution | LowRankDistribution
+            if block.is_wide:
+                by_source = zeros(1 + s, n, n)
+                distribution = LowRankDistribution(zeros(d), zeros(d, n), by_source, zeros(d), zeros(s), zeros(n, s))
+            else:
+                distribution = PredictiveDistribution(zeros(d), zeros(d, d), zeros(d, s), zeros(s, d, d))
+            lagged = 0 if link.child.observes else d
+            sent.append(GaussianPrediction(distribution, zeros(lagged, lagged)))
         channels, numbers = zeros(layout.level_channels.shape[1]), zeros(len(layout.all_parameters))
         reference = Reference(zeros(p), channels, channels, zeros(len(layout.noises)), numbers)
         of_parameters, of_noise = (ScoreAndInformation(zeros(n), zeros(n, n)) for n in (p, o))
@@ -321,7 +325,8 @@ class KalmanStateNode(
         between = [torch.zeros_like(each.lagged_covariance) for each in state.sent]
         if lagged:
             joint = torch.bmm(all_jacobians(ctx, belief), carried).mT
-            between = [joint[:, here, here] for here in spans(each.shape[-1] for each in between)]
+            places = zip(between, spans(each.distribution.mean.shape[-1] for each in state.sent), strict=True)
+            between = [joint[:, here, here] if each.shape[-1] else each for each, here in places]
         update = state.time_update
         if ctx.bound.smooth:
             parts = (update.number + 1, elapsed, belief.mean, belief.covariance, belief.dmean_dtheta, cross)
@@ -331,7 +336,6 @@ class KalmanStateNode(
 
     def update(self, ctx: Context) -> KalmanState:
         """Measurement update with the errors of the nodes below, one node after the other."""
-        layout = ctx.bound.layout
         # what an observation contributed stays until the next one, which for a level of a stack is long after `predict`
         ctx.propose(ctx.state._replace(evidence=tree_map(torch.zeros_like, ctx.state.evidence)))
         for i, link in enumerate(ctx.below_of(Predicts)):
@@ -339,30 +343,7 @@ class KalmanStateNode(
                 sent = list(ctx.state.sent)
                 sent[i] = predict_child(ctx, ctx.state, link, sent[i].lagged_covariance)
                 ctx.propose(ctx.state._replace(sent=tuple(sent)))
-            state = ctx.state
-            belief, evidence = state.belief, state.evidence
-            error = ctx.error(link).eliminated
-            weighted, precision = error.weighted[:, 0], error.precision.dense()
-            mapping = regressed_mapping(ctx, belief, link)
-            jacobian, direct = mapping_jacobian(ctx, link, mapping), direct_slope(ctx, belief, link)
-            noise = None
-            if error.noise is not None and error.noise.levels:
-                noise = observation_noise(ctx, layout.below[link])
-                noise = noise if error.noise_inflation is None else noise * error.noise_inflation[:, None]
-            if layout.n_scored:
-                score = kalman.parameter_score(jacobian, belief.dmean_dtheta, direct, weighted, precision)
-                evidence = evidence._replace(parameters=evidence.parameters.plus(score))
-            if layout.own_levels.stop:
-                distribution = state.sent[i].distribution.of_levels(layout.own_levels)
-                raw = torch.bmm(distribution.covariance, weighted[..., None])[..., 0]
-                score = kalman.noise_score(distribution, raw, weighted, precision)
-                evidence = evidence._replace(noise=evidence.noise.plus(score))
-            updated = kalman.update(belief, jacobian, direct, weighted, precision, noise, mapping.residual)
-            evidence = evidence._replace(
-                correction=evidence.correction + (updated.mean - belief.mean)[:, layout.joint],
-                weighted_error=evidence.weighted_error + torch.bmm(weighted[:, None], jacobian[..., : self.dim])[:, 0],
-            )
-            ctx.propose(state._replace(belief=updated, evidence=evidence))
+            ctx.propose(take_in(ctx, link, ctx.state.sent[i].distribution))
         belief = ctx.state.belief  # whose covariance may overflow, although its parts are finite
         size = belief.covariance.sum()
         size = size + belief.dmean_dtheta.square().sum() + belief.dmean_dlogvar.square().sum()

@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Mapping
 from functools import cached_property
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from pydantic import Field
@@ -53,6 +53,7 @@ class LikelihoodNode(SensoryNode):
     """
 
     orders: int = Field(default=1, ge=1)
+    takes_low_rank: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         SensoryNode.__post_init__(self)

@@ -18,13 +18,14 @@ from pcnet.model.node import BatchSpec, Energy, ErrorShape, Node, Recordable
 from pcnet.model.protocols import Assumes, ForecastContext, Forecasts
 from pcnet.nodes.flow import check_predictors
 from pcnet.nodes.precision import PrecisionNode, noise_score_error, precision_score
-from pcnet.numerics import kalman
+from pcnet.numerics import kalman, low_rank
 from pcnet.numerics.branching import holds
 from pcnet.numerics.coloured_noise import Noise, NoiseSpec
 from pcnet.numerics.estimators import ParameterEstimator
 from pcnet.numerics.generalised import backward_differences, taylor_operator, taylor_shift
 from pcnet.numerics.kalman import PredictiveDistribution, ScoreAndInformation
 from pcnet.numerics.kernels import White, lengthscale_of
+from pcnet.numerics.low_rank import LowRankDistribution, LowRankPrecision, channel_scores
 from pcnet.numerics.precision import DensePrecision, Precision
 from pcnet.settings import Fraction, NotNegative, Positive, number, settings
 
@@ -60,9 +61,11 @@ class SensoryErrors(NamedTuple):
 
     prediction: Tensor
     error: Tensor
-    precision: Precision | DensePrecision
+    precision: Precision | DensePrecision | LowRankPrecision
     weighted: Tensor
-    distribution: PredictiveDistribution | None = None  # if the state sends one; then Π̃ is its precision
+    distribution: PredictiveDistribution | LowRankDistribution | None = (
+        None  # if the state sends one; then Π̃ is its precision
+    )
     inflation: Tensor | None = None  # factor of the variance of the noise that outliers ask for, (B, dim)
     correction: Tensor | None = None  # of the log-evidence, for observations that may be outliers, (B,)
 
@@ -110,6 +113,7 @@ class SensoryNode(Node[SensoryState, SensoryBound], Forecasts, Assumes):
     kind: ClassVar[str] = "sensory"
     child_of: ClassVar[tuple[type[AnyLink], ...]] = (Predicts, Weighs)
     observes: ClassVar[bool] = True
+    takes_low_rank: ClassVar[bool] = True
     required_actions: ClassVar[tuple[str, ...]] = ("observe",)
     assumption: ClassVar[str] = "outliers"
 
@@ -336,10 +340,17 @@ class SensoryNode(Node[SensoryState, SensoryBound], Forecasts, Assumes):
         if found.distribution is None:
             assert isinstance(found.precision, Precision)
             return precision_score(found.precision, found.error, found.weighted)
-        assert isinstance(found.precision, DensePrecision)
-        score = kalman.noise_score(found.distribution, found.error[:, 0], found.weighted[:, 0], found.precision.matrix)
         noise = self._noise(ctx)
         assert noise is not None
+        if isinstance(found.distribution, LowRankDistribution):
+            assert isinstance(found.precision, LowRankPrecision)
+            given = found.distribution, found.precision, found.weighted[:, 0]
+            if noise.levels > 1:
+                gradient, information = channel_scores(*given)
+                return ScoreError(-gradient, lambda: information)
+            return noise_score_error(low_rank.noise_score(*given), noise.levels)
+        assert isinstance(found.precision, DensePrecision)
+        score = kalman.noise_score(found.distribution, found.error[:, 0], found.weighted[:, 0], found.precision.matrix)
         lengthscale = self._lengthscale_score(ctx, noise) if noise.learned_lengthscale else None
         return noise_score_error(score, noise.levels, lengthscale)
 
@@ -378,7 +389,11 @@ class SensoryNode(Node[SensoryState, SensoryBound], Forecasts, Assumes):
                 if self.has_outliers and noise.noise is not None and isinstance(noise.kernel, White):
                     robust = self._with_outliers(ctx, distribution, error[:, 0], noise.noise)
                     distribution, inflation, correction = robust
-                joint = DensePrecision.of_covariance(distribution.covariance, there)
+                joint: DensePrecision | LowRankPrecision
+                if isinstance(distribution, LowRankDistribution):
+                    joint = LowRankPrecision.of(distribution, there)
+                else:
+                    joint = DensePrecision.of_covariance(distribution.covariance, there)
                 return SensoryErrors(prediction, error, joint, joint.weigh(error), distribution, inflation, correction)
             precision = noise.value
             if not self.complete(ctx):
@@ -389,8 +404,8 @@ class SensoryNode(Node[SensoryState, SensoryBound], Forecasts, Assumes):
         return ctx.cached("sensory errors", compute, observation, seen, *keys, noise.value)
 
     def _with_outliers(
-        self, ctx: Context, distribution: PredictiveDistribution, error: Tensor, noise: Noise
-    ) -> tuple[PredictiveDistribution, Tensor, Tensor]:
+        self, ctx: Context, distribution: PredictiveDistribution | LowRankDistribution, error: Tensor, noise: Noise
+    ) -> tuple[PredictiveDistribution | LowRankDistribution, Tensor, Tensor]:
         """The predictive distribution with the noise that outliers ask for, its factor, and what the evidence gains.
 
         With ε the share of outliers and s the predicted variance of a channel, of which R is noise, the channel is an
@@ -398,7 +413,7 @@ class SensoryNode(Node[SensoryState, SensoryBound], Forecasts, Assumes):
         R/(1 − r + r/101).
         """
         share, e2 = ctx.state.outliers[:, None], error**2
-        total = distribution.covariance.diagonal(dim1=-2, dim2=-1)
+        total = distribution.variance
         wide = total + OUTLIER * noise.variance
         log_odds = (share / (1 - share)).log() + 0.5 * (e2 * (1 / total - 1 / wide) + (total / wide).log())
         less = (-log_odds.abs()).exp()  # the smaller of odds and 1/odds, which cannot overflow
@@ -409,6 +424,8 @@ class SensoryNode(Node[SensoryState, SensoryBound], Forecasts, Assumes):
         more = total + extra
         gain = (1 - share).log() + log_total + 0.5 * (e2 / more - e2 / total + (more / total).log())
         gain = torch.where(ctx.state.seen > 0, gain, 0.0).sum(-1)
+        if isinstance(distribution, LowRankDistribution):
+            return distribution.with_noise(extra), inflation, gain
         levels = torch.eye(self.dim, dtype=extra.dtype, device=extra.device)
         levels = levels if noise.levels == self.dim else torch.ones_like(levels[:1])
         known = distribution.covariance_by_source.shape[1]  # none if levels are not learned

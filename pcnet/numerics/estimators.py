@@ -22,9 +22,9 @@ class GradientAccumulator(NamedTuple):
     observations: Tensor  # since the last step, (B,)
     steps: Tensor  # since the start, (B,)
     regularised: Tensor  # number of regularised posteriors since the start, (B,)
-    curvature: Tensor  # since the last step, (B, n, n)
-    precision: Tensor  # of the belief, (B, n, n)
-    prior_precision: Tensor  # of the initial prior, (B, n, n)
+    curvature: Tensor  # since the last step, (B, n, n) or its diagonal (B, n)
+    precision: Tensor  # of the belief, likewise
+    prior_precision: Tensor  # of the initial prior, likewise
 
     @classmethod
     def zeros(cls, like: Tensor) -> Self:
@@ -202,13 +202,18 @@ class NoiseScoring(Newton):
 
     def step(self, accumulated: GradientAccumulator) -> tuple[Tensor, GradientAccumulator]:
         curvature, gradient = accumulated.curvature, accumulated.gradient
-        informed = (curvature.diagonal(dim1=-2, dim2=-1).sum(-1) > 0).to(gradient)
+        single = curvature.dim() == 2  # the diagonal of levels that are scored one by one
+        informed = ((curvature if single else curvature.diagonal(dim1=-2, dim2=-1)).sum(-1) > 0).to(gradient)
         steps, prior = accumulated.steps + informed, accumulated.prior_precision
         keep = 1 - informed / (steps + 1)
-        precision = prior + keep[:, None, None] * (accumulated.precision - prior) + curvature
-        factor = torch.linalg.cholesky_ex(precision)[0]
+        keep = keep[:, None] if single else keep[:, None, None]
+        precision = prior + keep * (accumulated.precision - prior) + curvature
         limit = column(self.max_step, 1)
-        change = -torch.cholesky_solve(gradient[..., None], factor)[..., 0]
+        if single:
+            change = -gradient / precision
+        else:
+            factor = torch.linalg.cholesky_ex(precision)[0]
+            change = -torch.cholesky_solve(gradient[..., None], factor)[..., 0]
         change = torch.maximum(torch.minimum(change, limit), -limit)
         enough = accumulated.steps + accumulated.observations > self.first
         change = torch.where(enough[:, None], change, 0.0)

@@ -7,7 +7,7 @@ gain minimises P, ∂P/∂l_k = P_k. Two sensitivities are carried along: ∂m/�
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -38,10 +38,22 @@ class PredictiveDistribution(NamedTuple):
     dmean_dlogvar: Tensor  # (B, d, s)
     covariance_by_source: Tensor  # derivatives of the covariance with respect to the log-variances, (B, s, d, d)
 
+    @property
+    def variance(self) -> Tensor:
+        """Diagonal of the covariance, (B, d)."""
+        return self.covariance.diagonal(dim1=-2, dim2=-1)
+
     def of_levels(self, levels: slice) -> PredictiveDistribution:
         """The same distribution, with its derivatives with respect to some log-variances only."""
         slope, parts = self.dmean_dlogvar[..., levels], self.covariance_by_source[:, levels]
         return self._replace(dmean_dlogvar=slope, covariance_by_source=parts)
+
+
+class QuadraticForm(Protocol):
+    """A precision Ω in any form."""
+
+    def quadratic_form(self, slope: Tensor) -> Tensor:
+        """JᵀΩJ; (B, d, m) → (B, m, m)."""
 
 
 class ScoreAndInformation(NamedTuple):
@@ -224,12 +236,12 @@ def total_derivative(jacobian: Tensor, dmean_dtheta: Tensor, dg_dtheta: Tensor |
 
 
 def parameter_score(
-    jacobian: Tensor, dmean_dtheta: Tensor, dg_dtheta: Tensor | None, weighted_error: Tensor, precision: Tensor
+    jacobian: Tensor, dmean_dtheta: Tensor, dg_dtheta: Tensor | None, weighted_error: Tensor, precision: QuadraticForm
 ) -> ScoreAndInformation:
     """Score and information of θ in an error: (dg/dθ)ᵀξ and (dg/dθ)ᵀΩ dg/dθ."""
     derivative = total_derivative(jacobian, dmean_dtheta, dg_dtheta)
     score = torch.bmm(derivative.mT, weighted_error[..., None])[..., 0]
-    return ScoreAndInformation(score, derivative.mT @ precision @ derivative)
+    return ScoreAndInformation(score, precision.quadratic_form(derivative))
 
 
 def noise_score(
