@@ -311,6 +311,32 @@ def study() -> Figure:
 
 
 @picture
+def channels() -> Figure:
+    """Levels of 300 channels, learned from 300 observations of three states."""
+    draw = torch.Generator().manual_seed(0)
+    weights = torch.randn(300, 3, generator=draw, dtype=torch.float64)
+    world, true = populations(300), torch.logspace(-1.5, 0, 300, dtype=torch.float64)
+    noise = true * torch.randn(300, 300, generator=draw, dtype=torch.float64)
+    prior = {"parameter_mean": [0.3, -0.2, 0.3], "parameter_sd": 0.25}
+    guess = {"process_noise_sd": 0.1, "observation_noise_sd": 0.3}
+    flow, mapping = pc.systems.lotka_volterra, pc.systems.linear(weights)
+    model = adaptive_filter(flow, 3, 0.01, **prior, **guess, mapping=mapping, hypotheses=None)
+    result = model.run(torch.as_tensor(world.states) @ weights.T + noise)
+    figure = Figure(figsize=(7, 3.2), layout="constrained")
+    learned, error = figure.subplots(1, 2)
+    learned.loglog(true, np.exp(-0.5 * result.mean("noise_y")[-1]), ".", color="#0072B2", markersize=3)
+    learned.loglog(true, true, color="black", linewidth=0.8)
+    learned.axhline(0.3, color="#999999", linestyle=":", linewidth=0.8)
+    learned.set(xlabel="true sd of a channel", ylabel="learned sd", title="300 levels, one guess (dotted)")
+    off = np.abs(result.mean("x")[:, 0] - np.asarray(world.states)).mean(1)
+    error.semilogy(off, color="#0072B2", label="error")
+    error.semilogy(result.sd("x")[:, 0].mean(1), color="#D55E00", label="standard deviation")
+    error.set(xlabel="observation", title="states")
+    error.legend(frameon=False)
+    return figure
+
+
+@picture
 def smoothing() -> Figure:
     flow, mapping = pc.systems.linear([[0.0, 1.0], [-1.0, -0.05]]), pc.systems.linear([[1.0, 0.0]])
     world = pc.simulate.simulate(

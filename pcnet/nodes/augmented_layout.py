@@ -14,7 +14,7 @@ from pcnet.model.links import AnyLink, Drives, Parametrises, Predicts, Weighs
 from pcnet.model.node import AnyNode
 from pcnet.nodes.kalman_inputs import InputBlock, InputSpec, input_blocks
 from pcnet.numerics.coloured_noise import NoiseModel, NoiseSpec, noise_model
-from pcnet.numerics.low_rank import WIDE
+from pcnet.numerics.low_rank import is_wide
 from pcnet.numerics.trees import spans
 
 
@@ -134,7 +134,7 @@ def make_layout(
     channels, level, belief = 0, 0, slice(size)
     for link, spec in specs:
         model = noise_model(spec, like, noises.orders)
-        wide = link.child.takes_low_rank and model.is_white and spec.channels > WIDE
+        wide = link.child.takes_low_rank and model.is_white and is_wide(spec.channels, dim)
         levels = min(spec.levels, 1 if wide else spec.levels) if noises.learned else 0
         latents = spec.channels * model.n_latents
         starts = ((channels, spec.channels), (size, latents), (level, levels))

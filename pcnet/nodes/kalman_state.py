@@ -49,7 +49,7 @@ from pcnet.numerics.estimators import Newton, NoiseScoring, ParameterEstimator
 from pcnet.numerics.kalman import GaussianWithSensitivities, PredictiveDistribution, ScoreAndInformation
 from pcnet.numerics.kernels import SquaredExponential
 from pcnet.numerics.laplace import standard_deviations
-from pcnet.numerics.low_rank import LowRankDistribution
+from pcnet.numerics.low_rank import LowRankDistribution, is_wide
 from pcnet.numerics.mixtures import Peaks
 from pcnet.numerics.smoothing import smooth, smooth_first
 from pcnet.numerics.symmetric import known_symmetric
@@ -158,7 +158,11 @@ class KalmanStateNode(
     def default_estimator(self, link: AnyLink, above: tuple[AnyLink, ...]) -> ParameterEstimator | None:
         if isinstance(link, Parametrises):
             return Newton()
-        return NoiseScoring() if self.learn_noise else None
+        if not self.learn_noise:
+            return None
+        child = link.child
+        wide = isinstance(link, Predicts) and child.takes_low_rank and is_wide(child.shape.dim, self.dim)
+        return NoiseScoring(independent=wide)
 
     def bind(self, links: Neighbours, spec: BatchSpec) -> KalmanBound:
         own: dict[Weighs, NoiseSpec] = {}

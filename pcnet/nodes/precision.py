@@ -23,7 +23,6 @@ from pcnet.numerics.generalised import check_smoothness, temporal_precision
 from pcnet.numerics.kalman import ScoreAndInformation
 from pcnet.numerics.kernels import Autocorrelation, Kernel, Matern, SquaredExponential, lengthscale_of
 from pcnet.numerics.laplace import standard_deviations
-from pcnet.numerics.low_rank import WIDE
 from pcnet.numerics.precision import CholeskyPrecision, Precision
 from pcnet.settings import Positive, PositiveVector, Vector, at_least_1d, broadcast, check_shapes, number, settings
 
@@ -204,9 +203,10 @@ class PrecisionNode(SlowBelief, AssumesNoiseLevels):
             temporal[rows] = matrix, torch.linalg.slogdet(matrix)[1]
         estimator = spec.expand_to_batch(self.resolve_estimator(links))
         coupled = self.channels == "full" or self.correlation_time_sd is not None
-        wide = channels > WIDE and all(link.child.takes_low_rank for link in links.below)
         recursive = isinstance(estimator, NoiseScoring)
-        interacting = coupled or (estimator.needs_curvature and not (wide and recursive))
+        known = (estimator, *(links.default_estimators.get(link) for link in links.below))
+        independent = any(isinstance(each, NoiseScoring) and each.independent for each in known)
+        interacting = coupled or (estimator.needs_curvature and not (recursive and independent))
         return PrecisionBound(estimator, mean, sd, temporal, kernel, channels, interacting, recursive and links.online)
 
     def init(self, bound: PrecisionBound, spec: BatchSpec) -> PrecisionState:

@@ -195,10 +195,12 @@ class NoiseScoring(Newton):
     Args:
         max_step: Largest change of a log-precision in one step.
         first: Number of observations before the first change.
+        independent: Whether levels are learned one by one, as those of many channels: C is then a diagonal.
     """
 
     max_step: Positive = number(1.0)
     first: int = Field(default=2, ge=0)
+    independent: bool = False
 
     def step(self, accumulated: GradientAccumulator) -> tuple[Tensor, GradientAccumulator]:
         curvature, gradient = accumulated.curvature, accumulated.gradient

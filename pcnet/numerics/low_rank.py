@@ -16,8 +16,17 @@ from torch import Tensor
 from pcnet.numerics.kalman import GaussianWithSensitivities, ScoreAndInformation
 from pcnet.numerics.symmetric import mirrored
 
-WIDE = 32
-"""Number of channels up to which a predictive covariance is dense, and noise levels are scored together."""
+WIDE, PER_STATE = 8, 4
+"""Observations are wide if they have more channels than this, and at least so many for each dimension of the state."""
+
+
+def is_wide(channels: int, dim: int) -> bool:
+    """Whether observations have so many channels that the low-rank form is used.
+
+    Levels of single channels are then scored one by one: most of what channels say is about their noise, not about the
+    state, so that little is lost.
+    """
+    return channels > WIDE and channels >= PER_STATE * dim
 
 
 class LowRankDistribution(NamedTuple):

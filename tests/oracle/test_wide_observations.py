@@ -146,7 +146,7 @@ def test_a_shared_level_is_learned_as_in_the_dense_form(first, outliers, monkeyp
     options = {"learn": True, "shared": True, "guess": 0.1, "initial_mean": first, "outliers": outliers}
     wanted = ("mean", "covariance", "energy", "prediction")
     wide = graph_of(**options).run(seen, schedule=pc.adaptive_filtering(), record=wanted)
-    monkeypatch.setattr("pcnet.nodes.augmented_layout.WIDE", 10**6)
+    monkeypatch.setattr("pcnet.numerics.low_rank.WIDE", 10**6)
     dense = graph_of(**options).run(seen, schedule=pc.adaptive_filtering(), record=wanted)
     for key, trace in dense.traces.items():
         np.testing.assert_allclose(wide.traces[key].values, trace.values, rtol=1e-8, atol=1e-8, err_msg=str(key))
