@@ -3,14 +3,16 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps
 
 .PHONY: demo paper calibration systems test test-all lint docs bench soak attack build clean
 
-$(STAMP): pyproject.toml constraints.txt
+# every package by version and hash; the lock files are complete, so that no dependencies are looked for
+$(STAMP): pyproject.toml requirements.lock requirements-torch.lock requirements-torch-cpu.lock
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt hatchling editables
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -e ".[dev]"
+	$(INSTALL) --require-hashes -r requirements-torch-cpu.lock 2> /dev/null || $(INSTALL) --require-hashes -r requirements-torch.lock
+	$(INSTALL) --require-hashes -r requirements.lock
+	$(INSTALL) --no-build-isolation -e .
 	touch $(STAMP)
 
 demo: $(STAMP)  ## track the paper's process with both of its models; figures go to output/demo
@@ -20,7 +22,7 @@ paper: $(STAMP)  ## the whole study of the paper: 2 x 1512 inversions of 10,000 
 	$(BIN)/python -m studies.paper output/paper
 
 calibration: $(STAMP)  ## 100 held-out seeds a cell beside Kalman filters that are told the noise; a report in output/calibration
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -e ".[calibration]"
+	$(INSTALL) --require-hashes -r requirements-calibration.lock
 	$(BIN)/python -m studies.calibration output/calibration
 
 systems: $(STAMP)  ## the adaptive filter on twenty systems of many kinds, with ablations; a report in output/systems

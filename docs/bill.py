@@ -1,7 +1,8 @@
-"""Writes bill-of-materials.json: the pinned packages and the vendored files, in the CycloneDX format."""
+"""Writes bill-of-materials.json: the locked packages and the vendored files, in the CycloneDX format."""
 
 import hashlib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +11,18 @@ VENDORED = {"cytoscape": ("3.34.4", "pcnet/results/page/cytoscape.min.js", "MIT"
 """Files of others that are part of the package: name, version, path and licence."""
 
 
+def pins() -> dict[str, str]:
+    """The version of every package in the lock files."""
+    text = "".join(path.read_text() for path in sorted(ROOT.glob("requirements*.lock")))
+    return dict(re.findall(r"^([A-Za-z0-9_.-]+)==([^\s;]+)", text, re.M))
+
+
 def bill() -> dict[str, Any]:
-    """All packages of constraints.txt, and all vendored files with their digests."""
+    """All packages of the lock files, and all vendored files with their digests."""
     components: list[dict[str, Any]] = []
-    for line in (ROOT / "constraints.txt").read_text().splitlines():
-        name, equals, version = line.partition("==")
-        if equals and not name.startswith("#"):
-            purl = f"pkg:pypi/{name.lower()}@{version}"
-            components.append({"type": "library", "name": name, "version": version, "purl": purl})
+    for name, version in sorted(pins().items()):
+        purl = f"pkg:pypi/{name}@{version}"
+        components.append({"type": "library", "name": name, "version": version, "purl": purl})
     for name, (version, path, licence) in VENDORED.items():
         digest = hashlib.sha256((ROOT / path).read_bytes()).hexdigest()
         components.append(

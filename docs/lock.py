@@ -1,0 +1,62 @@
+"""Writes the lock files: versions and hashes of all packages that the Makefile installs. It needs uv on the path.
+
+Versions stay as they are. To have a package chosen anew, delete its entry; a new dependency needs nothing but this.
+"""
+
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+CUDA = re.compile("torch|nvidia|cuda|triton")
+"""Packages that are torch, or that its build for CUDA needs."""
+CALIBRATION = ["jax==0.6.2", "jaxlib==0.6.2", "tensorflow-probability==0.25.0", "jaxtyping", "optax", "fastprogress"]
+"""What the filters of dynamax need. dynamax itself asks for a nightly build of tensorflow-probability."""
+MAIN, TORCH, LAST = "requirements.lock", "requirements-torch.lock", "requirements-calibration.lock"
+ABOUT = {
+    MAIN: "What the Makefile installs beside torch: versions, and the hashes of all their files.",
+    TORCH: "torch as the usual index has it, which for Linux is built for CUDA, and the libraries that this needs.",
+    LAST: "What `make calibration` installs beside: dynamax, and what its filters need.",
+}
+
+
+def entries(text: str) -> dict[str, str]:
+    """The entries of a lock file by the name of their package."""
+    found = re.split(r"^(?=[A-Za-z0-9])", text, flags=re.M)[1:]
+    return {re.split("[= ]", entry, maxsplit=1)[0]: entry.rstrip() + "\n" for entry in found}
+
+
+def compiled(wanted: list[str], pins: str, *options: str) -> dict[str, str]:
+    """Entries for requirements and all that these need, for every system and Python."""
+    Path("wanted.in").write_text("\n".join(wanted) + "\n")
+    Path("pins.in").write_text(pins)
+    command = "uv pip compile --universal --python-version 3.11.5 --generate-hashes --no-annotate --no-header --quiet"
+    done = subprocess.run(
+        [*command.split(), *options, "-c", "pins.in", "wanted.in"], stdout=subprocess.PIPE, check=True
+    )
+    Path("wanted.in").unlink()
+    Path("pins.in").unlink()
+    return entries(done.stdout.decode())
+
+
+def main() -> None:
+    """Lock again."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["dev"], "editables"]
+    old = {name: entries((ROOT / name).read_text()) for name in ABOUT}
+    pins = {name: "".join(re.findall(r"^[^\s;]+==[^\s;]+", e)[0] + "\n" for e in old[name].values()) for name in old}
+    found = compiled(wanted, pins[MAIN] + pins[TORCH])
+    locks = {
+        MAIN: {name: each for name, each in found.items() if not CUDA.match(name)},
+        TORCH: {name: each for name, each in found.items() if CUDA.match(name)},
+    }
+    last = compiled(CALIBRATION, pins[MAIN] + pins[LAST]) | compiled(["dynamax"], pins[LAST], "--no-deps")
+    locks[LAST] = {name: each for name, each in last.items() if name not in found}
+    for name, each in locks.items():
+        text = f"# {ABOUT[name]}\n# Made by docs/lock.py.\n" + "".join(each[package] for package in sorted(each))
+        (ROOT / name).write_text(text)
+
+
+if __name__ == "__main__":
+    main()
