@@ -1,13 +1,15 @@
-"""Screening: observations that cannot be right are judged before a model takes them in.
+"""Screening: observations that are implausible are judged before a model takes them in.
 
-A channel rarely moves much further in one step than it has moved in any of the steps before. A value that does is taken
-as missing. If the following values agree with it, it was a jump and not an outlier, and they are taken in again.
+A value is implausible if its channel has moved much further since the last one than in any recent step, and if the
+model's predictive distribution does not allow for it either. It is taken as missing until the next values decide. If
+they come back, it was an outlier. If they stay with it, it was a jump, and they are taken in: the further the jump, the
+more of them it takes. A channel that is known to jump is believed at once.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,11 +20,15 @@ from torch import Tensor
 from pcnet.engine.inputs import Observation
 
 Array = NDArray[Any]
+Foresees = Callable[[], Mapping[str, Array]]
+"""Which values of an observation the predictive distribution of the model allows for, by node, (..., dim)."""
 WINDOW = 64  # recent steps of a channel that are remembered
-FURTHER = 4.0  # a value is implausible if it moves further than this many times the largest of these
+FURTHER = 2.5  # a value is implausible if it moves further than this many times the largest of these
 FEW = 8  # steps that must be known before anything is judged
-AGREEING = 8  # implausible values in a row that agree with each other are a jump, and taken in
-PATIENCE = 64  # so many implausible values in a row are taken in whether they agree or not
+EVIDENCE = 1.5  # values beyond the first that must agree with a jump, for each decade that it is further than usual
+AGREEING = 8  # values in a row that are refused at most
+FADING = 0.8  # the steps that are plausible because of a jump become smaller by this factor with each observation
+KNOWN = 2  # a channel that jumps is one with so many more jumps than outliers
 START = 20.0  # a first value is implausible if it is further than so many typical steps from the others
 
 
@@ -40,6 +46,9 @@ class ChannelScreen:
         self.refused = np.zeros(shape, dtype=np.int64)  # implausible values in a row
         self.agreeing = np.zeros(shape, dtype=np.int64)  # those of them that agree with the one before
         self.candidate = np.full(shape, np.nan)  # the last implausible value
+        self.leap = np.zeros(shape)  # the size of steps that the last jump makes plausible
+        self.jump = np.zeros(shape)  # the largest jump so far
+        self.jumps = np.zeros(shape, dtype=np.int64)  # jumps, less outliers
         self.count = np.zeros((), dtype=np.int64)  # all implausible values
         self.ticks = np.zeros((), dtype=np.int64)
         self._reach = np.zeros(shape)  # the largest of the steps
@@ -47,44 +56,61 @@ class ChannelScreen:
 
     FIELDS = (
         *("steps", "first", "last", "largest", "known", "waiting"),
-        *("refused", "agreeing", "candidate", "count", "ticks"),
+        *("refused", "agreeing", "candidate", "leap", "jump", "jumps", "count", "ticks"),
     )
     """What a checkpoint holds."""
 
-    def judge(self, value: Array, gap: float) -> Array | None:
-        """Which channels of a value (..., dim) are implausible; None for none. gap: sampling intervals since the last.
-
-        NaN is a missing value. All fields are replaced, never changed, so that a shallow copy stays what it was.
-        """
+    def implausible(self, value: Array, gap: float) -> Array | None:
+        """Which channels of a value (..., dim) have moved too far; None for none. gap: sampling intervals since the
+        last one. NaN is a missing value."""
         with np.errstate(all="ignore"):
             step = np.abs(value - self.last)
             if gap == 1.0 and self._plain and (step <= FURTHER * self._reach).all():
-                self.steps = self.steps.copy()
-                self.steps[int(self.ticks) % WINDOW] = step
-                self.ticks, self._reach = self.ticks + 1, self.steps.max(0)
-                self.last, self.known = value, self.known + 1
-                self.largest = np.maximum(self.largest, np.abs(value))
                 return None
-            return self._look(value, gap)
+            step = step / (self.waiting + (gap - 1.0))
+            still = (self.steps == 0).sum(0) > min(int(self.ticks), WINDOW) / 2  # channels that mostly stand still
+            wide = still & (np.abs(value) <= 10 * self.largest)
+            usual = (self.jumps >= KNOWN) & (step <= FURTHER * self.jump)
+            fine = (step <= self._limit) | wide | usual | (self.known <= FEW)
+            far: Array = np.isfinite(value) & ~fine
+        return far if far.any() else None
 
-    def _look(self, value: Array, gap: float) -> Array | None:
+    @property
+    def _limit(self) -> Array:
+        """The size of steps that are plausible."""
+        return np.maximum(FURTHER * self._reach, self.leap)
+
+    def judge(self, value: Array, gap: float, far: Array | None = None) -> Array | None:
+        """Take in a value (..., dim), but for those implausible channels that are to wait; these, or None for none.
+
+        Args:
+            value: The value. All fields are replaced, never changed, so that a shallow copy stays what it was.
+            gap: Sampling intervals since the last one.
+            far: What `implausible` has found, less what the model allows for.
+        """
+        with np.errstate(all="ignore"):
+            if far is None and gap == 1.0 and self._plain and np.isfinite(value).all():
+                self._take(value[None], np.abs(value - self.last)[None])
+                return None
+            return self._look(value, gap, np.zeros(self.shape, dtype=bool) if far is None else far)
+
+    def _look(self, value: Array, gap: float, far: Array) -> Array | None:
         """Judge a value of which some channels are missing, not known well enough, or far off."""
         waiting = self.waiting + (gap - 1.0)
-        step, limit = np.abs(value - self.last) / waiting, FURTHER * self._reach
-        seen, fine = np.isfinite(value), (step <= limit) & (self.known > FEW)
-        still = (self.steps == 0).sum(0) > min(int(self.ticks), WINDOW) / 2  # channels that mostly stand still
-        wide = still & (np.abs(value) <= 10 * self.largest)
-        agrees = np.abs(value - self.candidate) <= np.maximum(limit, 1e-9 * np.abs(value))
-        again = seen & (self.refused > 0) & agrees
+        distance = np.abs(value - self.last)
+        seen, step = np.isfinite(value), distance / waiting
+        again = far & (self.refused > 0) & (np.abs(value - self.candidate) < distance)
         self.agreeing = np.where(again, self.agreeing + 1, np.where(seen, 0, self.agreeing))
-        patient = (self.agreeing + 1 >= AGREEING) | (self.refused + 1 >= PATIENCE)
-        fine = seen & (fine | wide | (self.known <= FEW) | ((self.refused > 0) & patient))
-        bad: Array = seen & ~fine
+        decades = np.log10(np.maximum(1.0, distance / np.maximum(self._limit, np.finfo(np.float64).tiny)))
+        needed = np.where(distance <= FURTHER * self.jump, 1, 1 + np.floor(EVIDENCE * decades))
+        jumped = far & ((self.agreeing >= needed) | (self.refused >= AGREEING))
+        bad: Array = far & ~jumped
+        fine = seen & ~bad
+        jumped |= fine & (self.refused > 1) & (distance > self._limit)  # plausible only because the last one is old
+        back = fine & ~jumped & (self.refused > 0)
         moved = fine & (self.known > 0) & (self.refused == 0)  # a jump is no measure of steps to come
         self.steps = self.steps.copy()
         self.steps[int(self.ticks) % WINDOW] = np.where(moved & np.isfinite(step), step, 0.0)
-        lost = fine & (self.refused + 1 >= PATIENCE)  # the channel has another scale now
-        self.steps = np.where(lost, np.where(self.steps.max(0) > 0, step, self.steps), self.steps)
         self.ticks = self.ticks + 1
         if (self.known <= FEW).any():
             places = np.arange(FEW + 1).reshape(-1, *(1,) * len(self.shape))
@@ -96,9 +122,30 @@ class ChannelScreen:
         self.largest = np.maximum(self.largest, np.where(fine, np.abs(value), 0.0))
         self.candidate = np.where(bad, value, self.candidate)
         self.refused = np.where(fine, 0, self.refused + bad)
+        self.leap = np.where(jumped, FURTHER * distance, FADING * self.leap)
+        self.jump = np.where(jumped, np.maximum(self.jump, distance), self.jump)
+        self.jumps = self.jumps + jumped - back
         self.count = self.count + bad.sum()
-        self._plain = bool((self.known > FEW + 1).all() and (self.waiting == 1.0).all() and not self.refused.any())
+        self._settle()
         return bad if bad.any() else None
+
+    def _settle(self) -> None:
+        """Find out whether the next value can be judged by its step alone."""
+        self.leap = np.where(self.leap > self._reach, self.leap, 0.0)
+        known = bool((self.known > FEW + 1).all() and (self.waiting == 1.0).all())
+        self._plain = known and not self.refused.any() and not self.leap.any()
+
+    def _take(self, values: Array, steps: Array) -> None:
+        """Take in values (T, ..., dim) and their steps, all of which are plausible."""
+        count = len(values)
+        self.steps = self.steps.copy()
+        for i in range(max(0, count - WINDOW), count):
+            self.steps[(int(self.ticks) + i) % WINDOW] = steps[i]
+        self.ticks = self.ticks + count
+        self._reach = self.steps.max(0)
+        self.last = values[-1].copy()
+        self.known = self.known + count
+        self.largest = np.maximum(self.largest, np.abs(values).max(0))
 
     def suspects(self) -> Array | None:
         """Which of the first values (FEW + 1, ..., dim) are implausible, once all of a channel are known; else None."""
@@ -123,8 +170,21 @@ class ChannelScreen:
         self.count = self.count + bad.sum()
         return bad
 
-    def agree(self, values: Array, gaps: Array) -> int:
-        """How many of the next values (T, ..., dim) are plausible without a closer look; they are taken in."""
+    def clear(self, values: Array, gaps: Array) -> int:
+        """How many of the next values (T, ..., dim) are plausible; they are taken in."""
+        done = 0
+        while done < len(values):
+            done += self._clear_steps(values[done : done + 256], gaps[done : done + 256])
+            if done < len(values):
+                gap = float(gaps[done])
+                if self.implausible(values[done], gap) is not None:
+                    break
+                self.judge(values[done], gap)
+                done += 1
+        return done
+
+    def _clear_steps(self, values: Array, gaps: Array) -> int:
+        """How many of the next values are plausible by their steps alone; they are taken in."""
         if not self._plain:
             return 0
         with np.errstate(all="ignore"):
@@ -137,15 +197,8 @@ class ChannelScreen:
                 width *= 2
             fine = (steps <= FURTHER * largest[: len(steps)]).reshape(len(steps), -1).all(1)
         count = len(steps) if fine.all() else int(np.argmin(fine))
-        self.steps = self.steps.copy()
-        for i in range(max(0, count - WINDOW), count):
-            self.steps[(int(self.ticks) + i) % WINDOW] = steps[i]
         if count:
-            self.ticks = self.ticks + count
-            self._reach = self.steps.max(0)
-            self.last = values[count - 1].copy()
-            self.known = self.known + count
-            self.largest = np.maximum(self.largest, np.abs(values[:count]).max(0))
+            self._take(values[:count], steps[:count])
         return count
 
 
@@ -171,12 +224,25 @@ class Screen:
     def __init__(self) -> None:
         self.nodes: dict[str, ChannelScreen] = {}
 
-    def one(self, observation: Observation, gap: float) -> Observation:
-        """An observation with implausible values as NaN; gap: sampling intervals since the last one."""
-        found = observation
+    def one(self, observation: Observation, gap: float, foresees: Foresees) -> Observation:
+        """An observation with implausible values as NaN.
+
+        Args:
+            observation: The observation.
+            gap: Sampling intervals since the last one.
+            foresees: Asks the model; called only if a value is far off.
+        """
+        found, allowed = observation, None
         for name, value in observation.items():
             mine = self._of(name, tuple(value.shape))
-            bad = None if mine is None else mine.judge(value.numpy().astype(np.float64), gap)
+            if mine is None:
+                continue
+            given = value.numpy().astype(np.float64)
+            far = mine.implausible(given, gap)
+            if far is not None:
+                allowed = foresees() if allowed is None else allowed
+                far = far & ~allowed.get(name, np.zeros((), dtype=bool))
+            bad = mine.judge(given, gap, far)
             if bad is not None:
                 found = {**found, name: torch.where(torch.from_numpy(bad), torch.nan, value)}
         return found
@@ -185,25 +251,20 @@ class Screen:
         mine = self.nodes.setdefault(name, ChannelScreen(shape))
         return mine if mine.shape == shape else None
 
-    def series(self, series: Mapping[str, Tensor], gaps: Array) -> dict[str, Tensor]:
-        """Observations (T, ..., dim) with implausible values as NaN, as if they came one by one."""
-        found = dict(series)
+    def clear(self, series: Mapping[str, Tensor], gaps: Array) -> int:
+        """How many of the next observations (T, ..., dim) are plausible without asking the model; they are taken in."""
+        before, values, count = dict(self.nodes), dict[str, Array](), len(gaps)
         for name, value in series.items():
             mine = self._of(name, tuple(value.shape[1:]))
-            if mine is None:
-                continue
-            values, done, bad = value.numpy().astype(np.float64), 0, list[tuple[int, Array]]()
-            while done < len(values):
-                done += mine.agree(values[done : done + 256], gaps[done : done + 256])
-                if done < len(values):
-                    judged = mine.judge(values[done], float(gaps[done]))
-                    bad += [] if judged is None else [(done, judged)]
-                    done += 1
-            if bad:
-                found[name] = value.clone()
-                for place, where in bad:
-                    found[name][place][torch.from_numpy(where)] = torch.nan
-        return found
+            if mine is not None:
+                before[name], values[name] = mine, value.numpy().astype(np.float64)
+                self.nodes[name] = copy.copy(mine)
+                count = min(count, self.nodes[name].clear(values[name][:count], gaps[:count]))
+        for name, each in values.items():
+            if int(self.nodes[name].ticks - before[name].ticks) > count:  # another node has something implausible
+                self.nodes[name] = copy.copy(before[name])
+                self.nodes[name].clear(each[:count], gaps[:count])
+        return count
 
     def copy(self) -> Screen:
         """A screen with the same past."""
@@ -254,5 +315,5 @@ class Screen:
                     raise KeyError(f"screen/{name}/{field}")
                 setattr(mine, field, value.copy())
             mine._reach = mine.steps.max(0)
-            mine._plain = bool((mine.known > FEW + 1).all() and (mine.waiting == 1.0).all() and not mine.refused.any())
+            mine._settle()
         return made

@@ -17,6 +17,7 @@ from tqdm import tqdm
 
 from pcnet.engine.choice import EngineChoice
 from pcnet.engine.divergence import DivergenceEvent, check_policy
+from pcnet.engine.future import forecasts_alone
 from pcnet.engine.inputs import Observation, ObservationReader, Sample, sampling_periods, time_of
 from pcnet.engine.program import Program
 from pcnet.engine.recording import result_of
@@ -24,7 +25,7 @@ from pcnet.engine.run import Run, Snapshot, common_batch_shape
 from pcnet.engine.screen import Screen, Suspects
 from pcnet.engine.state import GraphState
 from pcnet.engine.threads import ThreadLimit
-from pcnet.errors import CheckpointError, ObservationError, ScheduleError, SettingError
+from pcnet.errors import CheckpointError, ObservationError, PcnetError, ScheduleError, SettingError
 from pcnet.files import path_of
 from pcnet.model.context import NodeContext
 from pcnet.model.model import Engine, Model, OnDivergence, RunOptions, device_of
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from pcnet.engine.forecast import Draws, Forecast, Innovation
     from pcnet.engine.segments import Segments
 
+CHUNK = 4096  # observations that are judged at once
+ALLOWED = 5.0  # standard deviations from its forecast within which a value is plausible
 UNEQUAL = "there must be as many times as observations"
 Watcher = Callable[[float, Tensor | None], None]
 
@@ -183,33 +186,47 @@ class Session:
         moments = None if times is None else list(itertools.islice(times, total + 1))
         if moments is not None and len(moments) != total:
             raise ObservationError(UNEQUAL)
-        done, begun, screen = 0, self.tick, self._screen
-        while screen is not None and done < total and not screen.settled:
-            observation = {name: value[done] for name, value in series.items()}
-            self._take(observation, None if moments is None else moments[done], total)
-            self._progressed(1, bar)
-            done += 1
-        if screen is None or done == total:
-            self._run_part(series, moments, done, total, bar)
+        if self._screen is None:
+            self._run_part(series, moments, 0, total, bar)
             return
-        begun, before = begun + done, screen.copy()
-        gaps = self._gaps(total if moments is None else moments)
+        done = 0
+        while done < total:
+            if self._screen.settled:
+                done += self._run_clear(series, moments, done, bar)
+            else:
+                self._take_from(series, moments, done, bar)
+                done += 1
+
+    def _take_from(self, series: Mapping[str, Tensor], moments: Sequence[float] | None, at: int, bar: Any) -> None:
+        """Take in one observation of a series."""
+        observation = {name: value[at] for name, value in series.items()}
+        self._take(observation, None if moments is None else moments[at], len(next(iter(series.values()))))
+        self._progressed(1, bar)
+
+    def _run_clear(self, series: Mapping[str, Tensor], moments: Sequence[float] | None, done: int, bar: Any) -> int:
+        """Take in the next observations of a series, at most until one was implausible; their number."""
+        assert self._screen is not None
+        before, begun = self._screen.copy(), self.tick
+        part = {name: value[done : done + CHUNK] for name, value in series.items()}
+        length = len(next(iter(part.values())))
+        gaps = np.ones(length) if moments is None else self._gaps(moments[done : done + length])
         try:
-            rest = screen.series({name: value[done:] for name, value in series.items()}, gaps[done:])
-            joined = {name: torch.cat([series[name][:done], value]) for name, value in rest.items()}
-            self._run_part(joined, moments, done, total, bar)
+            count = self._screen.clear(part, gaps)
+            self._run_part(series, moments, done, done + count, bar)
         except BaseException:  # what was not taken in was not judged either
-            end = done + self.tick - begun
-            before.series({name: value[done:end] for name, value in series.items()}, gaps[done:end])
+            end = self.tick - begun
+            before.clear({name: value[:end] for name, value in part.items()}, gaps[:end])
             self._screen = before
             raise
+        if count < length:
+            self._take_from(series, moments, done + count, bar)
+            count += 1
+        return count
 
-    def _gaps(self, moments: int | Sequence[float]) -> Any:
-        """The time before each observation in sampling intervals, 1 or more, given their times or their number."""
-        if isinstance(moments, int):
-            return np.ones(moments)
+    def _gaps(self, moments: Sequence[float]) -> Any:
+        """The time before each of the next observations in sampling intervals, 1 or more, given their times."""
         times = np.array([time_of(t) for t in moments])
-        return np.maximum(1.0, np.diff(times, prepend=times[0]) / self.interval)
+        return np.maximum(1.0, np.diff(times, prepend=self.time) / self.interval)
 
     def _run_part(
         self, series: Mapping[str, Tensor], moments: Sequence[float] | None, start: int, stop: int, bar: Any
@@ -285,7 +302,7 @@ class Session:
         gap = 1.0 if t is None or self._run is None else max(1.0, (t - self.time) / self.interval)
         unsettled = not before.settled
         try:
-            self._absorb(self._screen.one(observation, gap), t, total)
+            self._absorb(self._screen.one(observation, gap, lambda: self._foreseen(observation, t)), t, total)
         except BaseException:
             self._screen = before
             raise
@@ -295,6 +312,20 @@ class Session:
                 self._start_anew(suspects)
         if self._run is not None and self._run.rescue is not None:
             self._run.keep_for_rescue()
+
+    def _foreseen(self, observation: Observation, t: float | None) -> dict[str, Any]:
+        """Which values of an observation the predictive distribution of the model allows for, by sensory node."""
+        if self._run is None or forecasts_alone(self.program) is None or (t is not None and t <= self.time):
+            return {}
+        try:
+            found = self.innovation(observation, t)
+        except PcnetError:  # it has none at present
+            return {}
+        allowed = {}
+        for name, (error, sd) in found.items():
+            fits = np.abs(error) <= ALLOWED * sd
+            allowed[name] = fits.any(tuple(range(fits.ndim - observation[name].ndim)))  # of a batch of settings
+        return allowed
 
     def _start_anew(self, suspects: Suspects) -> None:
         """Set batch elements back to the start that have begun with implausible observations."""

@@ -107,7 +107,8 @@ class Model:
                 observation as missing for them, "reset" restarts them with the next one; `result.fallbacks` counts
                 how often.
             screen: Whether the policies "stop", "hold" and "reset" also take implausible values as missing, before they
-                do harm: those that are much further from the last one than any value was lately. True by default.
+                do harm: those much further from the last one than any value was lately, and far from the forecast.
+                True by default.
             engine: "auto" (default) runs compiled code where it can and pays, "compiled" refuses with the reason where
                 it cannot, "eager" runs torch operation by operation. `result.engine` says which one acted.
             smooth: True keeps what a smoother needs: `result.smoothed("x")` is the belief about each state given all
