@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 WINDOW = 2000  # default number of recent observations that are shown
 MEMORY = 100_000_000
 """The window is shortened where it would take more than this many bytes, but to no fewer than 100 observations."""
+CLIENTS = 64  # clients that are served at once; others are sent away
+PATIENCE = 10.0  # seconds that a client may take to ask, or to read on
 WAITING = """<!DOCTYPE html><meta charset="utf-8"><meta http-equiv="refresh" content="1"><title>pcnet</title>
 <link rel="icon" href="data:,"><p>Waiting for the first observation …"""
 
@@ -112,16 +115,35 @@ class watch:  # noqa: N801, a context manager that is used like a function
 
 
 class _Server(ThreadingHTTPServer):
-    daemon_threads = True
+    daemon_threads, request_queue_size = True, CLIENTS
     allow_reuse_address = False  # a second run must not take over the port of a first one
 
     def __init__(self, address: tuple[str, int], page: watch) -> None:
         super().__init__(address, _Handler)
         self.page = page
+        self._free = threading.BoundedSemaphore(CLIENTS)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if self._free.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:  # the others hang, or it is an attack
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that hangs up or does not read is no news; the terminal belongs to the run."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handle_error(request, client_address)
 
 
 class _Handler(BaseHTTPRequestHandler):
     server: _Server
+    timeout = PATIENCE
 
     def do_GET(self) -> None:
         host, _, port = self.headers.get("Host", "").rpartition(":")

@@ -10,6 +10,7 @@ import torch
 import pcnet as pc
 from pcnet.graphs import odem
 from pcnet.results.live_page import watch
+from support import hostile
 from support.recorded import EVIL, hostile_graph, paper_run, repeated, stack_run
 from support.waiting import PATIENCE, wait_until
 
@@ -20,9 +21,7 @@ INSTALL = "Chromium is not installed (apt-get install chromium chromium-driver)"
 pytestmark = pytest.mark.skipif(MISSING and "PCNET_REQUIRE_BROWSER" not in os.environ, reason=INSTALL)
 
 
-@pytest.fixture(scope="module")
-def browser():
-    assert not MISSING, INSTALL
+def start_browser():
     options = webdriver.ChromeOptions()
     options.binary_location = CHROMIUM
     for switch in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--window-size=1440,900"):
@@ -31,6 +30,13 @@ def browser():
     driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
     driver.set_script_timeout(PATIENCE)
     driver.set_page_load_timeout(PATIENCE)
+    return driver
+
+
+@pytest.fixture(scope="module")
+def browser():
+    assert not MISSING, INSTALL
+    driver = start_browser()
     yield driver
     driver.quit()
 
@@ -272,6 +278,11 @@ def test_names_are_shown_as_text(page):
     assert shown.all("#panel img, #panel b, #panel script, #tip b") == []
     shown.point(number(result, EVIL[0]), click=False)
     wait_until(lambda: shown.find("#tip").text.startswith(EVIL[0]))
+
+
+def test_hostile_names_and_titles_stay_text(browser, tmp_path):
+    assert hostile.pages(browser, 4, tmp_path) == []
+    browser.get_log("browser")
 
 
 # --- screens ---------------------------------------------------------------------------------------------------------

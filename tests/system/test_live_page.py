@@ -1,9 +1,11 @@
 """The page that follows a running session, for this machine only."""
 
 import base64
+import contextlib
 import http.client
 import json
 import socket
+import struct
 import threading
 
 import numpy as np
@@ -12,8 +14,9 @@ import pytest
 import pcnet as pc
 from pcnet.errors import SettingError
 from pcnet.graphs import odem
+from pcnet.results import live_page
 from pcnet.results.live_page import watch
-from support.waiting import PATIENCE
+from support.waiting import PATIENCE, wait_until
 
 DATA = pc.simulate.glv_process(40, noise="white", seed=1).observations
 
@@ -131,3 +134,29 @@ def test_stopping_frees_the_port():
 def test_invalid_arguments_are_rejected(options, words):
     with pytest.raises(SettingError, match=words):
         watch(start(), **options)
+
+
+def test_clients_that_hang_or_hang_up_cost_neither_threads_nor_words(capfd, monkeypatch):
+    """Some reset the connection before the answer, some never ask, some never read."""
+    monkeypatch.setattr(live_page._Handler, "timeout", 0.2)
+    session = start().run(DATA)
+    with watch(session) as watched:
+        session.step(DATA[0])
+        port = watched._server.server_address[1]
+        ask = f"GET /flow.json HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode()
+        for _ in range(5):
+            with socket.create_connection(("127.0.0.1", port)) as client:
+                client.sendall(ask)
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        before = threading.active_count()
+        hanging = [socket.create_connection(("127.0.0.1", port)) for _ in range(3 * live_page.CLIENTS)]
+        for each in hanging:
+            with contextlib.suppress(OSError):  # some were sent away
+                each.sendall(b"GE")
+        assert threading.active_count() <= before + live_page.CLIENTS
+        session.step(DATA[1])
+        wait_until(lambda: threading.active_count() <= before, "the end of all hanging clients")
+        assert json.loads(get(watched)[1])["observations"] >= 1
+        for each in hanging:
+            each.close()
+    assert capfd.readouterr() == ("", "")
