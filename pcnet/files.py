@@ -124,7 +124,7 @@ class _Scratch:
         if self.handle < 0:
             self._name = _scratch_name(target)
             self.handle = os.open(self._name, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
-        _lock(self.handle)
+        lock(self.handle)
 
     def _without_name(self) -> int:
         if not hasattr(os, "O_TMPFILE") or not Path("/proc/self/fd").is_dir():
@@ -186,10 +186,16 @@ def _remove_stale(target: Path) -> None:
                 os.close(handle)
 
 
-def _lock(handle: int) -> None:
+def lock(handle: int) -> bool:
+    """Lock an open file until it is closed; False if another has locked it. True where there are no locks."""
     if fcntl is not None:
-        with suppress(OSError):  # some network file systems have no locks
+        try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError:  # some network file systems have no locks
+            return True
+    return True
 
 
 def sync_folder(folder: Path) -> None:

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Annotated
@@ -98,7 +99,7 @@ def run(
     ] = False,
 ) -> None:
     """Run a model over observations."""
-    from pcnet.io.streaming import decoded, run_file, run_lines, run_scripts, start, summary
+    from pcnet.io.streaming import MAX_LINE, decoded, run_file, run_lines, run_scripts, start, summary
 
     policy: OnDivergence | None = None if on_divergence is None else on_divergence.value
     with plain_errors(), ExitStack() as stack:
@@ -114,7 +115,7 @@ def run(
             typer.echo(f"watch at {page.address}", err=True)
         try:
             if observations == "-":
-                lines = decoded(sys.stdin.buffer)
+                lines = decoded(iter(partial(sys.stdin.buffer.readline, MAX_LINE + 1), b""))
                 run_lines(session, lines, sys.stdout, checkpoint, checkpoint_every, written)
             else:
                 run_file(session, observations, time, checkpoint, checkpoint_every)

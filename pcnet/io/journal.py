@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pcnet.errors import ObservationError
-from pcnet.files import check_target, plain_os_errors, read_regular, sync_folder
+from pcnet.files import check_target, lock, plain_os_errors, read_regular, sync_folder
 
 FORMAT = 1
 FLUSH = 1.0  # seconds after which entries are flushed to the disk itself
@@ -39,17 +39,22 @@ class Journal:
     def __init__(self, path: Path, model: str, start: int) -> None:
         self.path = check_target(path, ObservationError)
         self.entries: list[Entry] = []
-        self._sum, size = b"", 0
-        if self.path.exists():
-            size = self._read(model)
+        self._sum = b""
         with plain_os_errors(path, "written", ObservationError):
             self._handle = os.open(self.path, os.O_WRONLY | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
-            os.ftruncate(self._handle, size)  # without an entry that is cut off
-            os.lseek(self._handle, size, os.SEEK_SET)
-            if not size:
-                self._write({"pcnet journal": FORMAT, "model": model, "start": start})
-                os.fsync(self._handle)
-                sync_folder(self.path.parent)
+            try:
+                if not lock(self._handle):
+                    raise ObservationError(f"{str(path)!r} is in use; give each stream a journal of its own")
+                size = self._read(model)
+                os.ftruncate(self._handle, size)  # without an entry that is cut off
+                os.lseek(self._handle, size, os.SEEK_SET)
+                if not size:
+                    self._write({"pcnet journal": FORMAT, "model": model, "start": start})
+                    os.fsync(self._handle)
+                    sync_folder(self.path.parent)
+            except BaseException:
+                os.close(self._handle)
+                raise
         self._flushed = time.monotonic()
 
     def _read(self, model: str) -> int:

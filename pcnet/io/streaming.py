@@ -152,7 +152,7 @@ def read_line(line: str, session: Session) -> tuple[Any, float | None]:
     if text[0] not in "[{" and text != "null":
         cells = text.split(",") if "," in text else text.split()
         try:
-            return [float(cell) if cell.strip() else math.nan for cell in cells], None
+            return [_number(cell) if cell.strip() else math.nan for cell in cells], None
         except ValueError:
             raise ObservationError(f"{text[:60]!r} is not a row of numbers, and not JSON") from None
     try:
@@ -163,6 +163,13 @@ def read_line(line: str, session: Session) -> tuple[Any, float | None]:
         return _missing(given), None
     t = given.pop("t") if "t" in given and "t" not in session.graph.nodes else None
     return {name: _missing(value) for name, value in given.items()}, t
+
+
+def _number(cell: str) -> float:
+    """A number; Python's own spellings, 1_000 and digits of other scripts, are none."""
+    if "_" in cell or not cell.isascii():
+        raise ValueError
+    return float(cell)
 
 
 def _missing(value: Any) -> Any:

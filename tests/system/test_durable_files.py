@@ -149,7 +149,7 @@ def test_what_a_killed_process_has_left_is_removed(tmp_path):
     for each in (dead, alive, other):
         each.write_bytes(b"part")
     with alive.open("rb") as held:
-        files._lock(held.fileno())
+        files.lock(held.fileno())
         with atomic_write(target) as file:
             file.write(b"whole")
     assert names(tmp_path) == sorted(["a", alive.name, other.name])

@@ -1,11 +1,13 @@
 """Streams lose nothing that was answered: signals end them with a checkpoint, and a journal outlives kill -9."""
 
+import contextlib
 import json
 import os
 import random
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from pcnet.io.command_line import app
 from pcnet.io.journal import Journal
 from support.waiting import PATIENCE
 
+PROGRAM = "from pcnet.io import streaming as s; s.MAX_LINE = {limit}; from pcnet.io.command_line import app; app()"
 Y = 1 + 0.1 * np.random.default_rng(0).normal(size=(20, 3))
 LINES = [", ".join(map(repr, row.tolist())) for row in Y]
 
@@ -35,6 +38,12 @@ def pcnet(*arguments, **options):
 
 def answers(done):
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+def entries(path, content):
+    """What a journal holds of a model whose journal has this content."""
+    with contextlib.closing(Journal(path, json.loads(content.splitlines()[0])["model"], 0)) as journal:
+        return journal.entries
 
 
 class Stream:
@@ -95,14 +104,14 @@ def test_a_damaged_or_foreign_journal_is_refused(folder):
     path = folder / "run.journal"
     assert pcnet("--journal", "run.journal", input="\n".join(LINES[:6]) + "\n").exit_code == 0
     content, chance = path.read_bytes(), random.Random(0)
-    mark = Journal(path, json.loads(content.splitlines()[0])["model"], 0).entries
+    mark = entries(path, content)
     assert [entry.line for entry in mark] == LINES[:6]
     for _ in range(300):
         changed = bytearray(content)
         changed[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
         path.write_bytes(changed)
         try:  # the end of the last line may look cut off; nothing else passes
-            read = Journal(path, json.loads(content.splitlines()[0])["model"], 0).entries
+            read = entries(path, content)
             assert read == mark[: len(read)]
             assert len(read) == 5
         except ObservationError:
@@ -152,3 +161,48 @@ def test_a_full_disk_below_standard_output_is_named(folder):
     assert done.returncode == 2
     assert "the disk is full" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_journal_belongs_to_one_stream_at_a_time(tmp_path):
+    path = tmp_path / "journal"
+    first = Journal(path, "model", 0)
+    first.add(0, "1")
+    with pytest.raises(ObservationError, match="is in use; give each stream a journal of its own"):
+        Journal(path, "model", 0)
+    first.add(1, "2")
+    first.close()
+    again = Journal(path, "model", 0)
+    assert [entry.line for entry in again.entries] == ["1", "2"]
+    again.close()
+
+
+def test_a_journal_that_is_cut_off_anywhere_keeps_what_is_whole(tmp_path):
+    path = tmp_path / "journal"
+    journal = Journal(path, "model", 0)
+    for k in range(3):
+        journal.add(k, f"{k}, 1")
+    journal.close()
+    whole = path.read_bytes()
+    for length in range(len(whole) + 1):
+        path.write_bytes(whole[:length])
+        journal = Journal(path, "model", 0)
+        assert len(journal.entries) == max(0, whole[:length].count(b"\n") - 1)
+        journal.close()
+
+
+@pytest.mark.parametrize(
+    "line", ["1_0, 1, 1", "١, 1, 1", "0x1, 1, 1", "1, 1, 1\0", "1; 1; 1", "１, 1, 1", "1e999, 1, 1"]
+)
+def test_numbers_of_other_dialects_are_refused(folder, line):
+    done = pcnet(input=line + "\n")
+    assert done.exit_code == 2
+    assert "line 1" in done.stderr
+    assert answers(done) == []
+
+
+def test_a_line_without_an_end_is_refused_before_it_fills_the_memory(folder):
+    with Path("/dev/zero").open("rb") as endless:
+        command = [sys.executable, "-c", PROGRAM.format(limit=1000), "run", "graph.yaml", "--observations", "-"]
+        done = subprocess.run(command, stdin=endless, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert done.returncode == 2
+    assert "line 1 is longer than" in done.stderr
