@@ -37,6 +37,7 @@ from pcnet.nodes import (
     PrecisionNode,
     SensoryNode,
     StudentTNode,
+    SwitchingStateNode,
 )
 from pcnet.numerics import estimators, integrators, kernels
 from pcnet.numerics.dwell_time import DwellTime
@@ -78,6 +79,7 @@ __all__ = [
     "SensoryNode",
     "StudentTNode",
     "Study",
+    "SwitchingStateNode",
     "TracedFunction",
     "act",
     "adaptive_filtering",

@@ -10,8 +10,9 @@ from pcnet.graphs.sensors import Input, Sensor, check_names, check_sensors, inpu
 from pcnet.model.graph import Graph
 from pcnet.model.hypotheses import Hypotheses
 from pcnet.model.model import Model
+from pcnet.model.node import AnyNode
 from pcnet.model.schedule import LevelNodes, adaptive_filtering
-from pcnet.nodes import KalmanStateNode, ParameterNode
+from pcnet.nodes import CategoricalNode, KalmanStateNode, ParameterNode, SwitchingStateNode
 from pcnet.numerics.kernels import Matern
 from pcnet.numerics.transitions import IntegratorName
 from pcnet.settings import number, to_tensor
@@ -45,6 +46,7 @@ def adaptive_filter(
     substeps: int = 1,
     linearisation: Literal["unscented", "taylor"] = "unscented",
     process_noise: Literal["diffusion", "held"] = "diffusion",
+    switching: CategoricalNode | None = None,
     hypotheses: Hypotheses | None = DEFAULT,
 ) -> Model:
     """Online triple estimation for ẋ = f(x, u, θ) + ω_x, y = g(x, u) + ω_y: states, θ and both noise levels at once.
@@ -84,6 +86,8 @@ def adaptive_filter(
         substeps: Integration steps between two observations.
         linearisation: How means and covariances pass through flow and mapping.
         process_noise: White process noise as "diffusion", or "held" constant between observations.
+        switching: Categories that the system switches between, one step of their clock at each observation: the flow is
+            then f(x, v, θ) with v the values of the present category; inputs u follow v. See `SwitchingStateNode`.
         hypotheses: The bank of hypotheses about noise levels, outliers and drift; None for a single filter, which needs
             first guesses that are about right.
     """
@@ -114,7 +118,8 @@ def adaptive_filter(
                 noise_per_channel=noise_per_channel,
             )
         }
-    x = KalmanStateNode(
+    kind = KalmanStateNode if switching is None else SwitchingStateNode
+    x = kind(
         "x",
         dim=dim,
         flow=flow,
@@ -142,12 +147,13 @@ def adaptive_filter(
         hypotheses = dataclasses.replace(hypotheses, **changes)
     graph, driving = Graph(), input_nodes("adaptive_filter", inputs, dt)
     check_names("adaptive_filter", seen, driving)
-    width = sum(node.dim for node in driving)
+    causes: list[AnyNode] = [*([] if switching is None else [switching]), *driving]
+    width = sum(node.shape.dim for node in causes)
     nodes = {name: sensor.node(name, dim, width, dt, outliers) for name, sensor in seen.items()}
     for name, node in nodes.items():
         graph.predicts(x, node, via=seen[name].mapping)
-    for node in driving:
-        graph.drives(node, x)
+    for cause in causes:
+        graph.drives(cause, x)
     if parameter_mean is not None:
         graph.parametrises(ParameterNode("theta", mean=parameter_mean, sd=parameter_sd), x)
     graph.weighs(noise_node("noise_x", process_noise_sd, noise_sd, kernel_of(correlation_time), noise_per_channel), x)

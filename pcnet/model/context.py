@@ -84,7 +84,7 @@ class NodeContext(Generic[S, B]):
         self.links, self.above, self.below = links, links.above, links.below
         self.observation: Tensor | None = None
         self._now: Now | None = None  # only in copies for forecasts
-        self._ahead: Mapping[AnyLink, Any] = {}  # messages of the future, only in such copies
+        self._ahead: Mapping[AnyLink, Any] = {}  # other messages, only in such copies
         self._host = surroundings
         self._found: dict[Any, tuple[Any, ...]] = {}
         self._memo: dict[str, tuple[tuple[Any, ...], Any]] = {}
@@ -130,6 +130,8 @@ class NodeContext(Generic[S, B]):
 
     def error(self, link: Link[P, E]) -> E:
         """The error that came up a link below."""
+        if self._ahead and link in self._ahead:
+            return self._ahead[link]  # type: ignore[no-any-return]
         return self._host.error(link)  # type: ignore[no-any-return]
 
     def propose(self, state: S) -> None:
@@ -139,13 +141,18 @@ class NodeContext(Generic[S, B]):
         elif state is not self.state:
             self._host.adopt(self.name, state)
 
-    def at(self, state: S, now: Now, messages: Mapping[AnyLink, Any] | None = None) -> NodeContext[S, B]:
-        """A copy of this context with another state and time, for forecasts.
+    def at(
+        self, state: Any, now: Now, messages: Mapping[AnyLink, Any] | None = None, bound: Any = None
+    ) -> NodeContext[Any, Any]:
+        """A copy of this context with another state and time, for forecasts and for modes.
 
-        messages: from above, by link; those that are not given are the present ones, or those of this copy.
+        messages: predictions from above and errors from below, by link; those that are not given are the present ones,
+        or those of this copy. bound: other constants, unless they stay the same.
         """
-        other = copy.copy(self)
+        other: NodeContext[Any, Any] = copy.copy(self)
         other.state, other._now = state, now
+        if bound is not None:
+            other.bound, other._memo = bound, {}
         if messages:
             other._ahead = messages
         return other

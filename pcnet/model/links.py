@@ -140,7 +140,10 @@ class Predicts(Link[PointPrediction | GaussianPrediction, PredictionError]):
 
 
 class Drives(Link[PointPrediction, PredictionError]):
-    """The parent, a cause v, is an argument of the child's flow f(x, v, θ), and of its mappings g(x, v, θ)."""
+    """The parent, a cause v, is an argument of the child's flow f(x, v, θ), and of its mappings g(x, v, θ).
+
+    Categories that drive a switching state send a `CategoryPrediction`, and receive a `CategoryPosterior`.
+    """
 
     key: ClassVar[str] = "drives"
     style: ClassVar[LinkStyle] = LinkStyle(above=False, side="left", dash="-", label="cause")

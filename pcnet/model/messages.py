@@ -41,6 +41,37 @@ class GaussianPrediction(NamedTuple):
         return self.distribution.mean[:, None]
 
 
+class CategoryPrediction(NamedTuple):
+    """The categories that a state may be in, and how one follows another; s stages for each of k categories."""
+
+    values: Tensor  # of the cause in each category, (B, k, p)
+    transition: Tensor  # probabilities, from rows to columns, (B, ks, ks)
+    first: Tensor  # probabilities at the first observation, (B, k, s)
+    probability: Tensor  # present ones, (B, k, s)
+
+    @property
+    def value(self) -> Tensor:
+        """Mean of the values, (B, 1, p)."""
+        return torch.bmm(self.probability.sum(-1)[:, None], self.values)
+
+
+class CategoryPosterior(NamedTuple):
+    """The block of categories in a joint belief of a state and them."""
+
+    probability: Tensor  # of each stage of each category, (B, k, s)
+    before: Tensor  # the same before the last observation, (B, k, s)
+
+    @property
+    def value(self) -> Tensor:
+        """Probability of each category, (B, k)."""
+        return self.probability.sum(-1)
+
+    @property
+    def weighted(self) -> Tensor:
+        """What the last observation added to the probability of each category, (B, k)."""
+        return (self.probability - self.before).sum(-1)
+
+
 class ParameterTransition(NamedTuple):
     """How a belief about parameters θ became one about θ⁺; for parameters that stand still θ⁺ is θ.
 

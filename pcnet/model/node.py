@@ -135,6 +135,7 @@ class Node(ABC, Generic[S, B]):
     is_input: ClassVar[bool] = False  # whether what it observes is known, and no evidence about the states
     takes_low_rank: ClassVar[bool] = False  # whether it accepts a `LowRankDistribution` of many channels
     sends_covariance: ClassVar[bool] = False  # whether its predictions are `GaussianPrediction`s
+    switches: ClassVar[bool] = False  # whether categories may drive it
     joins_parameters: ClassVar[bool] = False  # whether it can carry its parameters in its own belief
     multiple_noises: ClassVar[bool] = False  # whether several precision nodes may weigh it, each for its own noise
     required_actions: ClassVar[tuple[str, ...]] = ()  # actions that a schedule must contain for it

@@ -10,6 +10,7 @@ from pcnet.nodes.likelihood import LikelihoodNode
 from pcnet.nodes.parameter import ParameterNode
 from pcnet.nodes.precision import PrecisionNode
 from pcnet.nodes.sensory import SensoryNode
+from pcnet.nodes.switching_state import SwitchingStateNode
 
 __all__ = [
     "BinomialNode",
@@ -25,4 +26,5 @@ __all__ = [
     "PrecisionNode",
     "SensoryNode",
     "StudentTNode",
+    "SwitchingStateNode",
 ]

@@ -100,6 +100,7 @@ class Noises(NamedTuple):
     below: Mapping[Predicts, NoiseSpec]
     orders: int  # orders of motion of smooth noise
     learned: bool  # whether their levels are learned
+    low_rank: bool  # whether many channels are kept in low-rank form
 
 
 def make_layout(
@@ -134,7 +135,7 @@ def make_layout(
     channels, level, belief = 0, 0, slice(size)
     for link, spec in specs:
         model = noise_model(spec, like, noises.orders)
-        wide = link.child.takes_low_rank and model.is_white and is_wide(spec.channels, dim)
+        wide = noises.low_rank and link.child.takes_low_rank and model.is_white and is_wide(spec.channels, dim)
         levels = min(spec.levels, 1 if wide else spec.levels) if noises.learned else 0
         latents = spec.channels * model.n_latents
         starts = ((channels, spec.channels), (size, latents), (level, levels))

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import KW_ONLY
-from typing import Annotated, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import torch
 from pydantic import AfterValidator
@@ -11,10 +11,11 @@ from torch import Tensor
 from pcnet.errors import GraphError, SettingError
 from pcnet.functions.closed_form import Identity
 from pcnet.model.context import Neighbours, NodeContext
-from pcnet.model.links import AnyLink, Predicts
-from pcnet.model.messages import GaussianPrediction
+from pcnet.model.links import AnyLink, Drives, Predicts
+from pcnet.model.messages import CategoryPosterior, CategoryPrediction, GaussianPrediction
 from pcnet.model.node import BatchSpec, Energy, ErrorShape, Node, Recordable
 from pcnet.model.protocols import ForecastContext, Forecasts
+from pcnet.nodes.kalman_inputs import InputSpec
 from pcnet.numerics.dwell_time import DwellTime
 from pcnet.numerics.kalman import PredictiveDistribution
 from pcnet.numerics.laplace import standard_deviations
@@ -50,8 +51,11 @@ class CategoricalNode(Node[CategoricalState, CategoricalBound], Forecasts):
     `predict` applies the transition, p ← pT. `update` weighs the categories by the posterior of the parameters below.
     Downwards it sends the mean and covariance of the values (moment matching).
 
+    It may drive a `SwitchingStateNode` instead, at every observation: its values are then those of the argument v of
+    the flow f(x, v, θ). Category and state have one joint belief, which the state holds.
+
     Args:
-        values: Parameter values of each category, (..., k, p).
+        values: Values of parameters, or of v, in each category, (..., k, p).
         stay: Probability of staying in a category for one step of its clock; otherwise any other follows. Give one of
             stay, dwell and transition.
         dwell: Distribution of the time in a category, and which comes next; see `DwellTime`.
@@ -123,6 +127,12 @@ class CategoricalNode(Node[CategoricalState, CategoricalBound], Forecasts):
 
     def check_as_parent(self, link: AnyLink) -> None:
         shape = link.child.error_shape
+        if isinstance(link, Drives) and link.child.switches:
+            return
+        if isinstance(link, Drives):
+            raise GraphError(
+                f"{self.title} drives states with several modes: make {link.child.name!r} a SwitchingStateNode"
+            )
         if not isinstance(link, Predicts) or link.child.observes or shape is None:
             raise GraphError(f"{self.title} predicts parameters: graph.predicts({self.name}, ParameterNode(...))")
         if shape != self.error_shape:
@@ -132,7 +142,10 @@ class CategoricalNode(Node[CategoricalState, CategoricalBound], Forecasts):
 
     def check(self, links: Neighbours, like: Tensor) -> None:
         if len(links.below) != 1:
-            raise GraphError(f"{self.title} must predict one node: graph.predicts({self.name}, parameters)")
+            raise GraphError(
+                f"{self.title} must predict one node, graph.predicts({self.name}, parameters), or drive one, "
+                f"graph.drives({self.name}, SwitchingStateNode(...))"
+            )
 
     def bind(self, links: Neighbours, spec: BatchSpec) -> CategoricalBound:
         k, s = self.categories, self.stages
@@ -158,9 +171,13 @@ class CategoricalNode(Node[CategoricalState, CategoricalBound], Forecasts):
 
     def initialise(self, ctx: Context) -> CategoricalState:
         """Predict the moments of the first probabilities."""
+        if self._drives(ctx):
+            return ctx.state
         return self._predicted(ctx, ctx.state.probability, torch.zeros_like(ctx.state.lagged_covariance))
 
-    def prediction(self, ctx: Context, link: AnyLink) -> GaussianPrediction:
+    def prediction(self, ctx: Context, link: AnyLink) -> GaussianPrediction | CategoryPrediction:
+        if isinstance(link, Drives):
+            return CategoryPrediction(*ctx.bound, ctx.state.probability)
         _, mean, covariance, lagged = ctx.state
         (b, p), none = mean.shape, mean.new_zeros
         distribution = PredictiveDistribution(mean, covariance, none(b, p, 0), none(b, 0, p, p))
@@ -172,6 +189,8 @@ class CategoricalNode(Node[CategoricalState, CategoricalBound], Forecasts):
         ξ and Ω of the error below are b and A, the evidence there, attenuated by the predicted covariance v:
         b = (I − vΩ)⁻¹ξ, A = Ω(I − vΩ)⁻¹. The parameters' own deviation R then gives A ← A(I + RA)⁻¹.
         """
+        if self._drives(ctx):
+            return ctx.state._replace(probability=self._probability(ctx))
         (link,) = ctx.below_of(Predicts)
         error, state = ctx.error(link).eliminated, ctx.state
         weighted, precision = error.weighted[:, 0, :, None], error.precision.dense()
@@ -186,6 +205,8 @@ class CategoricalNode(Node[CategoricalState, CategoricalBound], Forecasts):
 
     def predict(self, ctx: Context) -> CategoricalState:
         """Apply the transition, and predict the parameters below."""
+        if self._drives(ctx):
+            return ctx.state
         before, (values, transition, _) = ctx.state.probability, ctx.bound
         joint = before.flatten(1)[..., None] * transition
         after = joint.sum(1).view_as(before)
@@ -201,12 +222,36 @@ class CategoricalNode(Node[CategoricalState, CategoricalBound], Forecasts):
         covariance = away.mT @ (of_values[..., None] * away) + self._deviation(ctx)
         return CategoricalState(probability, mean, covariance, lagged)
 
+    def _drives(self, ctx: Context) -> bool:
+        return bool(ctx.below_of(Drives))
+
+    def _probability(self, ctx: Context) -> Tensor:
+        """Probability of each stage of each category, (B, k, s), in the joint belief with a state if it drives one."""
+        if not self._drives(ctx):
+            return ctx.state.probability
+        posterior: Any = ctx.error(ctx.below_of(Drives)[0])
+        assert isinstance(posterior, CategoryPosterior)
+        return posterior.probability
+
     def _deviation(self, ctx: Context) -> Tensor:
         """Covariance of the parameters around the value of their category, (B, p, p)."""
         (link,) = ctx.below_of(Predicts)
         noise = ctx.error(link).noise
         assert noise is not None
         return noise.variance.diag_embed()
+
+    def _moments(self, ctx: Context) -> tuple[Tensor, Tensor]:
+        """Mean (B, p) and covariance (B, p, p) of the values."""
+        if not self._drives(ctx):
+            return ctx.state.predicted_mean, ctx.state.predicted_covariance
+        weight, values = self._probability(ctx).sum(-1), ctx.bound.values
+        mean = torch.bmm(weight[:, None], values)[:, 0]
+        away = values - mean[:, None]
+        return mean, away.mT @ (weight[..., None] * away)
+
+    def input_spec(self, spec: BatchSpec) -> InputSpec:
+        """What a switching state needs to know of it."""
+        return InputSpec(self.values.shape[-1], False, None)
 
     def forecast_message(self, ctx: Context, link: AnyLink, now: ForecastContext) -> Tensor:
         """The present prediction, as if the category stayed."""
@@ -220,8 +265,8 @@ class CategoricalNode(Node[CategoricalState, CategoricalBound], Forecasts):
     def quantities(self) -> Mapping[str, Recordable]:
         shape = ("order", "dimension")
         return {
-            "probability": Recordable(("category",), lambda ctx: ctx.state.probability.sum(-1)),
-            "stage": Recordable(("category", "stage"), lambda ctx: ctx.state.probability),
-            "mean": Recordable(shape, lambda ctx: ctx.state.predicted_mean[:, None]),
-            "sd": Recordable(shape, lambda ctx: standard_deviations(ctx.state.predicted_covariance)[:, None]),
+            "probability": Recordable(("category",), lambda ctx: self._probability(ctx).sum(-1)),
+            "stage": Recordable(("category", "stage"), self._probability),
+            "mean": Recordable(shape, lambda ctx: self._moments(ctx)[0][:, None]),
+            "sd": Recordable(shape, lambda ctx: standard_deviations(self._moments(ctx)[1])[:, None]),
         }

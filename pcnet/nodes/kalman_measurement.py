@@ -3,6 +3,7 @@
 import torch
 
 from pcnet.model.links import Predicts
+from pcnet.model.messages import PredictionError
 from pcnet.nodes.kalman_belief import Context, KalmanState
 from pcnet.nodes.kalman_functions import direct_slope, mapping_jacobian, regressed_mapping
 from pcnet.nodes.kalman_noises import observation_noise
@@ -11,14 +12,15 @@ from pcnet.numerics.kalman import PredictiveDistribution
 from pcnet.numerics.low_rank import LowRankDistribution, LowRankPrecision
 
 
-def take_in(ctx: Context, link: Predicts, sent: PredictiveDistribution | LowRankDistribution) -> KalmanState:
+def take_in(
+    ctx: Context, link: Predicts, sent: PredictiveDistribution | LowRankDistribution, error: PredictionError
+) -> KalmanState:
     """The state after a measurement update, with the scores of parameters and noise levels in it.
 
     sent: the predictive distribution that the error is about.
     """
     layout, state = ctx.bound.layout, ctx.state
     belief, evidence = state.belief, state.evidence
-    error = ctx.error(link).eliminated
     weighted, precision = error.weighted[:, 0], error.precision
     mapping = regressed_mapping(ctx, belief, link)
     jacobian, direct = mapping_jacobian(ctx, link, mapping), direct_slope(ctx, belief, link)

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import KW_ONLY
-from typing import Any, ClassVar, Literal, final
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field, SkipValidation
@@ -62,7 +62,6 @@ STABLE = {"rk4": 2.7, "euler": 2.0}
 OVERFLOW = "covariance overflowed; pass NaN for outliers, or use on_divergence='hold'"
 
 
-@final
 @settings
 class KalmanStateNode(
     Node[KalmanState, KalmanBound],
@@ -118,6 +117,7 @@ class KalmanStateNode(
     sends_covariance: ClassVar[bool] = True
     joins_parameters: ClassVar[bool] = True
     multiple_noises: ClassVar[bool] = True
+    keeps_low_rank: ClassVar[bool] = True  # whether it uses the low-rank form of many channels
     required_actions: ClassVar[tuple[str, ...]] = ("predict", "update")
 
     def __post_init__(self) -> None:
@@ -145,7 +145,8 @@ class KalmanStateNode(
         if isinstance(link, Predicts) or (isinstance(link, Drives) and not isinstance(link.parent, InputNode)):
             raise GraphError(
                 f"{self.title} cannot be the child in {link.parent.name!r} {link.key} {self.name!r}; use a "
-                "GeneralisedStateNode, an InputNode that drives it, or make the cause part of the state"
+                "GeneralisedStateNode, an InputNode that drives it, or make the cause part of the state; "
+                "categories drive a SwitchingStateNode"
             )
         super().check_as_child(link)
 
@@ -161,7 +162,12 @@ class KalmanStateNode(
         if not self.learn_noise:
             return None
         child = link.child
-        wide = isinstance(link, Predicts) and child.takes_low_rank and is_wide(child.shape.dim, self.dim)
+        wide = (
+            isinstance(link, Predicts)
+            and self.keeps_low_rank
+            and child.takes_low_rank
+            and is_wide(child.shape.dim, self.dim)
+        )
         return NoiseScoring(independent=wide)
 
     def bind(self, links: Neighbours, spec: BatchSpec) -> KalmanBound:
@@ -185,7 +191,7 @@ class KalmanStateNode(
         of = (None, *(link.child for link in links.below))
         parameters = {each: links.above_of(Parametrises, each) for each in of}
         try:
-            noises = Noises(own, below, self.orders, self.learn_noise)
+            noises = Noises(own, below, self.orders, self.learn_noise, self.keeps_low_rank)
             inputs = {link: self._input_spec(link, spec) for link in links.above_of(Drives)}
             layout = make_layout(self.dim, noises, parameters, inputs, links.joint, spec.zeros())
         except SettingError as error:
@@ -347,7 +353,7 @@ class KalmanStateNode(
                 sent = list(ctx.state.sent)
                 sent[i] = predict_child(ctx, ctx.state, link, sent[i].lagged_covariance)
                 ctx.propose(ctx.state._replace(sent=tuple(sent)))
-            ctx.propose(take_in(ctx, link, ctx.state.sent[i].distribution))
+            ctx.propose(take_in(ctx, link, ctx.state.sent[i].distribution, ctx.error(link).eliminated))
         belief = ctx.state.belief  # whose covariance may overflow, although its parts are finite
         size = belief.covariance.sum()
         size = size + belief.dmean_dtheta.square().sum() + belief.dmean_dlogvar.square().sum()

@@ -14,6 +14,7 @@ from pcnet.nodes import (
     ParameterNode,
     PrecisionNode,
     SensoryNode,
+    SwitchingStateNode,
 )
 from pcnet.numerics.estimators import Exponential, Newton, NoiseScoring, RobbinsMonro, WindowMean
 from pcnet.numerics.integrators import LocalLinearisation
@@ -307,6 +308,35 @@ class TestCategoricalNode(NodeContract):
 
     def observations(self):
         return {"y": torch.from_numpy(OBSERVATIONS)}
+
+
+def pushed(x, v, theta):
+    return BENT_FLOW(x, theta) + v
+
+
+class SwitchingModel(KalmanModel):
+    """Modes with parameters in the belief, coloured process noise, and settings that differ over the batch."""
+
+    def build(self, scale):
+        x = SwitchingStateNode("x", dim=2, flow=pushed, initial_mean=torch.from_numpy(FIRST) * scale[..., None])
+        y = SensoryNode("y", dim=3, orders=1, dt=DT)
+        graph = pc.Graph()
+        graph.predicts(x, y, via=BENT_MAPPING)
+        values = torch.tensor([[0.0, 0.0], [0.5, -0.5]], dtype=torch.float64) * scale[..., None, None]
+        graph.drives(CategoricalNode("mode", values=values, stay=0.5 + 0.2 * scale), x)
+        graph.parametrises(ParameterNode("theta", mean=[0.8, 0.3], sd=scale[..., None]), x)
+        graph.parametrises(ParameterNode("gain", mean=[1.1], sd=0.3), x, of=y)
+        graph.weighs(PrecisionNode("noise_x", mean=scale[..., None], sd=1.0, correlation_time=0.4 * scale), x)
+        graph.weighs(PrecisionNode("noise_y", mean=[0.7, 1.2, 0.3], sd=1.0, kernel=pc.kernels.White()), y)
+        return graph
+
+
+class TestSwitchingStateNode(SwitchingModel):
+    name = "x"
+
+
+class TestCategoryOfASwitchingState(SwitchingModel):
+    name = "mode"
 
 
 def test_a_resumed_batch_of_kalman_states_is_equal_to_the_bit(tmp_path):

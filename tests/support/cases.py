@@ -21,7 +21,9 @@ from pcnet.nodes import (
     PrecisionNode,
     SensoryNode,
     StudentTNode,
+    SwitchingStateNode,
 )
+from pcnet.numerics.dwell_time import DwellTime
 from pcnet.numerics.estimators import Newton, NoiseScoring
 from pcnet.numerics.integrators import ImplicitEuler
 from pcnet.numerics.kernels import Matern, White
@@ -121,6 +123,19 @@ def of_categories():
     )
 
 
+def of_switching():
+    """A spring that is pushed now and then."""
+    pushed = pc.systems.linear([[0.0, 1.0], [-1.0, -0.1]], causes=[[0.0], [1.0]])
+    x = SwitchingStateNode("x", dim=2, flow=pushed)
+    y = SensoryNode("y", dim=2, orders=1, dt=0.05, outliers=0.05)
+    graph = pc.Graph()
+    graph.predicts(x, y)
+    graph.drives(CategoricalNode("push", values=[[0.0], [2.0]], dwell=DwellTime(mean=6.0, sd=3.0)), x)
+    graph.weighs(PrecisionNode("nx", prior_precision=100.0, sd=0.5, kernel=Matern(0.1, 0.5)), x)
+    graph.weighs(PrecisionNode("ny", prior_precision=100.0, sd=0.5, kernel=White()), y)
+    return graph, adaptive_filtering(), of_levels()[2], np.cumsum(np.linspace(0.02, 0.1, TICKS)).tolist()
+
+
 def of_families():
     """A Kalman state that is driven by an input, above sensors of all families."""
     driven = pc.systems.linear([[0.0, 1.0], [-1.0, -0.1]], causes=[[0.0], [1.0]])
@@ -170,4 +185,5 @@ CASES = {
     ),
     "levels": of_levels,
     "categories": of_categories,
+    "switching": of_switching,
 }

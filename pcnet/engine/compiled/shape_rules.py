@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import Any
@@ -166,7 +167,8 @@ def _reduction(names: Sequence[str], make: Callable[[Values, list[int], str], in
         axes = range(ids.ndim) if dims is None or dims == () else (dims,) if isinstance(dims, int) else dims
         axes = sorted({axis % max(1, ids.ndim) for axis in axes}) if ids.ndim else []
         rest = [axis for axis in range(ids.ndim) if axis not in axes]
-        last = ids.transpose([*rest, *axes]).reshape([ids.shape[axis] for axis in rest] + [-1])
+        terms = math.prod(ids.shape[axis] for axis in axes)
+        last = ids.transpose([*rest, *axes]).reshape([*(ids.shape[axis] for axis in rest), terms])
         made = np.empty(last.shape[:-1], dtype=np.int64)
         for place in np.ndindex(*made.shape):
             made[place] = make(low.values, [int(i) for i in last[place]], kind)

@@ -1,0 +1,194 @@
+"""The modes of a switching state: k beliefs for each batch element, as a batch of k·B elements, mode by mode."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pcnet.model.context import NodeContext, Now
+from pcnet.model.links import AnyLink, Drives, Parametrises, Weighs
+from pcnet.model.messages import (
+    CategoryPrediction,
+    GaussianPrediction,
+    NoisePrediction,
+    ParameterPrediction,
+    ParameterTransition,
+    PointPrediction,
+    PredictionError,
+)
+from pcnet.model.node import BatchSpec
+from pcnet.numerics.coloured_noise import Noise, NoiseSpec
+from pcnet.numerics.kalman import GaussianWithSensitivities, PredictiveDistribution
+from pcnet.numerics.kernels import Kernel, White, lengthscale_of
+from pcnet.numerics.precision import DensePrecision
+from pcnet.numerics.trees import tree_map
+
+Context = NodeContext[Any, Any]
+
+
+class ModeErrors(NamedTuple):
+    """An observation as seen from each mode, and from the moments of all modes together."""
+
+    error: PredictionError  # of k·B elements
+    log_likelihood: Tensor  # of each mode, (B, k)
+    of_moments: Tensor  # log-likelihood of the moment-matched prediction, (B,)
+
+
+def spec_of_modes(spec: BatchSpec, k: int) -> BatchSpec:
+    """The batch of all modes."""
+    return spec._replace(batch=k * spec.batch, batch_shape=torch.Size((k, *spec.batch_shape)))
+
+
+def repeated(value: Tensor, k: int) -> Tensor:
+    """A tensor (B, ...) once for each mode, (k·B, ...)."""
+    return value.repeat(k, *(1,) * (value.dim() - 1))
+
+
+def inwards(tree: Any) -> Any:
+    """Tensors (B, k, ...) as (k·B, ...), mode by mode."""
+
+    def change(value: Tensor) -> Tensor:
+        return value.transpose(0, 1).flatten(0, 1)
+
+    return change(tree) if isinstance(tree, Tensor) else tree_map(change, tree)
+
+
+def outwards(tree: Any, k: int) -> Any:
+    """Tensors (k·B, ...) as (B, k, ...)."""
+
+    def change(value: Tensor) -> Tensor:
+        return value.reshape(k, len(value) // k, *value.shape[1:]).transpose(0, 1).contiguous()
+
+    return change(tree) if isinstance(tree, Tensor) else tree_map(change, tree)
+
+
+def average(values: Tensor, weight: Tensor) -> Tensor:
+    """Σ_m w_m v_m of values (B, k, ...) with weights (B, k)."""
+    return (weight.reshape(*weight.shape, *(1,) * (values.dim() - 2)) * values).sum(1)
+
+
+def spread(mean: Tensor, weight: Tensor) -> Tensor:
+    """Σ_m w_m (m_m − m)(m_m − m)ᵀ of means (B, k, n); (B, n, n)."""
+    away = mean - average(mean, weight)[:, None]
+    return away.mT @ (weight[..., None] * away)
+
+
+def mixed(belief: GaussianWithSensitivities, weight: Tensor) -> GaussianWithSensitivities:
+    """Beliefs (B, k, ...) of modes before a step as those that modes start with after it, with the same moments.
+
+    weight: of each mode before (second dimension), given each mode after (third); (B, k, k).
+    """
+
+    def average_of(values: Tensor) -> Tensor:
+        found = torch.bmm(weight.mT, values.flatten(2)) if values.numel() else values.flatten(2)
+        return found.view_as(values)
+
+    mean, parts = average_of(belief.mean), average_of(belief.covariance_by_source)
+    away = belief.mean[:, :, None] - mean[:, None]  # (B, before, after, n)
+    parts[:, :, 0] += (weight[..., None, None] * away[..., :, None] * away[..., None, :]).sum(1)
+    return GaussianWithSensitivities(mean, parts, average_of(belief.dmean_dtheta), average_of(belief.dmean_dlogvar))
+
+
+def moments(predicted: tuple[GaussianPrediction, ...], weight: Tensor, k: int) -> tuple[GaussianPrediction, ...]:
+    """Predictions of k·B elements as one for each batch element, of the same mean and covariance; weight (B, k)."""
+    found = []
+    for each in predicted:
+        mean, covariance, slope, parts = outwards(each.distribution, k)
+        total = average(covariance, weight) + spread(mean, weight)
+        matched = PredictiveDistribution(average(mean, weight), total, average(slope, weight), average(parts, weight))
+        found.append(GaussianPrediction(matched, matched.mean.new_zeros(len(mean), 0, 0)))
+    return tuple(found)
+
+
+def noise_of_modes(noise: Noise | None, k: int) -> Noise | None:
+    if noise is None:
+        return None
+    guess = None if noise.first_guess is None else repeated(noise.first_guess, k)
+    kernel = kernel_of_modes(noise.kernel, len(noise.variance), k)
+    return noise._replace(variance=repeated(noise.variance, k), kernel=kernel, first_guess=guess)
+
+
+def kernel_of_modes(kernel: Kernel, batch: int, k: int) -> Kernel:
+    if isinstance(kernel, White) or not lengthscale_of(kernel).dim():
+        return kernel
+    return kernel.with_lengthscale(repeated(lengthscale_of(kernel).expand(batch), k))
+
+
+def spec_of_noise(noise: NoiseSpec | None, batch: int, k: int) -> NoiseSpec | None:
+    return None if noise is None else noise._replace(kernel=kernel_of_modes(noise.kernel, batch, k))
+
+
+def context_of_modes(ctx: Context, state: Any, bound: Any, k: int) -> Context:
+    """The context of all modes, in which each has the same messages, but for the values of its category.
+
+    state: of k·B elements. bound: their constants.
+    """
+    now = ctx.now
+    relative = None if now.relative_dt is None else repeated(now.relative_dt, k)
+    later = Now(repeated(now.time, k), repeated(now.dt, k), relative)
+    messages: dict[AnyLink, Any] = {link: _from_above(ctx, link, k) for link in ctx.above}
+    for link in ctx.below:
+        error = ctx.error(link)
+        messages[link] = PredictionError(error.weighted, error.compute_precision, noise=noise_of_modes(error.noise, k))
+    return ctx.at(state, later, messages, bound)
+
+
+def _from_above(ctx: Context, link: AnyLink, k: int) -> Any:
+    message = ctx.message(link)
+    if isinstance(link, Weighs):
+        assert isinstance(message, NoisePrediction)
+        return NoisePrediction(message.value, message.kernel, noise_of_modes(message.noise, k))
+    if isinstance(link, Parametrises):
+        assert isinstance(message, ParameterPrediction)
+        moved = message.transition
+        moved = None if moved is None else ParameterTransition(*(repeated(each, k) for each in moved))
+        walk = repeated(message.walk, k) if isinstance(message.walk, Tensor) else message.walk
+        return ParameterPrediction(repeated(message.value, k), lambda: repeated(message.covariance, k), moved, walk)
+    assert isinstance(link, Drives)
+    if isinstance(message, CategoryPrediction):
+        return PointPrediction(inwards(message.values)[:, None])
+    return PointPrediction(repeated(message.value, k))
+
+
+def errors_of_modes(
+    error: PredictionError, sent: PredictiveDistribution, modes: PredictiveDistribution, k: int
+) -> ModeErrors:
+    """The error of each mode from that of their moment-matched prediction N(ŷ, S), given as ξ = S⁻¹(y − ŷ).
+
+    Args:
+        error: From the node below; precision 0 where nothing is observed.
+        sent: N(ŷ, S), what was sent to it.
+        modes: What each mode predicts, of k·B elements.
+        k: Number of modes.
+    """
+    weighted, precision = error.weighted[:, 0], error.precision.dense()
+    there = precision.diagonal(dim1=-2, dim2=-1) > 0
+    extra = torch.zeros_like(weighted)
+    noise = error.noise
+    if error.noise_inflation is not None:
+        assert noise is not None
+        extra = noise.variance * (error.noise_inflation - 1)
+    raw = torch.bmm(sent.covariance, weighted[..., None])[..., 0] + extra * weighted
+    seen = repeated(there, k)
+    away = torch.where(seen, repeated(raw + sent.mean, k) - modes.mean, 0.0)
+    own = DensePrecision.of_covariance(modes.covariance + repeated(extra, k).diag_embed(), seen)
+    pulls = own.weigh(away[:, None])
+    fit = (pulls[:, 0] * away).sum(-1)
+    by_mode = outwards(0.5 * (own.log_det - fit), k)
+    whole = DensePrecision.of_covariance(sent.covariance + extra.diag_embed(), there)
+    of_moments = 0.5 * (whole.log_det - (weighted * torch.where(there, raw, 0.0)).sum(-1))
+    inflation = None if error.noise_inflation is None else repeated(error.noise_inflation, k)
+    found = PredictionError(pulls, lambda: own, noise=noise_of_modes(noise, k), noise_inflation=inflation)
+    return ModeErrors(found, by_mode, of_moments)
+
+
+def transition_of(probability: Tensor, transition: Tensor) -> tuple[Tensor, Tensor]:
+    """Probabilities (B, k, s) of stages after a step, and of the category before given that after, (B, k, k)."""
+    k, s = probability.shape[1:]
+    joint = probability.flatten(1)[..., None] * transition
+    after = joint.sum(1).view_as(probability)
+    pairs = joint.view(-1, k, s, k, s).sum((2, 4))
+    total = pairs.sum(1, keepdim=True)
+    return after, torch.where(total > 0, pairs / torch.where(total > 0, total, 1.0), 1 / k)
