@@ -424,7 +424,7 @@ def example(name: str, *arguments: str, made: str) -> Path:
     return folder / "output" / made
 
 
-for each in ("student_t", "pendulum", "blob", "fusion", "spikes", "choices", "lynx_hare", "stack"):
+for each in ("student_t", "pendulum", "blob", "fusion", "manoeuvre", "spikes", "choices", "lynx_hare", "stack"):
     PICTURES[each] = lambda each=each: example(f"{each}.py", made=f"{each}.png")
 PICTURES["demo"] = lambda: example("demo.py", made="demo/comparison.png")
 

@@ -97,6 +97,14 @@ def test_two_sensors_are_better_than_either_alone(run):
     assert both < 0.95 * min(fast, slow)
 
 
+def test_categories_follow_a_target_that_turns(run):
+    printed, pictures = run("manoeuvre.py", "--samples", "250")
+    assert pictures == 1
+    errors = [float(each) for each in re.findall(r"of the velocity (0\.\d+)", printed)]
+    assert errors[0] < 0.85 * errors[1]
+    assert float(re.findall(r"turn rate (0\.\d+)", printed)[0]) == pytest.approx(0.12, rel=0.15)
+
+
 def test_a_blob_is_tracked_better_than_by_single_images(run):
     printed, pictures = run("blob.py", "--frames", "150", "--output", "pictures")
     assert pictures == 1
