@@ -29,7 +29,7 @@ from pcnet.engine.smooth import (
     without_smoothing,
 )
 from pcnet.engine.state import GraphState
-from pcnet.engine.threads import ThreadLimit
+from pcnet.engine.threads import ThreadLimit, exclusive
 from pcnet.errors import DivergenceError, ScheduleError
 from pcnet.model.hypotheses import Hypotheses
 from pcnet.model.links import Weighs
@@ -186,6 +186,7 @@ class MixtureSession(Session):
         run.now = now._replace(state=now.state._replace(nodes=nodes))
 
     # --- observations --------------------------------------------------------------------------------------------
+    @exclusive
     def step(self, observation: Any, t: float | None = None) -> Session:
         if self._run is None or self._opening is not None:  # the first observations are kept
             with torch.inference_mode(), ThreadLimit(self.threads):
@@ -421,6 +422,7 @@ class MixtureSession(Session):
         normalised: Array = weight / weight.sum(-2, keepdims=True).clip(np.finfo(np.float64).tiny)
         return normalised
 
+    @exclusive
     def read(self, node: str, quantity: str) -> Tensor:
         quantities = self.graph[node].quantities
         if not isinstance(quantity, str) or quantity not in quantities:
@@ -569,9 +571,11 @@ class MixtureSession(Session):
             found[name] = shaped[best, torch.arange(shaped.shape[1])].reshape(self._shape)
         return found
 
+    @exclusive
     def take_recorded(self) -> dict[str, Tensor]:
         return self.recorder.take()
 
+    @exclusive
     def smoothed(self, lag: int) -> dict[str, Smoothed]:
         self._gather()
         return lagged(self, self._trail, lag, weight=lambda: self._row_weights)
@@ -590,6 +594,7 @@ class MixtureSession(Session):
         """Weights of all rows now, (K, B)."""
         return self.weights.reshape(self._bank.rows, -1)
 
+    @exclusive
     def sample(
         self,
         horizon: float,
@@ -647,6 +652,7 @@ class MixtureSession(Session):
                 self._trail.check(run)
         self._table = self.recorder_for(self.record)
 
+    @exclusive
     def __deepcopy__(self, memo: dict[int, Any]) -> MixtureSession:
         options = {name: getattr(self, name) for name in RunOptions.__annotations__}
         made = MixtureSession(self.model, **options)
@@ -657,6 +663,7 @@ class MixtureSession(Session):
             made._table.restore(*self._table.state())
         return made
 
+    @exclusive
     def forecast(
         self,
         horizon: float,

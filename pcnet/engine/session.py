@@ -7,7 +7,9 @@ import itertools
 import sys
 import warnings
 from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
+from threading import RLock
 from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
@@ -24,7 +26,7 @@ from pcnet.engine.recording import result_of
 from pcnet.engine.run import Run, Snapshot, common_batch_shape
 from pcnet.engine.screen import Screen, Suspects
 from pcnet.engine.state import GraphState
-from pcnet.engine.threads import ThreadLimit
+from pcnet.engine.threads import ThreadLimit, exclusive
 from pcnet.errors import CheckpointError, ObservationError, PcnetError, ScheduleError, SettingError
 from pcnet.files import path_of
 from pcnet.model.context import NodeContext
@@ -102,6 +104,8 @@ class Session:
         self._engine = EngineChoice(engine)
         self._run: Run | None = None
         self._warned = False
+        self.lock: AbstractContextManager[Any] = RLock()
+        """Held by a thread as long as it changes or reads the session; others wait."""
         self.segments: dict[Path, Segments] = {}
         """What `save` has appended to the files beside its checkpoints."""
 
@@ -112,6 +116,7 @@ class Session:
             raise ObservationError("there is nothing to read before the first observation; call step(y) first")
         return self._run
 
+    @exclusive
     def step(self, observation: Any, t: float | None = None) -> Session:
         """Take in one observation.
 
@@ -126,6 +131,7 @@ class Session:
                 self._take(self._reader.timed(observation), t)
         return self
 
+    @exclusive
     def run(self, observations: Any, progress: bool | None = None, *, times: Iterable[float] | None = None) -> Session:
         """Take in all observations; the arguments are those of `Model.run`."""
         if times is not None and not isinstance(times, Iterable):
@@ -265,6 +271,7 @@ class Session:
             raise ObservationError("there are no observations; give at least one")
         return self
 
+    @exclusive
     def prepare(self, observations: Any) -> Session:
         """Bind the model to the batch of these observations, without taking any in."""
         series = self._reader.series(observations)
@@ -275,6 +282,7 @@ class Session:
                 self._bind(first.observation if isinstance(first, Sample) else first, total)
         return self._not_empty()
 
+    @exclusive
     def finish(self) -> None:
         """Take the actions that the schedule has for the end of a pass."""
         with torch.inference_mode(), ThreadLimit(self.threads):
@@ -388,6 +396,7 @@ class Session:
         self._bound.show()
         return self._bound.space.contexts[name]
 
+    @exclusive
     def read(self, node: str, quantity: str) -> Tensor:
         """A quantity of a node now, (..., *dims)."""
         quantities = self.graph[node].quantities
@@ -468,6 +477,7 @@ class Session:
     def batch_shape(self) -> tuple[int, ...]:
         return tuple(self.program.spec.batch_shape)
 
+    @exclusive
     def smoothed(self, lag: int) -> dict[str, Smoothed]:
         """The belief about the states (and parameters) `lag` observations ago, given all observations since, by node.
 
@@ -477,6 +487,7 @@ class Session:
 
         return lagged(self, None, lag)
 
+    @exclusive
     def forecast(
         self,
         horizon: float,
@@ -501,6 +512,7 @@ class Session:
         with ThreadLimit(self.threads):
             return forecast(self, horizon, every, parameters=parameters, inputs=inputs)
 
+    @exclusive
     def sample(
         self,
         horizon: float,
@@ -535,6 +547,7 @@ class Session:
         """Names of the known inputs."""
         return tuple(name for name, node in self._nodes.items() if node.is_input)
 
+    @exclusive
     def innovation(self, observation: Any, t: float | None = None) -> dict[str, Innovation]:
         """The difference of a coming observation from its forecast, by sensory node, with standard deviation."""
         from pcnet.engine.forecast import innovation
@@ -566,6 +579,7 @@ class Session:
             raise SettingError(f"there is no variant {variant}; {len(variants)} are compiled so far")
         return variants[variant].text or "compiled by another process; set PCNET_CACHE= (empty) to see the code"
 
+    @exclusive
     def take_recorded(self) -> dict[str, Tensor]:
         """What was recorded since the last call, (T, B, ...) by name; it is not kept."""
         return self._bound.take_recorded()
@@ -579,6 +593,7 @@ class Session:
         """An empty recorder for what a record asks for."""
         return self._bound.recorder_for(record)
 
+    @exclusive
     def result(self) -> Result:
         """Everything that was recorded so far."""
         return self.result_of(self.recorder)
@@ -594,6 +609,7 @@ class Session:
         """The rows of a recorder, or the last so many of them, as a result."""
         return result_of(self, self._engine, recorder, last)
 
+    @exclusive
     def save(self, path: str | Path, *, recording: bool = True) -> Path:
         """Write a checkpoint, atomically, from which `pcnet.resume` continues.
 
@@ -649,6 +665,7 @@ class Session:
         if self._screen is not None:
             self._screen = found
 
+    @exclusive
     def __deepcopy__(self, memo: dict[int, Any]) -> Session:
         """An independent session at the same place. States are never changed, so that they can be shared."""
         options = {name: getattr(self, name) for name in RunOptions.__annotations__}

@@ -17,6 +17,7 @@ from pcnet.engine.recording import result_of
 from pcnet.engine.run import Run, Snapshot
 from pcnet.engine.session import Session
 from pcnet.engine.state import GraphState
+from pcnet.engine.threads import exclusive
 from pcnet.errors import GraphError, ObservationError, SettingError
 from pcnet.model.graph import Graph
 from pcnet.model.links import Predicts
@@ -244,6 +245,7 @@ class SmoothingSession(Session):
         self._table = run.recorder_for(self.record)
         return run
 
+    @exclusive
     def step(self, observation: Any, t: float | None = None) -> Session:
         super().step(observation, t)
         if self.tick % DRAIN == 0:
@@ -271,9 +273,11 @@ class SmoothingSession(Session):
         self._collect()
         return self._table
 
+    @exclusive
     def take_recorded(self) -> dict[str, Tensor]:
         return self.recorder.take()
 
+    @exclusive
     def smoothed(self, lag: int) -> dict[str, Smoothed]:
         return lagged(self, self._trail, lag, self._recent)
 
@@ -310,6 +314,7 @@ class SmoothingSession(Session):
         super().restore(batch_shape, lambda state: make(state)._replace(rows=0), further, acting)
         self._trail.check(self._bound)
 
+    @exclusive
     def __deepcopy__(self, memo: dict[int, Any]) -> SmoothingSession:
         options = {name: getattr(self, name) for name in RunOptions.__annotations__}
         made = SmoothingSession(self.model, **options)

@@ -1,6 +1,37 @@
-"""Limiting the threads of torch during a run."""
+"""Threads: how many torch uses during a run, and one at a time for each session."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import torch
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Locked(Protocol):
+    """Something that one thread at a time may use."""
+
+    @property
+    def lock(self) -> AbstractContextManager[Any]: ...
+
+
+S = TypeVar("S", bound=Locked)
+
+
+def exclusive(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
+    """A method during which all other threads wait that call such a method of the same object."""
+
+    @functools.wraps(method)
+    def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        with self.lock:
+            return method(self, *args, **kwargs)
+
+    return call
 
 
 class ThreadLimit:

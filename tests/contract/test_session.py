@@ -1,6 +1,8 @@
 """Arrays, streams and single steps give the same numbers; recordings hold what was asked for."""
 
 import gc
+import sys
+import threading
 
 import numpy as np
 import pandas as pd
@@ -474,3 +476,32 @@ def test_nodes_see_the_time_since_the_previous_observation():
     session.step(np.ones(3)).step(np.ones(3))
     for name in session.graph.nodes:
         assert session.context(name).dt.tolist() == [0.25, 0.5]
+
+
+@pytest.mark.parametrize("engine", ["eager", "compiled"])
+def test_threads_that_share_a_session_take_turns(engine):
+    """All steps are taken, whoever takes them: the same digits as by one thread, since all observations are equal."""
+    model, y, each = odem(orders=2), np.full(3, 1.5), 10 if engine == "eager" else 50
+    alone, shared, errors = model.start(engine=engine), model.start(engine=engine), []
+    for _ in range(4 * each):
+        alone.step(y)
+
+    def work():
+        try:
+            for _ in range(each):
+                shared.step(y)
+                shared.mean("x")
+        except BaseException as error:
+            errors.append(error)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    sys.setswitchinterval(interval)
+    assert errors == []
+    assert shared.tick == len(shared.result().times) == 4 * each
+    assert torch.equal(shared.mean("x"), alone.mean("x"))
