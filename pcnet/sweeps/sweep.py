@@ -18,7 +18,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from pcnet.errors import StudyError
-from pcnet.files import check_target
+from pcnet.files import check_target, explain
 from pcnet.model.digest import digest
 from pcnet.model.model import Model
 from pcnet.results.result import package_version
@@ -277,6 +277,6 @@ def _exclusive(path: Path | None) -> Iterator[None]:
         remedy = "wait for it, or read the file with Study.open"
         raise StudyError(f"another process is working on {str(path)!r}; {remedy}") from None
     except OSError as error:
-        raise StudyError(f"cannot work on {str(path)!r}: {error}") from None
+        raise StudyError(explain(path, "written", error)) from None
     with held:
         yield

@@ -1,5 +1,8 @@
 """Names and titles that try to become part of a page, and what must not have happened after it was shown."""
 
+import socket
+import struct
+
 import numpy as np
 
 import pcnet as pc
@@ -76,6 +79,34 @@ def harm(browser, graph):
     wrong = [] if shown[0] is None else ["a script has run"]
     wrong += ["foreign elements"] if shown[1] else []
     return wrong + (["names"] if sorted(shown[2]) != sorted(graph.nodes) else [])
+
+
+def client(watched, chance):
+    """A client of the live page that does not behave; True if what it gets is no answer of a server."""
+    port = watched._server.server_address[1]
+    good = f"GET /flow.json HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode()
+    bad = (
+        b"",
+        b"GE",
+        b"\0\xff\r\n\r\n",
+        b"GET /" + b"a" * 70_000,
+        b"POST / HTTP/1.1\r\n\r\n",
+        good.replace(b"127", b"128"),
+    )
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as made:
+        way = chance.randrange(3)
+        if way == 0:  # hang up at once
+            made.sendall(good)
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            return False
+        made.sendall(chance.choice(bad) if way == 1 else good)
+        if way == 1:
+            made.shutdown(socket.SHUT_WR)
+        try:
+            found = made.recv(100)
+        except ConnectionResetError:  # sent away
+            return False
+        return bool(found) and not found.startswith((b"HTTP/1.0 ", b"<!DOCTYPE HTML>"))
 
 
 def pages(browser, tries, folder):

@@ -27,6 +27,7 @@ from pcnet.files import atomic_write
 from pcnet.graphs import adaptive_filter, odem
 from pcnet.model.digest import digest
 from pcnet.results import recorder
+from support import disks
 from support.compare import same
 from support.waiting import wait_until
 
@@ -139,6 +140,13 @@ def test_a_read_only_folder(tmp_path):
     with pytest.raises(ResultError, match="permission is denied"), atomic_write(tmp_path / "a"):
         pass
     tmp_path.chmod(0o700)
+
+
+def test_a_disk_that_is_really_full_or_read_only(tmp_path):
+    found = disks.attack(tmp_path, 6)
+    if found is None:
+        pytest.skip("no file system can be mounted here")
+    assert found == []
 
 
 def test_what_a_killed_process_has_left_is_removed(tmp_path):

@@ -663,7 +663,7 @@ def test_a_missing_folder_is_an_error(tmp_path):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs a folder that not even the superuser may write to")
 def test_an_unwritable_folder_is_an_error():
-    with pytest.raises(StudyError, match="cannot work on"):
+    with pytest.raises(StudyError, match=r"study\.db. cannot be written: "):
         sweep({"kappa": [1.0]}, file=Path("/sys/study.db"))
 
 
