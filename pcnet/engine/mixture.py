@@ -157,7 +157,7 @@ class MixtureSession(Session):
     @property
     def _raw_record(self) -> Record:
         """What is recorded of each row."""
-        wanted = dict.fromkeys((*(q for q in self.record.quantities if q != ENERGY), "mean", EVIDENCE))
+        wanted = dict.fromkeys((*(q for q in self.record.quantities if q != ENERGY), "mean", "sd", EVIDENCE))
         nodes = self.record.nodes
         if nodes is not None and self.hypotheses.guess:  # first guesses need the means of states
             states = (name for name, node in self._nodes.items() if node.role == "state")
@@ -435,7 +435,7 @@ class MixtureSession(Session):
 
         with torch.inference_mode():
             weight = self.weights.reshape(1, rows, batch).to(self.program.zeros)
-            mixed = mix(quantity, get, weight)[0]
+            mixed = mix(quantity, get, weight, "sd" in quantities)[0]
         return mixed.reshape(*self._shape, *mixed.shape[1:])
 
     def _gather(self) -> None:
@@ -471,10 +471,11 @@ class MixtureSession(Session):
     def _mixed_means(self, found: Mapping[str, Tensor], evidence: Array) -> dict[str, Tensor]:
         """Means (T, B, dim) of states of the mixture, from what rows have recorded, and their evidence (T, K, B)."""
         weight = torch.as_tensor(self._weights(evidence)).to(self.program.zeros)
-        means = {name: found[f"{name}.mean"] for name, node in self._nodes.items() if node.role == "state"}
-        rows = {name: value.reshape(*weight.shape, -1) for name, value in means.items()}
-        shape = (len(weight), *self._shape, -1)
-        return {name: mix("mean", lambda _, value=value: value, weight).reshape(shape) for name, value in rows.items()}  # type: ignore[misc]
+        shape, means = (len(weight), *self._shape, -1), {}
+        for name in (name for name, node in self._nodes.items() if node.role == "state"):
+            rows = {each: found[f"{name}.{each}"].reshape(*weight.shape, -1) for each in ("mean", "sd")}
+            means[name] = mix("mean", rows.__getitem__, weight, has_sd=True).reshape(shape)
+        return means
 
     def _reduce(self) -> None:
         """Reduce what was gathered of the rows to that of the mixture."""
@@ -490,9 +491,9 @@ class MixtureSession(Session):
                 values[name] = found[name].to(weight)
             else:
                 node, dot, quantity = name.rpartition(".")
-                beside = {q: found[f"{node}{dot}{q}"] for q in ("mean", quantity) if f"{node}{dot}{q}" in found}
+                beside = {q: found[f"{node}{dot}{q}"] for q in ("mean", "sd", quantity) if f"{node}{dot}{q}" in found}
                 rows = {q: value.reshape(*weight.shape, *value.shape[2:]) for q, value in beside.items()}
-                values[name] = mix(quantity, rows.__getitem__, weight)
+                values[name] = mix(quantity, rows.__getitem__, weight, "sd" in rows)
         self._table.add_block(times, values)
 
     def _collect(self) -> None:

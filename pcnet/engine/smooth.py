@@ -171,7 +171,8 @@ def mixed(found: Mapping[str, SmoothedNode], weight: Tensor) -> dict[str, Smooth
             for quantity, value in (("mean", each.mean), ("covariance", each.covariance))
         }
         of = weight.expand(len(each.mean), *weight.shape).to(each.mean)
-        made[name] = SmoothedNode(mix("mean", parts.__getitem__, of), mix("covariance", parts.__getitem__, of))
+        parts["sd"] = standard_deviations(parts["covariance"])
+        made[name] = SmoothedNode(*(mix(each, parts.__getitem__, of, has_sd=True) for each in ("mean", "covariance")))
     return made
 
 

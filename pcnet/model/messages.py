@@ -100,7 +100,7 @@ class ParameterPrediction:
 
 @dataclass(frozen=True, eq=False)
 class NoisePrediction:
-    """The precision of an error, what is known of the noise behind it, and the covariance of its log-variances."""
+    """The precision of an error, what is known of the noise behind it, and the covariance of learned log-variances."""
 
     value: Precision
     kernel: Kernel

@@ -20,9 +20,14 @@ from pcnet.nodes.kalman_functions import (
     regressed_mapping,
 )
 from pcnet.nodes.kalman_inputs import InputPath, input_path
-from pcnet.nodes.kalman_motion import advanced
+from pcnet.nodes.kalman_motion import advanced, divided, largest_rate
 from pcnet.nodes.kalman_noises import observation_noise, present_model, white_noise
-from pcnet.nodes.kalman_parameters import scored_covariance, state_covariance
+from pcnet.nodes.kalman_parameters import (
+    plain_covariance,
+    scored_covariance,
+    state_covariance,
+    with_uncertain_levels,
+)
 from pcnet.numerics import kalman
 from pcnet.numerics.sigma_points import covariance_root
 
@@ -37,7 +42,7 @@ class KalmanForecasts(FlowForecasts, ForecastsAlone, DrawsFutures):
         """The time update."""
 
     def forecast_state(self, ctx: Context, parameters: bool) -> KalmanState:
-        state = ctx.state._replace(time=ctx.time)
+        state = with_uncertain_levels(ctx)._replace(time=ctx.time)
         if parameters:
             return state
         certain = state.belief.covariance_by_source.clone()
@@ -50,7 +55,7 @@ class KalmanForecasts(FlowForecasts, ForecastsAlone, DrawsFutures):
 
     def forecast_shown(self, ctx: Context, parameters: bool) -> ForecastStep:
         belief, here, below = ctx.state.belief, slice(ctx.bound.motion.dim), {}
-        covariance = state_covariance(ctx) if parameters else belief.covariance[:, here, here]
+        covariance = plain_covariance(ctx) if parameters else belief.covariance[:, here, here]
         for link, sent in zip(ctx.below_of(Predicts), ctx.state.sent, strict=True):
             variance = sent.distribution.variance
             if parameters and ctx.bound.layout.n_scored:
@@ -81,7 +86,7 @@ class KalmanForecasts(FlowForecasts, ForecastsAlone, DrawsFutures):
         layout, motion, dt = ctx.bound.layout, ctx.bound.motion, ctx.dt
         d, integrator = motion.dim, motion.integrator
         later, now = normal[..., :d], normal[..., d:]  # the first numbers are those of the second half
-        white = white_noise(ctx).sum(1)[:, None].sqrt()
+        white = white_noise(ctx.at(with_uncertain_levels(ctx), ctx.now)).sum(1)[:, None].sqrt()
         moved = points.clone()
         drive = torch.zeros_like(points[..., :d])
         for block in layout.noises:
@@ -89,22 +94,32 @@ class KalmanForecasts(FlowForecasts, ForecastsAlone, DrawsFutures):
                 moved[..., block.latents] = self._moved_noise(ctx, block, points, now)
         for block in layout.own.values():
             if not block.model.is_white:
-                first = slice(block.latents.start, block.latents.start + d)
+                place = slice(block.latents.start, block.latents.start + d)
                 later_share = 0.0 if integrator == "euler" else 0.5
-                drive = drive + torch.lerp(points[..., first], moved[..., first], later_share)
+                drive = drive + torch.lerp(points[..., place], moved[..., place], later_share)
         half = white * (0.5 * dt[:, None, None]).sqrt()
         if motion.process_noise == "held":
             drive = drive + white * now[..., :d]
         else:
             moved[..., :d] += half * now[..., :d]
         inputs = inputs_now(ctx)
-        path = input_path(layout.inputs, inputs, inputs, ctx.time - dt, dt)
-        steps = POINT_STEPS * motion.substeps
-        h = dt / steps
-        for _ in range(steps):
-            jacobian = self._jacobian_at(ctx, moved, path) if integrator == "local_linearisation" else None
-            moved[..., :d] = advanced(ctx, moved, h, path, integrator, jacobian, drive)
-            path = path.after(h)
+        steps, began = POINT_STEPS * motion.substeps, moved
+        first = input_path(layout.inputs, inputs, inputs, ctx.time - dt, dt)
+
+        def follow_flow(finer: int) -> tuple[Tensor]:
+            """The states after so many times `steps`."""
+            points, path, h = began.clone(), first, dt / (finer * steps)
+            for _ in range(finer * steps):
+                jacobian = self._jacobian_at(ctx, points, path) if integrator == "local_linearisation" else None
+                points[..., :d] = advanced(ctx, points, h, path, integrator, jacobian, drive)
+                path = path.after(h)
+            return (points[..., :d],)
+
+        ahead = follow_flow(1)
+        if integrator == "rk4":
+            size = largest_rate(self._jacobian_at(ctx, began, first)[:, :d, :d]) * dt / steps
+            ahead = divided(follow_flow, ahead, size)
+        (moved[..., :d],) = ahead
         if motion.process_noise == "diffusion":
             moved[..., :d] += half * later
         for each in layout.all_parameters:

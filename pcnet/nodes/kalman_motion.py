@@ -1,13 +1,14 @@
 """The time update of a Kalman state: integration steps of the state, its parameters and its noises."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from pcnet.nodes.augmented_layout import repeat_per_channel
 from pcnet.nodes.kalman_belief import Context
-from pcnet.nodes.kalman_functions import arguments, inputs_now, joint_taylor, parameters_of
+from pcnet.nodes.kalman_functions import arguments, inputs_now, joint_taylor, known_arguments, parameters_of
 from pcnet.nodes.kalman_inputs import InputPath, further_arguments, input_path, of_state, with_input_motion
 from pcnet.nodes.kalman_noises import present_model, white_noise
 from pcnet.numerics import kalman
@@ -16,8 +17,12 @@ from pcnet.numerics.coloured_noise import NoiseTransition
 from pcnet.numerics.kalman import GaussianWithSensitivities
 from pcnet.numerics.sigma_points import Regression, regress_or_keep
 from pcnet.numerics.transitions import FlowAt, FlowStep, IntegratorName, advance, flow_step
+from pcnet.numerics.trees import select
 
+T = TypeVar("T", bound=tuple[Any, ...])
 MAX_STEPS = 64  # how many times as many integration steps a gap may take
+ACCURATE, MAX_FINER = 1.35, 8
+"""Steps of "rk4" with |hλ| above this, half of what is stable, are divided into two, four, … up to so many."""
 
 
 def n_steps(ctx: Context) -> int:
@@ -48,6 +53,38 @@ def move(ctx: Context, belief: GaussianWithSensitivities, elapsed: Tensor, steps
         parts[..., :d, :d] += (gain[:, None] * by_source[:, :, None]) @ gain.mT[:, None]
         belief = belief._replace(covariance_by_source=parts)
     return belief
+
+
+def move_by_need(ctx: Context, belief: GaussianWithSensitivities, elapsed: Tensor) -> GaussianWithSensitivities:
+    """The belief after a time (B,), in more integration steps for batch elements where the flow changes fast."""
+    steps = n_steps(ctx)
+    moved = move(ctx, belief, elapsed, steps)
+    if ctx.bound.motion.integrator != "rk4":
+        return moved
+    size = largest_rate(_flow_jacobian(ctx, belief.mean)) * (elapsed / steps)
+    return divided(lambda finer: move(ctx, belief, elapsed, finer * steps), moved, size)
+
+
+def largest_rate(jacobian: Tensor) -> Tensor:
+    """About the largest |λ| of the eigenvalues of J (B, d, d): |tr J⁸|^⅛, (B,), whatever the units of the states."""
+    for _ in range(3):
+        jacobian = jacobian @ jacobian
+    return jacobian.diagonal(dim1=-2, dim2=-1).sum(-1).abs() ** 0.125
+
+
+def divided(step: Callable[[int], T], whole: T, size: Tensor) -> T:
+    """A step of "rk4", divided where it is too long.
+
+    Args:
+        step: Gives the result of the step divided into so many.
+        whole: The result of the undivided step.
+        size: |hλ| of that, (B,).
+    """
+    finer = 2
+    while finer <= MAX_FINER and holds((size > 0.5 * finer * ACCURATE).any()):
+        whole = select(size > 0.5 * finer * ACCURATE, step(finer), whole)
+        finer *= 2
+    return whole
 
 
 def _step(
@@ -157,12 +194,16 @@ def advanced(
     return advance(velocity, first, dt, integrator, jacobian)[..., : ctx.bound.motion.dim]
 
 
+def _flow_jacobian(ctx: Context, mean: Tensor) -> Tensor:
+    """∂f/∂x at a mean, with the inputs of the last time update; (B, dim, dim)."""
+    motion = ctx.bound.motion
+    start = arguments(ctx, motion.flow, mean, known_arguments(ctx))
+    found = motion.flow.linearise(start[:, None], parameters_of(ctx, None, mean), 1).jacobian
+    return found.expand(len(mean), motion.dim, start.shape[-1])[..., : motion.dim]
+
+
 def stability(ctx: Context) -> float:
     """Median of |hλ| over the batch, with h an integration step and λ the largest eigenvalue of ∂f/∂x."""
-    mean, state, motion = ctx.state.belief.mean, ctx.state, ctx.bound.motion
-    inputs = torch.cat([state.inputs, state.time.to(mean)[:, None]], 1)
-    start = arguments(ctx, motion.flow, mean, inputs)
-    found = motion.flow.linearise(start[:, None], parameters_of(ctx, None, mean), 1).jacobian
-    jacobian = found.expand(len(mean), motion.dim, start.shape[-1])[..., : motion.dim]
-    rates = torch.linalg.eigvals(torch.nan_to_num(jacobian)).abs().amax(-1)
-    return float((ctx.dt * rates / motion.substeps).median())
+    jacobian = torch.nan_to_num(_flow_jacobian(ctx, ctx.state.belief.mean))
+    rates = torch.linalg.eigvals(jacobian).abs().amax(-1)
+    return float((ctx.dt * rates / ctx.bound.motion.substeps).median())

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from pcnet.model.messages import ParameterTransition
 from pcnet.nodes.augmented_layout import ParameterBlock
-from pcnet.nodes.kalman_belief import Context
+from pcnet.nodes.kalman_belief import Context, KalmanState
 from pcnet.numerics import kalman
 from pcnet.numerics.kalman import GaussianWithSensitivities
 
@@ -35,6 +35,11 @@ def scored_covariance(ctx: Context) -> Tensor:
 
 
 def state_covariance(ctx: Context) -> Tensor:
+    """P of the state, plus what uncertain noise levels, and parameters beside the belief, add to it; (B, dim, dim)."""
+    return plain_covariance(ctx.at(with_uncertain_levels(ctx), ctx.now))
+
+
+def plain_covariance(ctx: Context) -> Tensor:
     """P of the state, plus what uncertain parameters beside the belief add to it; (B, dim, dim)."""
     belief, here = ctx.state.belief, slice(ctx.bound.motion.dim)
     total = belief.covariance_by_source[..., here, here].sum(1)
@@ -42,6 +47,34 @@ def state_covariance(ctx: Context) -> Tensor:
         slope = belief.dmean_dtheta[:, here]
         total = total + slope @ scored_covariance(ctx) @ slope.mT
     return total
+
+
+def with_uncertain_levels(ctx: Context) -> KalmanState:
+    """The state, with the uncertainty of the levels of its own noises in its covariance and in their variances.
+
+    With l ~ N(m, V) the log-variance of a noise, its variance is e^m E[e^(l − m)] = e^m exp(V/2), and so is its share
+    of the covariance. That l is uncertain also moves the mean, by ∂m/∂l.
+    """
+    layout, state = ctx.bound.layout, ctx.state
+    belief, reference = state.belief, state.reference
+    parts, factors = belief.covariance_by_source, torch.ones_like(reference.variance[:, :0])
+    moved = torch.zeros_like(parts[:, 0])
+    for link, block in layout.own.items():
+        known, levels = ctx.message(link).covariance, block.levels
+        n = levels.stop - levels.start
+        if known is not None and n:
+            factors = torch.cat([factors, (0.5 * known[:, :n, :n].diagonal(dim1=-2, dim2=-1)).exp()], 1)
+            slope = belief.dmean_dlogvar[..., levels]
+            moved = moved + slope @ known[:, :n, :n] @ slope.mT
+    n = factors.shape[1]
+    if not n:
+        return state
+    own = parts[:, 1 : 1 + n] * factors[..., None, None]
+    parts = torch.cat([parts[:, :1] + moved[:, None], own, parts[:, 1 + n :]], 1)
+    variance = reference.variance * (1 + (factors - 1) @ layout.level_channels[:n])
+    return state._replace(
+        belief=belief._replace(covariance_by_source=parts), reference=reference._replace(variance=variance)
+    )
 
 
 def follow_joint(

@@ -29,7 +29,7 @@ from pcnet.nodes.kalman_functions import (
 )
 from pcnet.nodes.kalman_inputs import InputSpec, with_new_deviations
 from pcnet.nodes.kalman_measurement import take_in
-from pcnet.nodes.kalman_motion import move, n_steps, stability
+from pcnet.nodes.kalman_motion import MAX_FINER, move_by_need, stability
 from pcnet.nodes.kalman_noises import lengthscales, variances
 from pcnet.nodes.kalman_parameters import (
     follow_joint,
@@ -57,8 +57,8 @@ from pcnet.numerics.transitions import IntegratorName
 from pcnet.numerics.trees import select, spans, tree_map
 from pcnet.settings import PositiveVector, Vector, at_least_1d, check_size, number, settings
 
-STABLE = {"rk4": 2.7, "euler": 2.0}
-"""Largest |hλ| of stable steps."""
+STABLE = {"rk4": 2.7 * MAX_FINER, "euler": 2.0}
+"""Largest |hλ| of stable steps, which "rk4" divides."""
 OVERFLOW = "covariance overflowed; pass NaN for outliers, or use on_divergence='hold'"
 
 
@@ -90,7 +90,8 @@ class KalmanStateNode(
         initial_mean: State at the first observation, (..., dim); found from that observation unless given.
         initial_sd: Its standard deviation, one number or (..., dim).
         integrator: "rk4"; "local_linearisation" for stiff flows; or "euler", to match a process simulated that way.
-        substeps: Integration steps between two observations; a gap takes more of them, in proportion.
+        substeps: Integration steps between two observations; a gap takes more of them, in proportion, and so does
+            "rk4" where the flow changes fast, up to 8 times as many.
         linearisation: How means and covariances pass through flow and mappings: "unscented", by regression on points
             that represent the belief; or "taylor", by derivatives at its mean.
         process_noise: White noise as "diffusion", or "held" constant between two observations, as a part of ẋ.
@@ -328,7 +329,7 @@ class KalmanStateNode(
         if ctx.bound.smooth:  # and so is the covariance with the state before
             belief = belief._replace(dmean_dtheta=torch.cat([belief.dmean_dtheta, belief.covariance], -1))
         elapsed = (ctx.time - state.time).to(belief.mean)
-        belief = move(ctx, belief, elapsed, n_steps(ctx))
+        belief = move_by_need(ctx, belief, elapsed)
         belief = with_new_deviations(belief, layout.inputs)
         carried, cross = belief.dmean_dtheta[..., p:carried_to], belief.dmean_dtheta[..., carried_to:]
         belief = belief._replace(dmean_dtheta=belief.dmean_dtheta[..., :p])

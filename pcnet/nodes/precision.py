@@ -246,7 +246,7 @@ class PrecisionNode(SlowBelief, AssumesNoiseLevels):
             guess = (-ctx.state.prior_mean[:, : bound.levels]).exp().expand(-1, shape.dim)
             noise = Noise((-mean).exp(), kernel, bound.levels, learned, guess)
             precision = Precision(temporal, mean.exp(), total, learns_lengthscale=learned)
-            return NoisePrediction(precision, kernel, noise, lambda: as_matrix(self.covariance(ctx)))
+            return NoisePrediction(precision, kernel, noise, lambda: self._learned_covariance(ctx))
         factor = torch.eye(shape.dim, dtype=mean.dtype, device=mean.device).repeat(len(mean), 1, 1)
         i, j = torch.tril_indices(shape.dim, shape.dim, -1, device=mean.device)
         factor[:, i, j] = ctx.state.mean[:, shape.dim :]
@@ -306,6 +306,11 @@ class PrecisionNode(SlowBelief, AssumesNoiseLevels):
         """Covariance without that of a lengthscale, (B, n) or (B, n, n)."""
         known = self.covariance(ctx)
         return known if self.correlation_time_sd is None else known[:, :-1, :-1]
+
+    def _learned_covariance(self, ctx: Context) -> Tensor:
+        """The covariance (B, n, n); 0 before anything is learned, because a noise that is not learned is known."""
+        covariance, learned = as_matrix(self.covariance(ctx)), ctx.state.accumulated.steps > 0
+        return torch.where(learned[:, None, None], covariance, 0.0)
 
     def _without_lengthscale(self, values: Tensor) -> Tensor:
         return values if self.correlation_time_sd is None else values[..., :-1]

@@ -12,6 +12,9 @@ from torch import Tensor
 SHIFT, NARROW, WEIGHTS = 1.0575, 0.6716, (0.2252, 0.5496, 0.2252)
 """A standard normal density is nearly the mixture of three with these weights, at −SHIFT, 0 and SHIFT, of sd NARROW."""
 
+WIDEST = 4.0
+"""Rows whose standard deviation is more than so many times the median count less in the moments of a mixture."""
+
 
 class Peaks(NamedTuple):
     """A Gaussian with independent elements as a mixture of k narrower ones."""
@@ -55,16 +58,45 @@ def bending(function: Callable[[Tensor], Tensor], mean: Tensor, sd: Tensor) -> T
     return (2 * bend**2 / (linear + torch.finfo(mean.dtype).tiny)).nan_to_num(0.0, 0.0).amax(-1)
 
 
-def mix(quantity: str, get: Callable[[str], Tensor], weight: Tensor) -> Tensor:
+def bounded_weights(weight: Tensor, sd: Tensor) -> Tensor:
+    """Weights (T, K, B) with a bound on the influence of rows that know next to nothing.
+
+    A mean is moved without bound by a row with little weight whose belief is thousands of times as wide as the others,
+    as those of far too much noise are under a nonlinear flow. With r the standard deviation of a row relative to the
+    weighted median of all rows, in the element where it is largest, weights are multiplied by min(1, (WIDEST / r)²).
+
+    Args:
+        weight: The weights, (T, K, B).
+        sd: Standard deviations of the rows, (T, K, B, ...).
+    """
+    flat = torch.where(weight[..., None] > 0, sd.reshape(*weight.shape, -1), torch.nan)
+    low, high = flat.nan_to_num(torch.inf).amin(1), flat.nan_to_num(0.0).amax(1)
+    if not bool((high > WIDEST * low).any()):
+        return weight
+    ordered, order = flat.nan_to_num(torch.inf).sort(1)
+    share = weight[..., None].expand(flat.shape).gather(1, order).cumsum(1)
+    half = (share < 0.5 * share[:, -1:]).sum(1, keepdim=True).clamp_max(weight.shape[1] - 1)
+    median = ordered.gather(1, half)
+    ratio = (flat / median).nan_to_num(1.0, torch.inf).amax(-1)
+    bounded = weight * (WIDEST / ratio).clamp_max(1.0) ** 2
+    return bounded * (weight.sum(1, keepdim=True) / bounded.sum(1, keepdim=True).clamp_min(torch.finfo(sd.dtype).tiny))
+
+
+def mix(quantity: str, get: Callable[[str], Tensor], weight: Tensor, has_sd: bool = False) -> Tensor:
     """A quantity of a mixture (T, B, ...), from those of its K rows (T, K, B, ...) and their weights (T, K, B).
 
-    Standard deviations and covariances include the spread of the means; all else is averaged.
+    Standard deviations and covariances include the spread of the means; all else is averaged. Means of beliefs, their
+    standard deviations and covariances have bounded weights.
 
     Args:
         quantity: Its name.
-        get: Gives a quantity of the rows by name: the quantity itself, and "mean" beside "sd" and "covariance".
+        get: Gives a quantity of the rows by name: the quantity itself, "mean" and "sd" beside "mean", "sd" and
+            "covariance" of nodes that have an sd.
+        has_sd: Whether the node has an sd.
         weight: The weights, which sum to 1; rows without weight may hold anything. The result is NaN if none has.
     """
+    if has_sd and quantity in ("mean", "sd", "covariance"):
+        weight = bounded_weights(weight, get("sd"))
     known = weight.sum(1) > 0
 
     def average(value: Tensor) -> Tensor:

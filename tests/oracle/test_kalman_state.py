@@ -706,9 +706,51 @@ def test_huge_observations_never_leave_non_finite_beliefs(size, policy):
     ],
 )
 def test_steps_that_are_too_long_for_a_flow_are_named(options, warned, recwarn):
-    """ẋ = −40x in steps of 0.1: |hλ| = 4 is beyond the stability limits 2.78 of RK4 and 2 of Euler's method."""
-    model = single_filter(lambda x, _: -40.0 * x, 1, 0.1, initial_mean=[0.0], **options)
+    """ẋ = −400x in steps of 0.1: |hλ| = 40 is beyond the limits 8 · 2.78 of divided RK4 steps and 2 of Euler's."""
+    model = single_filter(lambda x, _: -400.0 * x, 1, 0.1, initial_mean=[0.0], **options)
     model.run(np.zeros((3, 1)))
     texts = [str(each.message) for each in recwarn if "changes too fast" in str(each.message)]
     assert len(texts) == warned
-    assert not warned or "|λ|dt = 4" in texts[0]
+    assert not warned or "|λ|dt = 40" in texts[0]
+
+
+@pytest.mark.parametrize("rate", [1.0, 15.0, 40.0, 90.0])
+def test_steps_are_divided_where_a_flow_changes_fast(rate):
+    """ẋ = −kx + ω in steps of 0.1: x(t) = e^(−kt) x(0), Var x(t) = e^(−2kt) P + q(1 − e^(−2kt))/2k."""
+    rates = torch.tensor([[rate], [2.0]], dtype=torch.float64)
+
+    def decay(x, theta):
+        return -theta * x
+
+    def follow(rates):
+        options = {"parameter_mean": rates, "parameter_sd": 1e-6, "initial_mean": [1.0], "initial_sd": 0.5}
+        session = single_filter(decay, 1, 0.1, process_noise_sd=0.3, **options).start()
+        found = [(session.mean("x"), session.sd("x")) for _ in range(3) if session.step(None)]
+        means, sds = (torch.stack(each).squeeze(-2).numpy() for each in zip(*found, strict=True))
+        return means[..., 0], sds[..., 0]
+
+    (means, sds), (mean, sd) = follow(rates), follow(rates[0])
+    times = 0.1 * np.arange(3)
+    np.testing.assert_allclose(mean, np.exp(-rate * times), atol=0.02)
+    variance = 0.25 * np.exp(-2 * rate * times) + 0.09 * (1 - np.exp(-2 * rate * times)) / (2 * rate)
+    np.testing.assert_allclose(sd, np.sqrt(variance), rtol=0.06)
+    np.testing.assert_array_equal(means[:, 0], mean)  # whatever the other batch element needs
+    np.testing.assert_array_equal(sds[:, 0], sd)
+
+
+def test_the_uncertainty_of_a_learned_noise_level_is_part_of_the_belief():
+    """E[e^l] = e^(m + V/2): variance of a random walk, whose level is learned, after a gap."""
+    model = single_filter(lambda x, _: 0 * x, 1, 1.0, process_noise_sd=0.5, initial_mean=[0.0], initial_sd=1e-6)
+    session = model.start()
+    rng = np.random.default_rng(0)
+    for y in rng.normal(size=8).cumsum():
+        session.step([y])
+    belief = session.context("x").state.belief
+    level, sd = float(session.mean("noise_x")[0]), float(session.sd("noise_x")[0])
+    assert sd > 0.3
+    slope = float(belief.dmean_dlogvar[0, 0, 0])
+    parts = belief.covariance_by_source[0, :, 0, 0].numpy()
+    inflated = parts[1] * np.exp(sd**2 / 2) + parts[0] + parts[2:].sum() + (slope * sd) ** 2
+    assert float(session.sd("x").squeeze()) ** 2 == pytest.approx(inflated, rel=1e-9)
+    ahead = session.forecast(3.0).sd("x")[:, 0] ** 2
+    np.testing.assert_allclose(np.diff(ahead), np.exp(-level + sd**2 / 2), rtol=1e-6)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from pcnet.numerics.mixtures import bending, split_axes
+from pcnet.numerics.mixtures import WIDEST, bending, bounded_weights, mix, split_axes
 
 
 def test_three_narrow_normals_are_nearly_one_wide():
@@ -31,3 +31,25 @@ def test_bending_is_the_share_of_second_order_variance():
     s, m = sd[:, 0].numpy(), mean[:, 0].numpy()
     np.testing.assert_allclose(found[:, 0], 2 * s**4 / (4 * m**2 * s**2 + 36))
     np.testing.assert_allclose(found[:, 1], 0.0, atol=1e-12)
+
+
+def test_a_row_that_knows_nothing_moves_moments_by_a_bounded_amount():
+    """A row with 5 % of the weight, a thousand times as wide as the others and as far away: three Gaussians by hand."""
+    weight = torch.tensor([0.6, 0.35, 0.05], dtype=torch.float64).reshape(1, 3, 1)
+    mean = torch.tensor([1.0, 1.2, 1000.0], dtype=torch.float64).reshape(1, 3, 1, 1)
+    sd = torch.tensor([1.0, 2.0, 1000.0], dtype=torch.float64).reshape(1, 3, 1, 1)
+    rows = {"mean": mean, "sd": sd, "covariance": (sd**2)[..., None]}
+    share = np.array([0.6, 0.35, 0.05 * (WIDEST / 1000.0) ** 2])
+    share /= share.sum()
+    expected = share @ mean.numpy().ravel()
+    spread = share @ (sd.numpy().ravel() ** 2 + (mean.numpy().ravel() - expected) ** 2)
+    assert expected < 1.1
+    assert float(mix("mean", rows.__getitem__, weight, has_sd=True)) == pytest.approx(expected)
+    assert float(mix("sd", rows.__getitem__, weight, has_sd=True)) == pytest.approx(spread**0.5)
+    assert float(mix("covariance", rows.__getitem__, weight, has_sd=True)) == pytest.approx(spread)
+
+
+def test_weights_of_rows_of_similar_width_are_kept():
+    weight = torch.tensor([0.5, 0.3, 0.2, 0.0], dtype=torch.float64).reshape(1, 4, 1)
+    sd = torch.tensor([1.0, 3.0, 2.0, 1e9], dtype=torch.float64).reshape(1, 4, 1, 1)
+    assert bounded_weights(weight, sd) is weight
