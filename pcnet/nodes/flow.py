@@ -16,7 +16,7 @@ from pcnet.model.links import AnyLink, Drives, Parametrises, Predicts, Weighs
 from pcnet.model.messages import PredictionError
 from pcnet.model.node import Node
 from pcnet.model.protocols import ForecastContext, Forecasts
-from pcnet.numerics.branching import holds
+from pcnet.numerics.branching import eager_only, holds
 from pcnet.numerics.laplace import pseudo_inverse
 
 MAX_HALVINGS = 30  # how often a step towards the first observation is halved before it is given up
@@ -98,6 +98,7 @@ def first_value(
         worse = ~(_squared(errors(value + step)) <= before)
         if not holds(worse.any()):
             break
+        eager_only("the search for the first value of a state")
         step = torch.where(worse[:, None], 0.5 * step, step)
     return torch.where(worse[:, None], value, value + step)
 

@@ -11,6 +11,16 @@ from torch import Tensor
 _OUTCOMES: ContextVar[list[bool] | None] = ContextVar("pcnet_branch_outcomes", default=None)
 
 
+class EagerOnlyError(Exception):
+    """A rule takes a way that is not worth compiling."""
+
+
+def eager_only(what: str) -> None:
+    """Leave this tick to the eager engine: called by a rule on a way that is taken once, and has many branches."""
+    if _OUTCOMES.get() is not None:
+        raise EagerOnlyError(f"{what} is done by the eager engine")
+
+
 def holds(condition: Tensor) -> bool:
     """Whether a condition, a boolean tensor with one element, is true.
 

@@ -17,6 +17,7 @@ from pcnet.engine.compiled.errors import DivergesError, UntraceableError
 from pcnet.engine.compiled.layout import Layout, TickKind
 from pcnet.engine.compiled.native import Library
 from pcnet.engine.program import Program
+from pcnet.numerics.branching import EagerOnlyError
 from pcnet.results.recorder import Record
 
 if TYPE_CHECKING:
@@ -192,7 +193,7 @@ class Variants:
                 variant = compile_tick(tick, outcomes, self.width, self._cache)
             except DivergesError:
                 return False
-            except UntraceableError as error:
+            except (UntraceableError, EagerOnlyError) as error:
                 failed.append(str(error))
                 return False
             except Exception as error:  # the eager engine raises it again, where the user expects it
