@@ -424,7 +424,8 @@ def example(name: str, *arguments: str, made: str) -> Path:
     return folder / "output" / made
 
 
-for each in ("student_t", "pendulum", "blob", "fusion", "manoeuvre", "spikes", "choices", "lynx_hare", "stack"):
+SHOWN = "student_t pendulum blob fusion manoeuvre hidden_force spikes choices lynx_hare stack"
+for each in SHOWN.split():
     PICTURES[each] = lambda each=each: example(f"{each}.py", made=f"{each}.png")
 PICTURES["demo"] = lambda: example("demo.py", made="demo/comparison.png")
 

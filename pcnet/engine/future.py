@@ -67,8 +67,7 @@ FutureMaker = Callable[[Program, GraphState], Future]
 def forecasts_alone(program: Program) -> str | None:
     """The name of the only state, if it can forecast itself."""
     graph = program.model.graph
-    joined = {link.parent.name for link in graph.links if isinstance(link, Drives) and link.child.switches}
-    states = [node for node in graph.nodes.values() if node.role == "state" and node.name not in joined]
+    states = graph.belief_holders
     stacked = any(isinstance(link, Predicts) and not link.child.observes for link in graph.links)
     if len(states) != 1 or stacked or bool((program.interval != program.interval[0]).any()):
         return None

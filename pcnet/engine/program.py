@@ -108,9 +108,19 @@ class Program:
 
 def _neighbours(graph: Graph, node: AnyNode, spec: BatchSpec) -> Neighbours:
     links = graph.neighbours(node)
+    links = links._replace(relayed=_relayed(graph, node))
     below: tuple[AnyLink, ...] = links.below_of(Predicts)
     noise = {link: link.child.noise_spec(graph.above(link.child), spec) for link in below}
     return links._replace(noise=noise)
+
+
+def _relayed(graph: Graph, node: AnyNode) -> dict[AnyLink, AnyLink]:
+    """The links above causes in the belief of a node, and the link of its own by which their messages come."""
+    found: dict[AnyLink, AnyLink] = {}
+    for link in graph.above(node) if node.joins_causes else ():
+        if link.parent.joins_child:
+            found |= dict.fromkeys((*graph.above(link.parent), *_relayed(graph, link.parent)), link)
+    return found
 
 
 def _laid_out(acts: Iterable[Act], nodes: Mapping[str, AnyNode], spec: BatchSpec) -> tuple[ScheduledAction, ...]:

@@ -119,7 +119,7 @@ def trail_for(graph: Graph, record: Record, smooth: bool | int) -> Trail | None:
         return None
     if smooth is not True and (type(smooth) is not int or smooth < 1):
         raise SettingError(f"smooth is True, or the largest lag in observations, 1 or more, not {smooth!r}")
-    states = [node for node in graph.nodes.values() if node.role == "state"]
+    states = graph.belief_holders
     stacked = any(isinstance(link, Predicts) and not link.child.observes for link in graph.links)
     if stacked or len(states) != 1 or not isinstance(states[0], Smooths):
         raise GraphError(

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pcnet.errors import SettingError, naming
 from pcnet.functions.base import Function, PlainFunction
+from pcnet.graphs.causes import Cause, cause_nodes, drive
 from pcnet.graphs.sensors import Input, Sensor, check_names, check_sensors, input_nodes, kernel_of, noise_node
 from pcnet.model.graph import Graph
 from pcnet.model.hypotheses import Hypotheses
@@ -46,6 +47,7 @@ def adaptive_filter(
     substeps: int = 1,
     linearisation: Literal["unscented", "taylor"] = "unscented",
     process_noise: Literal["diffusion", "held"] = "diffusion",
+    causes: Mapping[str, Cause] | None = None,
     switching: CategoricalNode | None = None,
     hypotheses: Hypotheses | None = DEFAULT,
 ) -> Model:
@@ -86,6 +88,8 @@ def adaptive_filter(
         substeps: Integration steps between two observations.
         linearisation: How means and covariances pass through flow and mapping.
         process_noise: White process noise as "diffusion", or "held" constant between observations.
+        causes: Hidden causes v by name, which are inferred with the state: the flow is then f(x, v, θ); inputs u follow
+            v. The noise of each is "noise_" with its name.
         switching: Categories that the system switches between, one step of their clock at each observation: the flow is
             then f(x, v, θ) with v the values of the present category; inputs u follow v. See `SwitchingStateNode`.
         hypotheses: The bank of hypotheses about noise levels, outliers and drift; None for a single filter, which needs
@@ -146,14 +150,14 @@ def adaptive_filter(
             changes["observation_factors"] = (1.0,)
         hypotheses = dataclasses.replace(hypotheses, **changes)
     graph, driving = Graph(), input_nodes("adaptive_filter", inputs, dt)
-    check_names("adaptive_filter", seen, driving)
-    causes: list[AnyNode] = [*([] if switching is None else [switching]), *driving]
-    width = sum(node.shape.dim for node in causes)
+    hidden = cause_nodes("adaptive_filter", causes, noise_sd)
+    above: list[AnyNode] = [*([] if switching is None else [switching]), *(cause for cause, _ in hidden), *driving]
+    check_names("adaptive_filter", seen, above)
+    width = sum(node.shape.dim for node in above)
     nodes = {name: sensor.node(name, dim, width, dt, outliers) for name, sensor in seen.items()}
     for name, node in nodes.items():
         graph.predicts(x, node, via=seen[name].mapping)
-    for cause in causes:
-        graph.drives(cause, x)
+    drive(graph, x, above, hidden)
     if parameter_mean is not None:
         graph.parametrises(ParameterNode("theta", mean=parameter_mean, sd=parameter_sd), x)
     graph.weighs(noise_node("noise_x", process_noise_sd, noise_sd, kernel_of(correlation_time), noise_per_channel), x)

@@ -9,6 +9,7 @@ from pydantic import Field, SkipValidation
 from pcnet.errors import SettingError
 from pcnet.functions.check import output_size
 from pcnet.functions.traced import as_function
+from pcnet.model.node import AnyNode
 from pcnet.nodes import (
     BinomialNode,
     ChoiceNode,
@@ -138,12 +139,12 @@ def check_sensors(title: str, sensors: Any, beside: Sequence[str]) -> dict[str, 
     return dict(sensors)
 
 
-def check_names(title: str, sensors: Mapping[str, Sensor], inputs: Sequence[InputNode]) -> None:
-    """Raise `SettingError` if a sensor or an input has the name of another node."""
+def check_names(title: str, sensors: Mapping[str, Sensor], above: Sequence[AnyNode]) -> None:
+    """Raise `SettingError` if a sensor, an input, a cause or a category has the name of another node."""
     taken = {"x", "theta", "noise_x", "model_error_x", *(f"noise_{name}" for name in sensors)}
-    for name in (*sensors, *(node.name for node in inputs)):
+    for name in (*sensors, *(node.name for node in above)):
         if name in taken:
-            raise SettingError(f"{title}: {name!r} is the name of another node; rename the sensor or input")
+            raise SettingError(f"{title}: {name!r} is the name of another node; rename the sensor, input or cause")
         taken.add(name)
 
 

@@ -35,10 +35,14 @@ class Neighbours(NamedTuple):
     joint: frozenset[AnyLink] = frozenset()  # links whose parameters are part of the belief of the state below
     online: bool = True  # whether the node learns during a run, and not after passes over recorded data
     smooth: bool = False  # whether states keep what a smoother needs
+    relayed: Mapping[AnyLink, AnyLink] = MappingProxyType({})  # links above causes in its belief: the link they come by
 
     def above_of(self, kind: type[L], of: AnyNode | None = None) -> tuple[L, ...]:
-        """The links above of one kind; for `Parametrises`, those of the flow or of the mapping to `of`."""
-        return tuple(link for link in self.above if isinstance(link, kind) and link.of is of)
+        """The links above of one kind; for `Parametrises`, those of the flow or of the mapping to `of`.
+
+        After its own come those of causes that are part of its belief.
+        """
+        return tuple(link for link in (*self.above, *self.relayed) if isinstance(link, kind) and link.of is of)
 
     def below_of(self, kind: type[L]) -> tuple[L, ...]:
         """The links below of one kind."""
@@ -126,6 +130,9 @@ class NodeContext(Generic[S, B]):
         """The prediction that came down a link above."""
         if self._ahead and link in self._ahead:
             return self._ahead[link]  # type: ignore[no-any-return]
+        via = self.links.relayed.get(link)
+        if via is not None:
+            return self.message(via).messages[link]  # type: ignore[no-any-return]
         return self._host.message(link)  # type: ignore[no-any-return]
 
     def error(self, link: Link[P, E]) -> E:

@@ -136,6 +136,13 @@ class Graph:
         return found
 
     @property
+    def belief_holders(self) -> list[AnyNode]:
+        """States that hold a belief themselves, and not as a part of that of a state which they drive."""
+        drives = [link for link in self._links if isinstance(link, Drives)]
+        joined = {link.parent.name for link in drives if link.child.switches or link.parent.joins_child}
+        return [node for node in self._nodes.values() if node.role == "state" and node.name not in joined]
+
+    @property
     def generations(self) -> list[str]:
         """All names: nodes without parents, then those whose parents are all among these, and so on."""
         found: list[str] = []

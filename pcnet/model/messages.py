@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -148,6 +148,29 @@ class PredictionError(Error[Curvature]):
     @cached_property
     def eliminated(self) -> PredictionError:
         return self if self.compute_eliminated is None else self.compute_eliminated()
+
+
+class RelayedPrediction(NamedTuple):
+    """What a cause in the belief of a state passes on to it: the messages from above itself, by link."""
+
+    value: Tensor  # its last known mean, (B, 1, dim)
+    messages: Mapping[Any, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class ClusterPosterior:
+    """The block of a cause in a joint belief, and the errors for the nodes above it, by link."""
+
+    mean: Tensor  # (B, dim)
+    change: Tensor  # of the mean by the last observation, (B, dim)
+    weighted: Tensor  # what errors say of it, Cᵀξ, (B, dim)
+    covariance: Tensor  # (B, dim, dim)
+    errors: Mapping[Any, Any]
+
+    @property
+    def value(self) -> Tensor:
+        """The mean."""
+        return self.mean
 
 
 @dataclass(frozen=True, eq=False)

@@ -136,6 +136,8 @@ class Node(ABC, Generic[S, B]):
     takes_low_rank: ClassVar[bool] = False  # whether it accepts a `LowRankDistribution` of many channels
     sends_covariance: ClassVar[bool] = False  # whether its predictions are `GaussianPrediction`s
     switches: ClassVar[bool] = False  # whether categories may drive it
+    joins_causes: ClassVar[bool] = False  # whether a `KalmanCauseNode` may drive it
+    joins_child: ClassVar[bool] = False  # whether its belief is part of that of the state that it drives
     joins_parameters: ClassVar[bool] = False  # whether it can carry its parameters in its own belief
     multiple_noises: ClassVar[bool] = False  # whether several precision nodes may weigh it, each for its own noise
     required_actions: ClassVar[tuple[str, ...]] = ()  # actions that a schedule must contain for it

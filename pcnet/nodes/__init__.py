@@ -5,6 +5,7 @@ from pcnet.nodes.cause import CauseNode
 from pcnet.nodes.families import BinomialNode, ChoiceNode, PoissonNode, StudentTNode
 from pcnet.nodes.generalised_state import GeneralisedStateNode
 from pcnet.nodes.input import InputNode
+from pcnet.nodes.kalman_cause import KalmanCauseNode
 from pcnet.nodes.kalman_state import KalmanStateNode
 from pcnet.nodes.likelihood import LikelihoodNode
 from pcnet.nodes.parameter import ParameterNode
@@ -19,6 +20,7 @@ __all__ = [
     "ChoiceNode",
     "GeneralisedStateNode",
     "InputNode",
+    "KalmanCauseNode",
     "KalmanStateNode",
     "LikelihoodNode",
     "ParameterNode",

@@ -23,6 +23,7 @@ class NoiseBlock(NamedTuple):
 
     place: int  # among all noises
     channels: slice  # among all channels
+    elements: slice  # of the state, on which a process noise acts; of an observation noise, its channels
     latents: slice  # its coordinates in the augmented state
     levels: slice  # its log-variances among all
     model: NoiseModel
@@ -97,6 +98,7 @@ class Noises(NamedTuple):
     """All noises around a state, and what is to be learned of them."""
 
     own: Mapping[Weighs, NoiseSpec]
+    places: Mapping[Weighs, slice]  # elements of the state that each of these acts on
     below: Mapping[Predicts, NoiseSpec]
     orders: int  # orders of motion of smooth noise
     learned: bool  # whether their levels are learned
@@ -140,7 +142,9 @@ def make_layout(
         latents = spec.channels * model.n_latents
         starts = ((channels, spec.channels), (size, latents), (level, levels))
         here = [slice(first, first + count) for first, count in starts]
-        blocks[link] = NoiseBlock(len(blocks), here[0], here[1], here[2], model, spec.learned_lengthscale, wide)
+        acts_on = noises.places[link] if isinstance(link, Weighs) else slice(spec.channels)
+        places = here[0], acts_on, here[1], here[2]
+        blocks[link] = NoiseBlock(len(blocks), *places, model, spec.learned_lengthscale, wide)
         one, each = like.new_ones(1, spec.channels), like.new_ones(spec.channels).diag()
         level_channels.append(one[:levels] if levels <= 1 else each[:levels])
         channels, level, size = channels + spec.channels, level + levels, size + latents

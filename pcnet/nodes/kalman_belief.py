@@ -8,6 +8,7 @@ from pcnet.functions.base import Function
 from pcnet.model.context import NodeContext
 from pcnet.model.messages import GaussianPrediction
 from pcnet.nodes.augmented_layout import AugmentedStateLayout
+from pcnet.nodes.kalman_cluster import Cluster
 from pcnet.nodes.kalman_smoothing import TimeUpdate
 from pcnet.numerics.kalman import GaussianWithSensitivities, ScoreAndInformation
 from pcnet.numerics.transitions import IntegratorName
@@ -64,6 +65,7 @@ class KalmanBound(NamedTuple):
     """Constants of a run; mean and variance of the first state are (B, dim)."""
 
     motion: Motion
+    cluster: Cluster
     layout: AugmentedStateLayout
     initial_mean: Tensor
     initial_variance: Tensor

@@ -11,6 +11,7 @@ from pcnet.model.protocols import DrawsFutures, ForecastsAlone, ForecastStart, F
 from pcnet.nodes.augmented_layout import NoiseBlock
 from pcnet.nodes.flow import FlowForecasts
 from pcnet.nodes.kalman_belief import Context, KalmanState
+from pcnet.nodes.kalman_cluster import members
 from pcnet.nodes.kalman_functions import (
     arguments,
     direct_slope,
@@ -54,8 +55,12 @@ class KalmanForecasts(FlowForecasts, ForecastsAlone, DrawsFutures):
         return self.predict(ctx.at(ctx.state, Now(ctx.state.time + ctx.dt, ctx.dt, ctx.relative_dt)))
 
     def forecast_shown(self, ctx: Context, parameters: bool) -> ForecastStep:
-        belief, here, below = ctx.state.belief, slice(ctx.bound.motion.dim), {}
-        covariance = plain_covariance(ctx) if parameters else belief.covariance[:, here, here]
+        belief, below, cluster = ctx.state.belief, {}, ctx.bound.cluster
+        d = ctx.bound.motion.dim
+        covariance = plain_covariance(ctx) if parameters else belief.covariance[:, :d, :d]
+        here, *_ = cluster.blocks.values()
+        for node, place in members(cluster):
+            below[node.name] = belief.mean[:, place], covariance[:, place, place].diagonal(dim1=-2, dim2=-1)
         for link, sent in zip(ctx.below_of(Predicts), ctx.state.sent, strict=True):
             variance = sent.distribution.variance
             if parameters and ctx.bound.layout.n_scored:
@@ -64,14 +69,14 @@ class KalmanForecasts(FlowForecasts, ForecastsAlone, DrawsFutures):
                 through = kalman.total_derivative(jacobian, belief.dmean_dtheta, direct)
                 variance = variance + (through @ scored_covariance(ctx) * through).sum(-1)
             below[link.child.name] = sent.distribution.mean, variance
-        return ForecastStep(belief.mean[:, here], covariance, below)
+        return ForecastStep(belief.mean[:, here], covariance[:, here, here], below)
 
     def draws(self, ctx: Context) -> bool:
         """Only if all parameters are part of the belief."""
         return not ctx.bound.layout.n_scored
 
     def stays_gaussian(self, ctx: Context) -> bool:
-        return ctx.bound.motion.flow.is_affine and all(link.function.is_affine for link in ctx.below_of(Predicts))
+        return ctx.bound.motion.flow.is_affine and all(each.is_affine for each in ctx.bound.cluster.mappings.values())
 
     def point_size(self, ctx: Context) -> tuple[int, int]:
         """Each element needs one number, the state itself two."""
@@ -94,9 +99,10 @@ class KalmanForecasts(FlowForecasts, ForecastsAlone, DrawsFutures):
                 moved[..., block.latents] = self._moved_noise(ctx, block, points, now)
         for block in layout.own.values():
             if not block.model.is_white:
-                place = slice(block.latents.start, block.latents.start + d)
+                at = block.elements
+                place = slice(block.latents.start, block.latents.start + at.stop - at.start)
                 later_share = 0.0 if integrator == "euler" else 0.5
-                drive = drive + torch.lerp(points[..., place], moved[..., place], later_share)
+                drive[..., at] += torch.lerp(points[..., place], moved[..., place], later_share)
         half = white * (0.5 * dt[:, None, None]).sqrt()
         if motion.process_noise == "held":
             drive = drive + white * now[..., :d]
@@ -148,11 +154,12 @@ class KalmanForecasts(FlowForecasts, ForecastsAlone, DrawsFutures):
         return torch.constant_pad_nd(found.expand(len(mean), d, size), (0, 0, 0, size - d))
 
     def values_of(self, ctx: Context, points: Tensor) -> dict[str, Tensor]:
-        found = {ctx.name: points[..., : ctx.bound.motion.dim]}
+        found = {node.name: points[..., place] for node, place in ctx.bound.cluster.blocks.items()}
         known = torch.cat([inputs_now(ctx), ctx.time.to(points)[:, None]], 1)
         for link in ctx.below_of(Predicts):
             parameters = parameters_of(ctx, link.child, points)
-            value = link.function(arguments(ctx, link.function, points, known), parameters)
+            mapping = ctx.bound.cluster.mappings[link]
+            value = mapping(arguments(ctx, mapping, points, known), parameters)
             block = ctx.bound.layout.below[link]
             if not block.model.is_white:
                 value = value + points[..., block.latents.start : block.latents.start + value.shape[-1]]
@@ -164,4 +171,5 @@ class KalmanForecasts(FlowForecasts, ForecastsAlone, DrawsFutures):
         return {name: observation_noise(ctx, block).sum(1) for name, block in blocks.items()}
 
     def forecast_start(self, ctx: Context) -> ForecastStart:
-        return ForecastStart(ctx.state.belief.mean[:, : ctx.bound.motion.dim], state_covariance(ctx))
+        here, *_ = ctx.bound.cluster.blocks.values()
+        return ForecastStart(ctx.state.belief.mean[:, here], state_covariance(ctx)[:, here, here])

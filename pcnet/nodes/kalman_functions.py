@@ -59,22 +59,23 @@ def regressed_mapping(ctx: Context, belief: GaussianWithSensitivities, link: Pre
     """The mapping to a node below, as a function of state, joint parameters and deviations of inputs."""
     mean, d, joint = belief.mean, ctx.bound.motion.dim, ctx.bound.layout.joint
     theta, known = parameters_of(ctx, link.child, mean), known_arguments(ctx)
+    function = ctx.bound.cluster.mappings[link]
 
     def compute() -> Regression:
         wide = ctx.bound.layout.below[link].is_wide  # a residual covariance of all channels would be dense
-        if ctx.bound.motion.linearisation == "unscented" and not link.function.is_affine and not wide:
+        if ctx.bound.motion.linearisation == "unscented" and not function.is_affine and not wide:
 
             def at(points: Tensor) -> Tensor:
                 parameters = parameters_of(ctx, link.child, points)
-                return link.function(arguments(ctx, link.function, points, known), parameters)
+                return function(arguments(ctx, function, points, known), parameters)
 
             return regress(at, mean[:, joint], belief.covariance[:, joint, joint])
-        start = arguments(ctx, link.function, mean, known)[:, None]
-        found = link.function.linearise(start, theta, 1)
+        start = arguments(ctx, function, mean, known)[:, None]
+        found = function.linearise(start, theta, 1)
         jacobian = found.jacobian.expand(len(mean), -1, start.shape[-1])
         slope = jacobian[..., d:]
         if theta.shape[-1]:
-            slope = torch.cat([link.function.parameter_slope(start, theta, 1)[:, 0], slope], -1)
+            slope = torch.cat([function.parameter_slope(start, theta, 1)[:, 0], slope], -1)
         return joint_taylor(ctx, link.child, found.value[:, 0], jacobian[..., :d], slope)
 
     keys = (mean, belief.covariance_by_source, theta, ctx.state.inputs, ctx.state.time)
@@ -104,8 +105,9 @@ def direct_slope(ctx: Context, belief: GaussianWithSensitivities, link: Predicts
     if not blocks:
         return None
     theta = parameters_of(ctx, link.child, belief.mean)
-    start = arguments(ctx, link.function, belief.mean, known_arguments(ctx))
-    found = link.function.parameter_slope(start[:, None], theta, 1)[:, 0]
+    function = ctx.bound.cluster.mappings[link]
+    start = arguments(ctx, function, belief.mean, known_arguments(ctx))
+    found = function.parameter_slope(start[:, None], theta, 1)[:, 0]
     slope = found.new_zeros(*found.shape[:2], layout.n_scored)
     for each in blocks:
         slope[..., each.sensitivities] = found[..., each.columns]

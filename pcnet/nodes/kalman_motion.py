@@ -106,7 +106,9 @@ def _step(
             moved = transitions[block.place]
             first = torch.zeros_like(moved.matrix[:, :1])
             first[..., 0] = 1.0
-            rows = (repeat_per_channel(row, d) for row in (first, moved.half[:, :1], moved.matrix[:, :1]))
+            at, channels = block.elements, block.elements.stop - block.elements.start
+            rows = (repeat_per_channel(row, channels) for row in (first, moved.half[:, :1], moved.matrix[:, :1]))
+            rows = (torch.constant_pad_nd(row, (0, 0, at.start, d - at.stop)) for row in rows)
             jacobian[..., block.latents] = step.integrate(*rows)
             change = change + torch.bmm(jacobian[..., block.latents], belief.mean[:, block.latents, None])[..., 0]
     noise = step.diffuse(white_noise(ctx) * (ctx.bound.motion.process_noise == "diffusion"))
@@ -128,7 +130,8 @@ def _step(
             belief = kalman.transform(belief, block.latents, moved.matrix, added)
             if block.place in own and step.second_half is not None:
                 # new noise has acted on the state by half of its value at the end
-                belief = kalman.couple(belief, slice(d), block.latents, added[..., :d, :], 0.5 * dt)
+                channels = block.elements.stop - block.elements.start
+                belief = kalman.couple(belief, block.elements, block.latents, added[..., :channels, :], 0.5 * dt)
     return belief, step
 
 

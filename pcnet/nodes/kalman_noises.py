@@ -34,7 +34,7 @@ def white_noise(ctx: Context) -> Tensor:
     found = variance.new_zeros(len(variance), 1 + layout.n_levels, ctx.bound.motion.dim)
     for block in layout.own.values():
         if block.model.is_white:
-            found = found + layout.by_source(block, variance[:, block.channels])
+            found[..., block.elements] += layout.by_source(block, variance[:, block.channels])
     return found
 
 

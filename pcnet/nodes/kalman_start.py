@@ -68,7 +68,7 @@ def start(ctx: Context, value: Tensor, spread: Tensor | None) -> KalmanState:
 def peaks_of_start(ctx: Context) -> Peaks | None:
     """Peaks of a first belief that a mapping bends; None if none does."""
     bound, d = ctx.bound, ctx.bound.motion.dim
-    mappings = {link: link.function for link in ctx.below_of(Predicts)}
+    mappings = ctx.bound.cluster.mappings
     known = {link for link, each in mappings.items() if each.is_affine or each.takes_causes or each.takes_time}
     curved = [link for link in mappings if link not in known]
     if not curved:
@@ -80,7 +80,7 @@ def peaks_of_start(ctx: Context) -> Peaks | None:
         fixed = torch.cat(theta, -1) if theta else bound.initial_mean[:, :0]
 
         def at(points: Tensor, link: Predicts = link, fixed: Tensor = fixed) -> Tensor:
-            return link.function(points, fixed[:, None].expand(*points.shape[:-1], -1))
+            return mappings[link](points, fixed[:, None].expand(*points.shape[:-1], -1))
 
         found = bending(at, bound.initial_mean, bound.initial_variance.sqrt())
         largest = torch.maximum(largest, found.amax(0))

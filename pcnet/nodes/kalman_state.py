@@ -12,13 +12,14 @@ from torch import Tensor
 from pcnet.errors import GraphError, SettingError
 from pcnet.model.context import Neighbours
 from pcnet.model.links import AnyLink, Drives, Parametrises, Predicts, Weighs
-from pcnet.model.messages import BlockPosterior, GaussianPrediction, PredictionError, ScoreError
+from pcnet.model.messages import BlockPosterior, ClusterPosterior, GaussianPrediction, PredictionError, ScoreError
 from pcnet.model.node import BatchSpec, Energy, ErrorShape, Node, Recordable
 from pcnet.model.protocols import ChecksSteps, KeepsNoiseScales, SmoothingLayout, Smooths, StartsAtPeaks
 from pcnet.nodes.augmented_layout import Noises, make_layout
 from pcnet.nodes.flow import check_state, checked_flow, first_value
 from pcnet.nodes.input import InputNode
 from pcnet.nodes.kalman_belief import Context, Evidence, KalmanBound, KalmanState, Linearisation, Motion, Reference
+from pcnet.nodes.kalman_cluster import first_values, make_cluster
 from pcnet.nodes.kalman_forecast import KalmanForecasts
 from pcnet.nodes.kalman_functions import (
     all_jacobians,
@@ -117,6 +118,7 @@ class KalmanStateNode(
     child_of: ClassVar[tuple[type[AnyLink], ...]] = (Drives, Parametrises, Weighs)
     sends_covariance: ClassVar[bool] = True
     joins_parameters: ClassVar[bool] = True
+    joins_causes: ClassVar[bool] = True
     multiple_noises: ClassVar[bool] = True
     keeps_low_rank: ClassVar[bool] = True  # whether it uses the low-rank form of many channels
     required_actions: ClassVar[tuple[str, ...]] = ("predict", "update")
@@ -143,11 +145,13 @@ class KalmanStateNode(
             raise GraphError(f"{self.title} predicts values only: give {link.child.name!r} one order, orders=1")
 
     def check_as_child(self, link: AnyLink) -> None:
-        if isinstance(link, Predicts) or (isinstance(link, Drives) and not isinstance(link.parent, InputNode)):
+        if isinstance(link, Predicts) or (
+            isinstance(link, Drives) and not (isinstance(link.parent, InputNode) or link.parent.joins_child)
+        ):
             raise GraphError(
                 f"{self.title} cannot be the child in {link.parent.name!r} {link.key} {self.name!r}; use a "
-                "GeneralisedStateNode, an InputNode that drives it, or make the cause part of the state; "
-                "categories drive a SwitchingStateNode"
+                "GeneralisedStateNode, or drive it by an InputNode or a KalmanCauseNode; categories drive a "
+                "SwitchingStateNode"
             )
         super().check_as_child(link)
 
@@ -189,19 +193,20 @@ class KalmanStateNode(
                     f"the correlation time of the noise of {predicts.child.name!r} can be learned only for a "
                     "squared-exponential kernel; leave out correlation_time_sd"
                 )
+        cluster = make_cluster(self, self.flow, links)
+        dim = max(block.stop for block in cluster.blocks.values())
         of = (None, *(link.child for link in links.below))
         parameters = {each: links.above_of(Parametrises, each) for each in of}
         try:
-            noises = Noises(own, below, self.orders, self.learn_noise, self.keeps_low_rank)
-            inputs = {link: self._input_spec(link, spec) for link in links.above_of(Drives)}
-            layout = make_layout(self.dim, noises, parameters, inputs, links.joint, spec.zeros())
+            places = {link: cluster.blocks[link.child] for link in own}
+            noises = Noises(own, places, below, self.orders, self.learn_noise, self.keeps_low_rank)
+            given = [link for link in links.above_of(Drives) if link not in cluster.links]
+            inputs = {link: self._input_spec(link, spec) for link in given}
+            layout = make_layout(dim, noises, parameters, inputs, links.joint, spec.zeros())
         except SettingError as error:
             raise GraphError(f"{self.title}: {error}") from None
-        mean = spec.zeros(self.dim) if self.initial_mean is None else spec.expand(self.initial_mean, 1)
-        motion = (self.dim, self.flow, self.integrator, self.substeps, self.linearisation, self.process_noise)
-        return KalmanBound(
-            Motion(*motion), layout, mean, spec.expand_vector(self.initial_sd, self.dim) ** 2, links.smooth
-        )
+        motion = Motion(dim, cluster.flow, self.integrator, self.substeps, self.linearisation, self.process_noise)
+        return KalmanBound(motion, cluster, layout, *first_values(cluster, spec), links.smooth)
 
     def _input_spec(self, link: Drives, spec: BatchSpec) -> InputSpec:
         assert isinstance(link.parent, InputNode)
@@ -216,9 +221,10 @@ class KalmanStateNode(
         """A state of the right shapes that is not started: its reference variance is 0."""
         layout, zeros = bound.layout, spec.zeros
         n, p, s, o = layout.size, layout.n_scored, layout.n_levels, layout.own_levels.stop
-        mean = torch.constant_pad_nd(bound.initial_mean, (0, n - self.dim))
+        d = bound.motion.dim
+        mean = torch.constant_pad_nd(bound.initial_mean, (0, n - d))
         parts = zeros(1 + s, n, n)
-        parts[:, 0, : self.dim, : self.dim] = bound.initial_variance.diag_embed()
+        parts[:, 0, :d, :d] = bound.initial_variance.diag_embed()
         belief = GaussianWithSensitivities(mean, parts, zeros(n, p), zeros(n, s))
         sent = []
         for link, block in layout.below.items():
@@ -234,7 +240,7 @@ class KalmanStateNode(
         channels, numbers = zeros(layout.level_channels.shape[1]), zeros(len(layout.all_parameters))
         reference = Reference(zeros(p), channels, channels, zeros(len(layout.noises)), numbers)
         of_parameters, of_noise = (ScoreAndInformation(zeros(n), zeros(n, n)) for n in (p, o))
-        evidence = Evidence(of_parameters, of_noise, zeros(layout.joint.stop), zeros(self.dim))
+        evidence = Evidence(of_parameters, of_noise, zeros(layout.joint.stop), zeros(bound.motion.dim))
         inputs = zeros(sum(block.spec.dim for block in layout.inputs))
         update = no_time_update(spec, n if bound.smooth else 0, p)
         return KalmanState(belief, reference, tuple(sent), evidence, zeros().double(), inputs, update)
@@ -254,8 +260,9 @@ class KalmanStateNode(
         mappings = {}
         for link in ctx.below_of(Predicts):
             theta = parameters_of(ctx, link.child, ctx.state.belief.mean)
-            at = arguments(ctx, link.function, ctx.state.belief.mean, known_arguments(ctx))
-            mappings[link] = link.function.linearise(at[:, None], theta, 1)
+            mapping = ctx.bound.cluster.mappings[link]
+            at = arguments(ctx, mapping, ctx.state.belief.mean, known_arguments(ctx))
+            mappings[link] = mapping.linearise(at[:, None], theta, 1)
         return start(ctx, first_value(value, mappings, errors), spread)
 
     def too_long(self, ctx: Context) -> str | None:
@@ -297,12 +304,14 @@ class KalmanStateNode(
 
         return ctx.cached(f"prediction of {link.child.name}", restricted, *sent.distribution, sent.lagged_covariance)
 
-    def error(self, ctx: Context, link: AnyLink) -> ScoreError | BlockPosterior:
+    def error(self, ctx: Context, link: AnyLink) -> ScoreError | BlockPosterior | ClusterPosterior:
         evidence, layout = ctx.state.evidence, ctx.bound.layout
         if isinstance(link, Weighs):
             noise = ctx.message(link).noise
             assert noise is not None
             return noise_score_error(evidence.noise.part(layout.own[link].levels), noise.levels)
+        if isinstance(link, Drives):
+            return self._posterior_of_cause(ctx, link)
         assert isinstance(link, Parametrises)
         (block,) = (each for each in layout.all_parameters if each.link is link)
         if block.is_joint:
@@ -314,6 +323,21 @@ class KalmanStateNode(
             )
         score, information = evidence.parameters.part(block.sensitivities)
         return ScoreError(score, lambda: information)
+
+    def _posterior_of_cause(self, ctx: Context, link: Drives) -> ClusterPosterior:
+        place, evidence = ctx.bound.cluster.blocks[link.parent], ctx.state.evidence
+        above = (each for each in ctx.links.relayed if each.child is link.parent)
+        errors = {
+            each: self.error(ctx, each)
+            for each in above
+            if not isinstance(each, Drives) or each in ctx.bound.cluster.links  # inputs receive nothing
+        }
+        covariance = state_covariance(ctx)[:, place, place]
+        mean, change = ctx.state.belief.mean[:, place], evidence.correction[:, place]
+        return ClusterPosterior(mean, change, evidence.weighted_error[:, place], covariance, errors)
+
+    def _own_covariance(self, ctx: Context) -> Tensor:
+        return state_covariance(ctx)[:, : self.dim, : self.dim]
 
     def predict(self, ctx: Context) -> KalmanState:
         """Time update of the belief, and the predictions of the nodes below."""
@@ -390,7 +414,7 @@ class KalmanStateNode(
         return self.process_noise == "held"
 
     def smoothing_layout(self, bound: KalmanBound) -> SmoothingLayout:
-        layout, blocks = bound.layout, {self.name: slice(self.dim)}
+        layout, blocks = bound.layout, {node.name: place for node, place in bound.cluster.blocks.items()}
         blocks |= {each.link.parent.name: each.elements for each in layout.all_parameters if each.is_joint}
         return SmoothingLayout(layout.size, layout.n_scored, blocks)
 
@@ -414,8 +438,8 @@ class KalmanStateNode(
         shape, errors = ("order", "dimension"), ("error_order", "dimension")
         return {
             "mean": Recordable(shape, lambda ctx: ctx.state.belief.mean[:, None, : self.dim]),
-            "sd": Recordable(shape, state_covariance, lambda found: standard_deviations(found)[..., None, :]),
-            "covariance": Recordable(("element", "element_"), state_covariance),
+            "sd": Recordable(shape, self._own_covariance, lambda found: standard_deviations(found)[..., None, :]),
+            "covariance": Recordable(("element", "element_"), self._own_covariance),
             "error": Recordable(errors, lambda ctx: ctx.state.evidence.correction[:, None, : self.dim]),
-            "weighted_error": Recordable(errors, lambda ctx: ctx.state.evidence.weighted_error[:, None]),
+            "weighted_error": Recordable(errors, lambda ctx: ctx.state.evidence.weighted_error[:, None, : self.dim]),
         }

@@ -139,7 +139,9 @@ def _from_above(ctx: Context, link: AnyLink, k: int) -> Any:
     message = ctx.message(link)
     if isinstance(link, Weighs):
         assert isinstance(message, NoisePrediction)
-        return NoisePrediction(message.value, message.kernel, noise_of_modes(message.noise, k))
+        known, noise = message.covariance, noise_of_modes(message.noise, k)
+        covariance = None if known is None else (lambda known=known: repeated(known, k))
+        return NoisePrediction(message.value, message.kernel, noise, covariance)
     if isinstance(link, Parametrises):
         assert isinstance(message, ParameterPrediction)
         moved = message.transition

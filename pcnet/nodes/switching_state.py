@@ -83,9 +83,12 @@ class SwitchingStateNode(KalmanStateNode):
     """
 
     switches: ClassVar[bool] = True
+    joins_causes: ClassVar[bool] = False
     keeps_low_rank: ClassVar[bool] = False
 
     def check_as_child(self, link: AnyLink) -> None:
+        if isinstance(link, Drives) and not isinstance(link.parent, (CategoricalNode, InputNode)):
+            raise GraphError(f"{self.title} can be driven by a category and by inputs, not by {link.parent.name!r}")
         if not (isinstance(link, Drives) and isinstance(link.parent, CategoricalNode)):
             super().check_as_child(link)
 

@@ -10,6 +10,7 @@ from pcnet.nodes import (
     CategoricalNode,
     CauseNode,
     GeneralisedStateNode,
+    KalmanCauseNode,
     KalmanStateNode,
     ParameterNode,
     PrecisionNode,
@@ -337,6 +338,38 @@ class TestSwitchingStateNode(SwitchingModel):
 
 class TestCategoryOfASwitchingState(SwitchingModel):
     name = "mode"
+
+
+class CauseModel(KalmanModel):
+    """A cause with parameters and coloured noise of its own, and settings that differ over the batch."""
+
+    def build(self, scale):
+        x = KalmanStateNode("x", dim=2, flow=pushed, initial_mean=torch.from_numpy(FIRST) * scale[..., None])
+        v = KalmanCauseNode("v", dim=2, flow=lambda v, theta: -theta * v.sin(), initial_sd=0.5 * scale[..., None])
+        y = SensoryNode("y", dim=3, orders=1, dt=DT)
+        graph = pc.Graph()
+        graph.predicts(x, y, via=BENT_MAPPING)
+        graph.drives(v, x)
+        graph.parametrises(ParameterNode("theta", mean=[0.8, 0.3], sd=scale[..., None]), x)
+        graph.parametrises(ParameterNode("rate", mean=[0.5], sd=0.2), v)
+        graph.parametrises(ParameterNode("gain", mean=[1.1], sd=0.3), x, of=y)
+        graph.weighs(PrecisionNode("noise_x", mean=scale[..., None], sd=1.0, kernel=pc.kernels.White()), x)
+        graph.weighs(PrecisionNode("noise_v", mean=scale[..., None], sd=1.0, correlation_time=0.4 * scale), v)
+        graph.weighs(PrecisionNode("noise_y", mean=[0.7, 1.2, 0.3], sd=1.0, kernel=pc.kernels.White()), y)
+        return graph
+
+
+class TestKalmanCauseNode(CauseModel):
+    name = "v"
+
+
+class TestKalmanStateNodeWithACause(CauseModel):
+    name = "x"
+
+
+class TestParameterOfAKalmanCause(CauseModel):
+    name = "rate"
+    test_gradient_is_the_slope_of_the_free_energy = None
 
 
 def test_a_resumed_batch_of_kalman_states_is_equal_to_the_bit(tmp_path):

@@ -215,5 +215,5 @@ def test_what_makes_no_sense_says_what_to_take():
     with pytest.raises(GraphError, match=r"graph.drives\(CategoricalNode\(...\), x\)"):
         graph.run(np.zeros((3, 4)), schedule=STILL)
     graph.drives(category, x)
-    with pytest.raises(GraphError, match="smoothing is for graphs with one state"):
+    with pytest.raises(GraphError, match="cannot be smoothed"):
         graph.run(np.zeros((3, 4)), schedule=STILL, smooth=True)

@@ -15,6 +15,7 @@ from pcnet.nodes import (
     ChoiceNode,
     GeneralisedStateNode,
     InputNode,
+    KalmanCauseNode,
     KalmanStateNode,
     ParameterNode,
     PoissonNode,
@@ -136,6 +137,24 @@ def of_switching():
     return graph, adaptive_filtering(), of_levels()[2], np.cumsum(np.linspace(0.02, 0.1, TICKS)).tolist()
 
 
+def of_causes():
+    """A spring that is pushed by a hidden force, whose own level above is driven by an input."""
+    pushed = pc.systems.linear([[0.0, 1.0], [-1.0, -0.1]], causes=[[0.0], [1.0]])
+    lifted = pc.systems.linear([[-0.5]], causes=[[1.0, 0.3]])
+    x, force = KalmanStateNode("x", dim=2, flow=pushed), KalmanCauseNode("force", dim=1, flow=lifted)
+    trend, y = KalmanCauseNode("trend", dim=1, correlation_time=2.0), SensoryNode("y", dim=2, orders=1, dt=0.05)
+    graph = pc.Graph()
+    graph.predicts(x, y)
+    graph.drives(force, x)
+    graph.drives(trend, force)
+    graph.drives(InputNode("u", dim=1, dt=0.05), force)
+    for name, node in (("nx", x), ("nforce", force), ("ntrend", trend), ("ny", y)):
+        graph.weighs(PrecisionNode(name, prior_precision=100.0, sd=0.5, kernel=White()), node)
+    stream = [None if row is None else {"y": row, "u": [0.1 * i]} for i, row in enumerate(of_levels()[2])]
+    stream[6] = {"u": [0.2]}
+    return graph, adaptive_filtering(), stream, None
+
+
 def of_families():
     """A Kalman state that is driven by an input, above sensors of all families."""
     driven = pc.systems.linear([[0.0, 1.0], [-1.0, -0.1]], causes=[[0.0], [1.0]])
@@ -186,4 +205,5 @@ CASES = {
     "levels": of_levels,
     "categories": of_categories,
     "switching": of_switching,
+    "causes": of_causes,
 }

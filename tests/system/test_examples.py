@@ -105,6 +105,14 @@ def test_categories_follow_a_target_that_turns(run):
     assert float(re.findall(r"turn rate (0\.\d+)", printed)[0]) == pytest.approx(0.12, rel=0.15)
 
 
+def test_a_hidden_force_is_inferred(run):
+    printed, pictures = run("hidden_force.py", "--samples", "600")
+    assert pictures == 1
+    found = re.findall(r"error ([\d.]+), sd of the force ([\d.]+)", printed)
+    (online, sd), (smoothed, _) = (map(float, each) for each in found)
+    assert smoothed < online < 0.6 * sd
+
+
 def test_a_blob_is_tracked_better_than_by_single_images(run):
     printed, pictures = run("blob.py", "--frames", "150", "--output", "pictures")
     assert pictures == 1
