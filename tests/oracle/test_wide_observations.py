@@ -195,7 +195,7 @@ def test_memory_is_linear_in_the_channels(g):
     assert 2000 <= largest.numbers <= 5 * 2 * 2000
 
 
-def test_engines_batches_checkpoints_forecasts_and_smoothing_agree(tmp_path):
+def test_engines_batches_checkpoints_and_smoothing_agree(tmp_path):
     seen, _ = record(260, 40)
     seen[50:60, :20] = np.nan
     model = pc.Model(graph_of(40, learn=True, guess=np.full(40, 0.3), initial_mean=FIRST), pc.adaptive_filtering())
@@ -211,10 +211,13 @@ def test_engines_batches_checkpoints_forecasts_and_smoothing_agree(tmp_path):
     again = pc.resume(session.save(tmp_path / "half"), model)
     again.run(seen[100:])
     np.testing.assert_allclose(again.mean("x").ravel(), eager.mean("x")[-1].ravel(), rtol=1e-9, atol=1e-12)
-    ahead = again.forecast(3 * DT)
-    state, noise = again.read("x", "covariance").numpy(), np.exp(-again.mean("noise_y").numpy())
-    f, q = transition(FLOW, math.exp(-again.mean("noise_x").item()), DT)
+
+
+def test_forecasts_are_those_of_the_kalman_filter():
+    session = pc.Model(graph_of(40, initial_mean=FIRST), STILL).start().run(record(10, 40)[0])
+    ahead, state = session.forecast(3 * DT), session.read("x", "covariance").numpy()
+    f, q = transition(FLOW, STATE_VARIANCE * np.ones(2), DT)
     for _ in range(3):
         state = f @ state @ f.T + q
-    expected = np.sqrt(np.diag(mapping(40) @ state @ mapping(40).T) + noise)
+    expected = np.sqrt(np.diag(mapping(40) @ state @ mapping(40).T) + variances(40))
     np.testing.assert_allclose(ahead.sd("y")[-1].ravel(), expected, rtol=1e-8)
