@@ -3,20 +3,30 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+RUNTIME := $(VENV)/.runtime
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps
 
-.PHONY: demo paper calibration systems test test-all lint docs bench soak attack build clean
+.PHONY: demo paper-demo paper calibration systems test test-all lint docs bench soak attack build clean
 
-# every package by version and hash; the lock files are complete, so that no dependencies are looked for
-$(STAMP): pyproject.toml requirements.lock requirements-torch.lock requirements-torch-cpu.lock
-	$(PYTHON) -m venv $(VENV)
-	$(INSTALL) --require-hashes -r requirements-torch-cpu.lock 2> /dev/null || $(INSTALL) --require-hashes -r requirements-torch.lock
+# every package by version and hash; the lock files are complete, so that no dependencies are looked for.
+# This one is what a user needs, and what `make demo` sets up; the tools of development come on top of it
+$(RUNTIME): pyproject.toml requirements-runtime.lock requirements-torch.lock requirements-torch-cpu.lock
+	@echo "Setting up $(VENV): torch, and the other packages that pcnet needs ..."
+	@$(PYTHON) -m venv $(VENV)
+	@$(INSTALL) --require-hashes -r requirements-torch-cpu.lock 2> /dev/null || $(INSTALL) --require-hashes -r requirements-torch.lock
+	@$(INSTALL) --require-hashes -r requirements-runtime.lock
+	@$(INSTALL) --no-build-isolation -e .
+	@touch $(RUNTIME)
+
+$(STAMP): $(RUNTIME) requirements.lock
 	$(INSTALL) --require-hashes -r requirements.lock
-	$(INSTALL) --no-build-isolation -e .
 	touch $(STAMP)
 
-demo: $(STAMP)  ## track the paper's process with both of its models; figures go to output/demo
-	$(BIN)/python examples/demo.py
+demo: $(RUNTIME)  ## a neuron seen through one noisy electrode, told nothing of the noise; figures and a page go to output/demo
+	@$(BIN)/python examples/demo.py
+
+paper-demo: $(RUNTIME)  ## the paper's process, tracked with both of its models; figures go to output/paper-demo
+	$(BIN)/python examples/paper_demo.py
 
 paper: $(STAMP)  ## the whole study of the paper: 2 x 1512 inversions of 10,000 observations, figures and a report in output/paper
 	$(BIN)/python -m studies.paper output/paper

@@ -13,9 +13,11 @@ CUDA = re.compile("torch|nvidia|cuda|triton")
 """Packages that are torch, or that its build for CUDA needs."""
 CALIBRATION = ["jax==0.6.2", "jaxlib==0.6.2", "tensorflow-probability==0.25.0", "jaxtyping", "optax", "fastprogress"]
 """What the filters of dynamax need. dynamax itself asks for a nightly build of tensorflow-probability."""
-MAIN, TORCH, LAST = "requirements.lock", "requirements-torch.lock", "requirements-calibration.lock"
+RUNTIME, TORCH = "requirements-runtime.lock", "requirements-torch.lock"
+MAIN, LAST = "requirements.lock", "requirements-calibration.lock"
 ABOUT = {
-    MAIN: "What the Makefile installs beside torch: versions, and the hashes of all their files.",
+    RUNTIME: "What pcnet needs beside torch: versions, and the hashes of all their files.",
+    MAIN: "What development needs beside: versions, and the hashes of all their files.",
     TORCH: "torch as the usual index has it, which for Linux is built for CUDA, and the libraries that this needs.",
     LAST: "What `make calibration` installs beside: dynamax, and what its filters need.",
 }
@@ -43,15 +45,18 @@ def compiled(wanted: list[str], pins: str, *options: str) -> dict[str, str]:
 def main() -> None:
     """Lock again."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = [*project["dependencies"], *project["optional-dependencies"]["dev"], "editables"]
+    needed = [*project["dependencies"], "hatchling", "editables"]
+    wanted = [*needed, *project["optional-dependencies"]["dev"]]
     old = {name: entries((ROOT / name).read_text()) for name in ABOUT}
     pins = {name: "".join(re.findall(r"^[^\s;]+==[^\s;]+", e)[0] + "\n" for e in old[name].values()) for name in old}
-    found = compiled(wanted, pins[MAIN] + pins[TORCH])
+    known = pins[RUNTIME] + pins[MAIN] + pins[TORCH]
+    found, runtime = compiled(wanted, known), compiled(needed, known)
     locks = {
-        MAIN: {name: each for name, each in found.items() if not CUDA.match(name)},
+        RUNTIME: {name: found[name] for name in runtime if not CUDA.match(name)},
+        MAIN: {name: each for name, each in found.items() if not CUDA.match(name) and name not in runtime},
         TORCH: {name: each for name, each in found.items() if CUDA.match(name)},
     }
-    last = compiled(CALIBRATION, pins[MAIN] + pins[LAST]) | compiled(["dynamax"], pins[LAST], "--no-deps")
+    last = compiled(CALIBRATION, known + pins[LAST]) | compiled(["dynamax"], pins[LAST], "--no-deps")
     locks[LAST] = {name: each for name, each in last.items() if name not in found}
     for name, each in locks.items():
         text = f"# {ABOUT[name]}\n# Made by docs/lock.py.\n" + "".join(each[package] for package in sorted(each))

@@ -427,7 +427,8 @@ def example(name: str, *arguments: str, made: str) -> Path:
 SHOWN = "student_t pendulum blob fusion manoeuvre hidden_force spikes choices lynx_hare stack"
 for each in SHOWN.split():
     PICTURES[each] = lambda each=each: example(f"{each}.py", made=f"{each}.png")
-PICTURES["demo"] = lambda: example("demo.py", made="demo/comparison.png")
+PICTURES["paper_demo"] = lambda: example("paper_demo.py", made="paper-demo/comparison.png")
+PICTURES["demo"] = lambda: example("demo.py", made="demo/neuron.png")
 
 
 if __name__ == "__main__":

@@ -122,9 +122,7 @@ def free_energy(result: Result, *, ax: Axes | None = None, element: Element = 0)
     ax = own_axes(ax)
     draw_series(ax, means(times, bin_size), [series.binned(bin_size) for series in drawn[::-1]])
     finish(ax, "free energy (nats)", times, drawn)
-    return legend(
-        ax, drawn, band=f"lines: means of {bin_size} observations; bands: their range" if bin_size > 1 else None
-    )
+    return legend(ax, drawn, band=f"range of {bin_size} observations" if bin_size > 1 else None)
 
 
 # --- overview --------------------------------------------------------------------------------------------------------

@@ -29,7 +29,8 @@ def run(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("name", "arguments", "pictures", "words"),
     [
-        ("demo.py", ["--observations", "200", "--output", "pictures"], 5, ["MSE", "free action", "truth 0.2"]),
+        ("demo.py", ["--no-timing", "--output", "pictures"], 2, ["95 % band", "open pictures/flow.html"]),
+        ("paper_demo.py", ["--observations", "200", "--output", "pictures"], 5, ["MSE", "free action", "truth 0.2"]),
         ("pendulum.py", ["--seconds", "9", "--seeds", "1"], 1, ["true flow", "better than persistence", "of 1 seeds"]),
         ("stack.py", ["--samples", "300", "--seeds", "1"], 1, ["drift: mean squared error", "switch: mean"]),
         ("spikes.py", ["--samples", "150"], 1, ["smoother: error", "true 3.0"]),

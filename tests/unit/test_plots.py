@@ -208,7 +208,7 @@ def test_long_free_energies_are_drawn_by_means_and_extremes():
     ax = plotting.free_energy(made)
     np.testing.assert_allclose(lines(ax)[-1], complexity.reshape(250, 20).mean(1))
     assert bands(ax)[-1][:, 1].max() == complexity.max()
-    assert legend(ax)[-1] == "lines: means of 20 observations; bands: their range"
+    assert legend(ax)[-1] == "range of 20 observations"
 
 
 # --- batches, truths, channels ---------------------------------------------------------------------------------------
