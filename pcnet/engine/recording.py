@@ -14,7 +14,7 @@ from pcnet.engine.choice import EngineChoice
 from pcnet.engine.program import Program
 from pcnet.engine.state import GraphState
 from pcnet.engine.tick import Outputs, Workspace
-from pcnet.model.links import AnyLink
+from pcnet.model.links import AnyLink, Predicts
 from pcnet.model.messages import PredictionError
 from pcnet.model.node import Energy
 from pcnet.model.protocols import Smooths
@@ -83,12 +83,16 @@ def _message_name(link: AnyLink, down: bool) -> str:
 
 
 def _priors(session: Session) -> dict[str, Prior]:
-    """What beliefs were before the first observation, (..., n) by node; not of noises that are guessed from data."""
+    """What beliefs were before the first observation, (..., n) by node.
+
+    Not of noises that are guessed from data, and of parameters whose prior comes from a level above.
+    """
     program, hypotheses = session.program, session.model.hypotheses
     shape, unknown = session.batch_shape, () if hypotheses is None else hypotheses.guess
     found = {}
     for name, node in program.nodes.items():
-        prior = None if name in unknown else node.prior_belief(program.bound[name])
+        given = name not in unknown and not program.links[name].above_of(Predicts)
+        prior = node.prior_belief(program.bound[name]) if given else None
         if prior is not None:  # hypotheses are rows of the batch, with the same priors
             first = [value[: math.prod(shape)].cpu().numpy() for value in prior]
             found[name] = Prior(*(value.reshape(*shape, value.shape[-1]) for value in first))

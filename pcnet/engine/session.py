@@ -89,6 +89,8 @@ class Session:
         self._screen = Screen() if screen and on_divergence != "raise" else None
         self.watchers: list[Watcher] = []
         """Called after each observation with its time and the batch elements that have not stopped, None for all."""
+        self.expected: int | None = None
+        """Number of observations that there will be, if it is known."""
         self.on_progress: Callable[[int], object] | None = None
         """Called with the number of observations that were taken in since the last call."""
         self._nodes = self.graph.nodes
@@ -138,6 +140,7 @@ class Session:
             raise ObservationError(f"times must be a number for each observation, not {times!r}")
         series = self._reader.series(observations)
         total = self._reader.length(observations) if series is None else len(next(iter(series.values())))
+        self.expected = None if total is None else self.tick + total
         hidden = not (sys.stderr.isatty() if progress is None else progress)
         with (
             torch.inference_mode(),

@@ -65,6 +65,13 @@ Policy = Annotated[
 ]
 
 
+class Recording(StrEnum):
+    """What a run from the command line records."""
+
+    BELIEFS = "beliefs"
+    FLOW = "flow"
+
+
 @app.command()
 def run(
     model: ModelFile,
@@ -94,19 +101,29 @@ def run(
         ),
     ] = False,
     port: Annotated[int, typer.Option(help="Port of the live page; 0 for any free port.")] = 0,
+    record: Annotated[
+        Recording,
+        typer.Option(help="What the output has: beliefs, or with messages and errors too (flow), for `pcnet view`."),
+    ] = Recording.BELIEFS,
     smooth: Annotated[
         bool, typer.Option("--smooth", help="Add beliefs given all observations to the output (smoothing).")
     ] = False,
 ) -> None:
     """Run a model over observations."""
     from pcnet.io.streaming import MAX_LINE, decoded, run_file, run_lines, run_scripts, start, summary
+    from pcnet.results.recorder import Record
 
     policy: OnDivergence | None = None if on_divergence is None else on_divergence.value
     with plain_errors(), ExitStack() as stack:
         stack.enter_context(signals())
         _check_options(observations == "-", time, journal, [output, checkpoint, journal])
         run_scripts(functions or [])
-        session = start(model, resume, policy, recording=observations != "-" or bool(output), smooth=smooth)
+        if record is Recording.FLOW and output is None:
+            raise ObservationError("--record flow needs a file for it: add --output run.nc, then pcnet view run.nc")
+        wanted = (
+            (Record.flow() if record is Recording.FLOW else Record()) if observations != "-" or output else Record(())
+        )
+        session = start(model, resume, policy, wanted, smooth=smooth)
         written = None if journal is None else _recovered(journal, session, stack)
         if watch:
             from pcnet.results.live_page import watch as serve
@@ -124,6 +141,8 @@ def run(
                 session.save(checkpoint)
         if output is not None:
             session.result().save(output)
+            if record is Recording.FLOW:
+                typer.echo(f"pcnet: {output} is saved; `pcnet view {output}` makes a page of it", err=True)
         if observations != "-":
             typer.echo(summary(session))
             if watch:
@@ -168,13 +187,14 @@ def forecast(
 ) -> None:
     """Forecast states and observations with standard deviations, as a table."""
     from pcnet.io.streaming import run_file, run_scripts, start, start_from
+    from pcnet.results.recorder import Record
 
     with plain_errors():
         run_scripts(functions or [])
         if observations is None:
             session = start_from(source)
         else:
-            session = start(source, None, "raise", recording=False)
+            session = start(source, None, "raise", Record(()))
             run_file(session, observations, time, None, 1)
         table = session.forecast(horizon, every).to_dataframe()
         if output is None:

@@ -16,6 +16,7 @@ from pcnet.io.journal import Journal
 from pcnet.io.model_files import load_model
 from pcnet.io.readers import read_observations
 from pcnet.model.model import OnDivergence
+from pcnet.results.recorder import Record
 
 MAX_LINE = 64 * 2**20  # bytes of a line of standard input
 
@@ -34,13 +35,15 @@ def run_scripts(files: Sequence[Path]) -> None:
 
 
 def start(
-    model: Path, checkpoint: Path | None, policy: OnDivergence | None, recording: bool, smooth: bool = False
+    model: Path, checkpoint: Path | None, policy: OnDivergence | None, record: Record, smooth: bool = False
 ) -> Session:
     """A session of a model file, from its start or from a checkpoint; smooth: with what a smoother needs."""
     loaded = load_model(model)
     if checkpoint is None:
-        return loaded.start(record=None if recording else (), on_divergence=policy or "raise", smooth=smooth)
+        return loaded.start(record=record, on_divergence=policy or "raise", smooth=smooth)
     session = resume(checkpoint, loaded, on_divergence=policy)
+    if record.messages and not session.record.messages:
+        raise CheckpointError(f"{str(checkpoint)!r} is of a run without --record flow; start anew, or leave it out")
     if smooth and session.smooth is not True:
         raise CheckpointError(f"{str(checkpoint)!r} is of a run without --smooth; start anew, or leave it out")
     return session

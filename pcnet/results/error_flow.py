@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 WAYS = ("prediction", "error")
 MAX_SURPRISE = 4.0  # upper end of colour scales, in units of the expected error
+MAX_MOVEMENT = 1.0  # the same for movements of beliefs in one observation, in standard deviations
 FULL_QUANTILE = 0.995
 """Arrows are drawn at full width from this quantile of the message sizes, so that one outlier does not dominate."""
 
@@ -80,6 +81,49 @@ class ErrorFlow:
         error, weighted = (self.result.get(node, quantity) for quantity in ("error", "weighted_error"))
         return np.sqrt(np.maximum(_mean_of_known(error * weighted), 0.0))
 
+    @property
+    def moving(self) -> tuple[str, ...]:
+        """Names of the nodes without an error of their own whose beliefs were recorded: parameters and noise levels."""
+        traces = self.result.traces
+        known = [n for n in self.structure.nodes if all(f"{n.name}.{q}" in traces for q in ("mean", "sd"))]
+        return tuple(n.name for n in sorted(known, key=lambda n: -n.level) if n.name not in self.surprised)
+
+    def movement(self, node: str) -> Array:
+        """Change of the mean since the observation before, rms in standard deviations of the belief, (T,)."""
+        return np.sqrt(_mean_of_known(self._steps(node) ** 2))
+
+    def rise(self, node: str) -> Array:
+        """Mean change of the noise of a precision node, in sds of the belief; > 0 is more noise, (T,)."""
+        if self.structure[node].kind != "precision":
+            raise ResultError(f"{node!r} is not a precision node, which is what a noise is learned by")
+        return -_mean_of_known(self._steps(node))
+
+    def _steps(self, node: str) -> Array:
+        mean, sd = self.result.mean(node), self.result.sd(node)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            steps: Array = np.diff(mean, axis=0, prepend=mean[:1]) / sd
+        return steps
+
+    def attention(self, node: str) -> Array:
+        """Precision that weighs the error of a node, relative to its median over the run, (T,).
+
+        The geometric mean over channels; 2 means that an error counts twice as much as usual.
+        """
+        names = [link.parent for link in self.structure.links if link.kind == "weighs" and link.child == node]
+        known = [self.result.traces[f"{name}.mean"].values for name in names if f"{name}.mean" in self.result.traces]
+        if not known:
+            raise ResultError(f"no precision of {node!r} was recorded")
+        level = _mean_of_known(np.concatenate(known, -1))
+        relative: Array = np.exp(np.clip(level - np.nanmedian(level), -50.0, 50.0))
+        return relative
+
+    def deviation(self, node: str) -> Array:
+        """Errors of values (without motion) with their signs, in expected standard deviations, (T, channels)."""
+        _ = self.surprise(node)
+        error, weighted = (self.result.get(node, quantity)[:, 0] for quantity in ("error", "weighted_error"))
+        deviation: Array = np.sign(error) * np.sqrt(np.maximum(error * weighted, 0.0))
+        return deviation
+
     def share(self, node: str) -> Array:
         """Contribution of a node to the free energy at each time, (T,)."""
         return self.result.free_energy_of(node)
@@ -94,6 +138,17 @@ class ErrorFlow:
             if link.of == of and {link.parent, link.child} == {sender, receiver}:
                 return self._size(link, "prediction" if link.parent == sender else "error")
         raise ResultError(f"there is no link between {sender!r} and {receiver!r}" + (f" of {of!r}" if of else ""))
+
+    def changes(self, sender: str, receiver: str, of: str | None = None) -> Array:
+        """Change of the messages from one node to another since the observation before, rms, (T,)."""
+        for link in self.structure.links:
+            if link.of == of and {link.parent, link.child} == {sender, receiver}:
+                return self._change(link, "prediction" if link.parent == sender else "error")
+        raise ResultError(f"there is no link between {sender!r} and {receiver!r}" + (f" of {of!r}" if of else ""))
+
+    def _change(self, link: LinkSummary, way: str) -> Array:
+        values = self.result.traces[link.channel(way)].values
+        return np.sqrt(_mean_of_known(np.diff(values, axis=0, prepend=values[:1]) ** 2))
 
     def _size(self, link: LinkSummary, way: str) -> Array:
         return np.sqrt(_mean_of_known(self.result.traces[link.channel(way)].values ** 2))
@@ -148,8 +203,15 @@ class ErrorFlow:
 
         return flow_plots.animate(self, Path(path), **options)
 
-    def save(self, path: str | Path, title: str | None = None) -> Path:
-        """Write an interactive HTML page that needs no network, atomically."""
+    def save(self, path: str | Path, title: str | None = None, *, beside: ErrorFlow | None = None) -> Path:
+        """Write an interactive HTML page that needs no network, atomically.
+
+        Args:
+            path: A file that ends in .html.
+            title: Heading of the page.
+            beside: Another run to compare with, of the same graph with as many observations: the page shows both, and
+                their difference.
+        """
         from pcnet.results.page import render
 
         path = Path(path)
@@ -159,7 +221,7 @@ class ErrorFlow:
                 "animation, result.save for the data)"
             )
         with atomic_write(path) as file:
-            file.write(render(self, title).encode())
+            file.write(render(self, title, beside=beside).encode())
         return path
 
 

@@ -111,7 +111,8 @@ class watch:  # noqa: N801, a context manager that is used like a function
 
     def data(self) -> str:
         flow = self.flow()
-        return json.dumps(None if flow is None else payload(flow, self.title, live=True))
+        expected = self.session.expected
+        return json.dumps(None if flow is None else payload(flow, self.title, live=True, expected=expected))
 
 
 class _Server(ThreadingHTTPServer):

@@ -280,7 +280,7 @@ def _outcomes(session: Session, scores: list[Score], count: int, seconds: float)
 # --- memory ----------------------------------------------------------------------------------------------------------
 def dry_run(model: Model, data: Data) -> int:
     """Run one observation, to find mismatches before any work is done; about how many bytes an inversion takes."""
-    session = model.start(record=(), on_divergence="stop", screen=False)
+    session = model.start(record=(), on_divergence="stop", screen=False, engine="eager")  # one tick: nothing to compile
     with PeakMemory() as peak:
         session.step({name: values[:1, 0] for name, values in data.observations.items()})
     for name, truth in data.truth.items():

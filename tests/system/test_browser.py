@@ -2,13 +2,15 @@
 
 import os
 import shutil
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 import torch
 
 import pcnet as pc
-from pcnet.graphs import odem
+from pcnet.errors import ResultError
+from pcnet.graphs import adaptive_filter, odem
 from pcnet.results.live_page import watch
 from support import hostile
 from support.recorded import EVIL, hostile_graph, paper_run, repeated, stack_run
@@ -135,7 +137,7 @@ def number(result, name):
 def test_the_slider_moves_what_is_shown(page):
     result = paper_run()
     flow, shown = result.error_flow(), page(result.error_flow())
-    assert shown.frame == 0
+    assert shown.frame == flow.surprise("y").argmax()  # it opens at the greatest surprise
     down = [link.parent + link.child for link in result.structure.links].index("xy")
     widths = {}
     for frame in (10, 75, 149):
@@ -154,6 +156,7 @@ def test_the_slider_moves_what_is_shown(page):
 def test_keys_move_play_and_choose(page):
     keys = webdriver.Keys
     shown = page(paper_run().error_flow())
+    shown.key(keys.HOME)
     shown.key(keys.ARROW_RIGHT, keys.ARROW_RIGHT, keys.ARROW_RIGHT, keys.ARROW_LEFT)
     assert shown.frame == 2
     shown.key(keys.END)
@@ -174,6 +177,7 @@ def test_keys_move_play_and_choose(page):
 
 def test_playback_reaches_the_end_and_follows_the_speed(page):
     shown = page(paper_run().error_flow())
+    shown.to(0)
     shown.key("+", "+")
     assert shown.find("#speed").get_attribute("value") == "3"
     shown.find("#play").click()
@@ -184,6 +188,7 @@ def test_playback_reaches_the_end_and_follows_the_speed(page):
 
 def test_dragging_over_the_map_zooms_and_can_be_undone(page):
     shown = page(paper_run().error_flow())
+    shown.to(0)
     area = shown.find("#map")
     width = area.size["width"]
     mouse = webdriver.ActionChains(shown.browser, duration=0)
@@ -209,7 +214,7 @@ def test_a_click_on_a_node_opens_its_traces_with_the_numbers_of_the_result(page)
         assert shown.values("surprise (1: as expected)") == pytest.approx([flow.surprise("x")[frame]], rel=1e-6)
         believed = np.stack([result.mean("x")[frame, 1], result.sd("x")[frame, 1]], 1).reshape(-1)
         assert shown.values("belief, derivative 1") == pytest.approx(believed, rel=1e-6)
-        passed = [flow.passed("x", "y")[frame], flow.passed("y", "x")[frame]]
+        passed = [flow.changes("x", "y")[frame], flow.passed("y", "x")[frame]]
         assert shown.values("to y: predicts, rms") == pytest.approx(passed, rel=1e-6)
         assert shown.values("share of the free energy (nats)") == pytest.approx([flow.share("x")[frame]], rel=1e-6)
     shown.point(number(result, "y"))
@@ -225,7 +230,7 @@ def test_hovering_shows_the_numbers(page):
     shown.to(75)
     shown.point(number(result, "y"), click=False)
     wait_until(lambda: shown.find("#tip").is_displayed())
-    name, kind, surprise, _ = shown.find("#tip").text.splitlines()
+    name, kind, surprise, *_ = shown.find("#tip").text.splitlines()
     assert (name, kind) == ("y", "sensory, every observation")
     assert float(surprise.split()[-1]) == pytest.approx(result.error_flow().surprise("y")[75], rel=1e-3)
     order = [link.parent + link.child for link in result.structure.links].index("xy")
@@ -283,6 +288,79 @@ def test_names_are_shown_as_text(page):
 def test_hostile_names_and_titles_stay_text(browser, tmp_path):
     assert hostile.pages(browser, 4, tmp_path) == []
     browser.get_log("browser")
+
+
+# --- words, maps, comparisons, files ---------------------------------------------------------------------------------
+def test_the_caption_says_what_happened(page):
+    result = paper_run()
+    shown = page(result.error_flow())
+    shown.to(75)
+    deviation = result.error_flow().deviation("y")[75]
+    i = int(np.abs(deviation).argmax())
+    way = "higher" if deviation[i] > 0 else "lower"
+    said = shown.find("#caption").text
+    assert said.startswith(f"t = 0.75: y[{i}] was {abs(deviation[i]):.1f} sd {way} than predicted; x took most of it")
+    assert said in shown.find("#graph").get_attribute("aria-label")
+    assert shown.find("#strip .chart .value").is_displayed()  # observed against predicted, above the map
+
+
+def test_the_map_shows_nodes_or_messages(page):
+    result = paper_run()
+    shown = page(result.error_flow())
+    rows = [row.text for row in shown.all("#rows span")]
+    assert rows[:2] == ["x", "y"]
+    assert set(rows[2:]) == {"theta", "lambda_x", "lambda_y"}
+    shown.key("m")
+    assert {row.text for row in shown.all("#rows span")} >= {"y → x", "x → theta", "y → lambda_y"}
+    shown.key("m")
+    assert "x → y" in [row.text for row in shown.all("#rows span")]
+    assert [mark.text for mark in shown.all("#axis span")][:2] == ["0.0", "0.2"]
+
+
+def test_a_node_without_a_share_of_free_energy_says_why(page):
+    spring = pc.systems.linear([[0.0, 1.0], [-1.0, 0.0]])
+    options = {"process_noise_sd": 0.1, "observation_noise_sd": 0.1, "hypotheses": None}
+    result = adaptive_filter(spring, 2, 0.1, **options).run(np.ones((30, 2)), record=pc.Record.flow())
+    shown = page(result.error_flow())
+    shown.run("choose(arguments[0])", number(result, "x"))
+    assert "predictive likelihoods of the nodes below contain it" in shown.find("#panel .why").text
+    assert "attention (precision over its median)" in [each.text for each in shown.all(".chart h3")]
+
+
+def test_two_runs_are_compared(page, tmp_path, browser):
+    first = paper_run()
+    observations = pc.simulate.glv_process(150, noise="white", seed=1).observations  # without the outlier
+    graph, schedule = odem(every=20)
+    second = graph.run(observations, schedule, record=pc.Record.flow())
+    browser.get(first.error_flow().save(tmp_path / "both.html", beside=second.error_flow()).as_uri())
+    shown = Page(browser)
+    shown.to(75)
+    shown.run("choose(arguments[0])", number(first, "y"))
+    sizes = [each.error_flow().surprise("y")[75] for each in (first, second)]
+    for expected in (sizes[0], sizes[1], sizes[0] - sizes[1]):
+        assert shown.values("surprise (1: as expected)") == pytest.approx([expected], rel=1e-5)
+        shown.key("r")
+    assert len(shown.all("#rows span")) == 3 * 5
+    short = graph.run(np.ones((3, 3)), schedule, record=pc.Record.flow())
+    with pytest.raises(ResultError, match="must have the same graph and the same number"):
+        first.error_flow().save(tmp_path / "both.html", beside=short.error_flow())
+
+
+def test_pictures_and_tables_are_saved(page):
+    result = paper_run()
+    shown = page(result.error_flow())
+    shown.run("window.saved = []; download = (name, content) => saved.push([name, content])")
+    shown.run("save('csv'); save('svg'); save('png')")
+    wait_until(lambda: shown.run("return saved.length") == 3)
+    (table, svg) = shown.run("return saved.slice(0, 2).map((each) => each[1])")
+    rows = table.splitlines()
+    column = rows[0].split(",").index('"y surprise"')
+    found = [float(row.split(",")[column]) for row in rows[1:]]
+    np.testing.assert_allclose(found, result.error_flow().surprise("y"), rtol=1e-6)
+    root = ElementTree.fromstring(svg)
+    words = [each.text for each in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert {"x", "y"} <= set(words)
+    assert shown.run("return saved[2][1].size") > 5000
 
 
 # --- screens ---------------------------------------------------------------------------------------------------------
@@ -343,7 +421,7 @@ def test_scrubbing_moves_cursors_and_draws_no_trace_again(page):
         "const places = new Set();"
         "for (let i = 0; i < 60; i++) {"
         "  state.frame = 160 * i; render(); places.add(document.querySelector('.chart .cursor').style.left); }"
-        "const moved = places.size; zoom(0, 5000); return [drawn - charts.length - 1, moved]"
+        "const moved = places.size; zoom(0, 5000); return [drawn - charts.length - 2, moved]"
     )
     assert drawn == 0
     assert moved == 60
@@ -368,6 +446,6 @@ def test_a_running_stream_is_followed(page, browser):
         shown.settled()
         believed = torch.stack([session.mean("theta"), session.sd("theta")], 1).reshape(-1)
         assert shown.values("parameter") == pytest.approx(believed.tolist(), rel=1e-6)
-        assert shown.find("#live").text == "● live"
+        assert shown.find("#live").text.startswith("● live")
     wait_until(lambda: "has ended" in shown.find("#live").text)
     browser.get_log("browser")  # it says that nobody answers any more

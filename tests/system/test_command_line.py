@@ -354,3 +354,18 @@ def test_a_missing_folder_is_reported_before_the_run(folder, option):
     done = pcnet("run", "graph.yaml", "--observations", "-", "--time", "t", input="1,2,3\n")
     assert done.exit_code == 2
     assert "--time is for files" in done.stderr
+
+
+def test_a_recorded_flow_can_be_viewed(tmp_path):
+    odem(orders=2).save(tmp_path / "model.yaml")
+    np.savetxt(tmp_path / "data.csv", pc.simulate.glv_process(30, noise="white", seed=1).observations, delimiter=",")
+    run = ["run", str(tmp_path / "model.yaml"), "--observations", str(tmp_path / "data.csv"), "--record", "flow"]
+    done = CliRunner().invoke(app, run)
+    assert done.exit_code == 2
+    assert "add --output run.nc, then pcnet view run.nc" in done.stderr
+    done = CliRunner().invoke(app, [*run, "--output", str(tmp_path / "run.nc")])
+    assert done.exit_code == 0, done.output
+    assert "pcnet view" in done.stderr
+    done = CliRunner().invoke(app, ["view", str(tmp_path / "run.nc"), "--no-open"])
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "run.html").stat().st_size > 100_000

@@ -6,6 +6,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+from support.pages import notebooks
 from support.paths import ROOT
 from support.waiting import PATIENCE
 
@@ -14,6 +15,16 @@ NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))
 
 def test_there_are_three():
     assert len(NOTEBOOKS) == 3
+
+
+def test_those_of_the_how_to_pages_are_made_from_them():
+    """The code of the pages is run, and what it prints compared, by the tests of the documentation."""
+    assert len(notebooks.pages()) == 10
+    for page in notebooks.pages():
+        made = notebooks.notebook(page.read_text(encoding="utf-8"))
+        nbformat.validate(nbformat.reads(made, as_version=4))
+        found = (ROOT / "examples" / "notebooks" / "howto" / f"{page.stem}.ipynb").read_text(encoding="utf-8")
+        assert found == made, f"run python docs/notebooks.py: {page.name} has changed"
 
 
 @pytest.mark.slow

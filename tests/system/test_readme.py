@@ -1,36 +1,38 @@
-"""The README's code runs as printed."""
+"""The README is short, and its code runs and prints as shown."""
 
+import os
 import re
 
 import pytest
 
-from pcnet.sweeps import sweep
+from support.pages import printed as pages
 from support.paths import ROOT
 
 pytestmark = pytest.mark.usefixtures("kinds_restored")
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
 
 
-def test_code_runs_as_printed(tmp_path, monkeypatch, capsys):
+def test_code_prints_what_is_shown(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sweep, "cores", lambda: 1)  # starting worker processes takes longer than the work
-    names: dict[str, object] = {}
-    for block in BLOCKS:
-        exec(compile(block, "README.md", "exec"), names)
-    assert (tmp_path / "quickstart.png").stat().st_size > 10_000
-    printed = capsys.readouterr().out
-    error, raw = map(float, re.search(r"error ([\d.]+), of the raw observations ([\d.]+)", printed).groups())
-    assert error < raw / 2
-    assert "(3, 1000, 3, 3)" in printed
+    monkeypatch.delenv("PCNET_ENGINE", raising=False)  # as readers run it
+    ((_, printed), (_, nothing)) = [
+        each for each in pages.run(README, "README", dict(os.environ)) if each[0].language != "console"
+    ]
+    assert nothing is None  # the block after it is what it prints
+    shown = re.search(r"```text\n(.*?)```", README, flags=re.DOTALL).group(1)
+    assert pages.difference(printed, shown) is None
+    assert (tmp_path / "forecast.png").stat().st_size > 10_000
+    assert (tmp_path / "flow.html").stat().st_size > 100_000
 
 
-def test_the_quickstart_is_short():
-    lines = [line for line in BLOCKS[0].splitlines() if line.strip()]
-    assert len(lines) <= 20
+def test_it_is_short():
+    assert len(README.split()) <= 900
+    code = re.search(r"```python\n(.*?)```", README, flags=re.DOTALL).group(1)
+    statements = [line for line in code.splitlines() if line.strip() and not line.startswith((")", "    spring"))]
+    assert len(statements) <= 15
 
 
-@pytest.mark.parametrize("target", re.findall(r"\]\(([^)#:]+)\)", README))
+@pytest.mark.parametrize("target", sorted(set(re.findall(r"\]\(([^)#:]+)\)", README))))
 def test_links_exist(target):
     assert (ROOT / target).exists()
 

@@ -127,7 +127,7 @@ def test_a_page_is_written_atomically(tmp_path, monkeypatch):
     flow = paper_run().error_flow()
     path = flow.save(tmp_path / "flow.html")
     before = path.read_bytes()
-    monkeypatch.setattr("pcnet.results.page.render", lambda *a: (_ for _ in ()).throw(OSError("disk full")))
+    monkeypatch.setattr("pcnet.results.page.render", lambda *a, **k: (_ for _ in ()).throw(OSError("disk full")))
     with pytest.raises(ResultError, match="cannot be written: disk full"):
         flow.save(path)
     assert path.read_bytes() == before
@@ -155,14 +155,25 @@ def test_the_page_holds_the_numbers_of_the_result():
     assert data["bin_size"] == 1
     for node in data["nodes"]:
         np.testing.assert_allclose(block[node["share"], 0], flow.share(node["name"]), rtol=1e-6)
+        assert bool(node["why"]) != flow.share(node["name"]).any()
+        if node["movement"] is not None:
+            mean, sd = result.mean(node["name"]), result.sd(node["name"])
+            steps = np.concatenate([np.zeros_like(mean[:1]), mean[1:] - mean[:-1]]) / sd
+            np.testing.assert_allclose(block[node["movement"], 0], np.sqrt((steps**2).mean(1)), rtol=1e-5, atol=1e-12)
         if node["surprise"] is not None:
             np.testing.assert_allclose(block[node["surprise"], 0], flow.surprise(node["name"]), rtol=1e-6)
     for link in data["links"]:
-        down = flow.passed(link["parent"], link["child"], link["of"])
-        np.testing.assert_allclose(block[link["down"], 0], down, rtol=1e-6)
+        sent = result.message(link["parent"], link["child"], link["of"])
+        change = np.concatenate([[0.0], np.sqrt(((sent[1:] - sent[:-1]) ** 2).mean(1))])
+        np.testing.assert_allclose(block[link["down"], 0], change, rtol=1e-6)
         up = flow.passed(link["child"], link["parent"], link["of"])
         np.testing.assert_allclose(block[link["up"], 0], up, rtol=1e-6)
+    for way in ("down", "up"):  # one scale for each kind of message
+        for kind in {link["kind"] for link in data["links"]}:
+            assert len({link[f"full_{way}"] for link in data["links"] if link["kind"] == kind}) == 1
     by_name = {node["name"]: node for node in data["nodes"]}
+    levels = result.mean("precision of x1").mean(1)
+    np.testing.assert_allclose(block[by_name["x1"]["attention"], 0], np.exp(levels - np.median(levels)), rtol=1e-5)
     velocity = by_name["x1"]["panels"][1]
     assert velocity["title"] == "belief, derivative 1"
     np.testing.assert_allclose(block[velocity["lines"][1]["mean"], 0], result.mean("x1")[:, 1, 1], rtol=1e-6)

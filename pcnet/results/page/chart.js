@@ -7,10 +7,13 @@ const SHADES = {
 };
 const BAND = 1.96; // standard deviations on either side: a 95 % interval
 const GUTTER = 52; // pixels for the numbers on the axis
+const FLOOR = 14; // and for the times below it
 
 class Chart {
   // lines: {label, series, band, dots, colour}; band is the series of the standard deviation
-  constructor(flow, title, lines, onTime) {
+  // gutter, floor: pixels for the axes; other: a run to compare with, drawn as thin lines
+  constructor(flow, title, lines, onTime, { gutter = GUTTER, floor = FLOOR, other = null } = {}) {
+    Object.assign(this, { gutter, floor, other });
     this.flow = flow;
     this.lines = lines;
     this.values = [];
@@ -32,7 +35,7 @@ class Chart {
     this.element = element("figure", { class: "chart" }, element("h3", { text: title }), key, this.plot);
     const move = (event) => {
       const box = this.plot.getBoundingClientRect();
-      const share = clamp((event.clientX - box.left - GUTTER) / (box.width - GUTTER), 0, 1);
+      const share = clamp((event.clientX - box.left - gutter) / (box.width - gutter), 0, 1);
       onTime(Math.round(this.from + share * (this.to - this.from)));
     };
     this.plot.addEventListener("pointerdown", (event) => { this.plot.setPointerCapture(event.pointerId); move(event); });
@@ -48,11 +51,23 @@ class Chart {
     this.canvas.height = height * ratio;
     const pen = this.canvas.getContext("2d");
     pen.scale(ratio, ratio);
-    const drawn = this.lines.map((line) => this.#columns(line, width - GUTTER));
-    const [low, high] = this.#limits(drawn);
-    const x = (column) => GUTTER + column;
-    const y = (value) => 5 + (height - 10) * (high - value) / (high - low);
+    const { gutter, floor } = this;
+    const drawn = this.lines.map((line) => this.#columns(line, width - gutter));
+    const beside = this.other == null ? [] : this.lines.map((line) => this.#columns({ ...line, band: null, dots: null }, width - gutter, this.other));
+    const [low, high] = this.#limits([...drawn, ...beside]);
+    const x = (column) => gutter + column;
+    const y = (value) => 5 + (height - 10 - floor) * (high - value) / (high - low);
     this.#axis(pen, width, height, low, high, y);
+    for (const line of beside) {
+      if (!line.line) continue;
+      pen.strokeStyle = line.colour;
+      pen.setLineDash([3, 2]);
+      pen.lineWidth = 1;
+      pen.beginPath();
+      for (const at of line.line) pen.lineTo(x(at.x), y((at.low + at.high) / 2));
+      pen.stroke();
+      pen.setLineDash([]);
+    }
     for (const line of drawn) {
       if (line.band) {
         pen.globalAlpha = 0.22;
@@ -86,8 +101,8 @@ class Chart {
     }
   }
 
-  #columns(line, width) {
-    const { flow, from, to } = this;
+  #columns(line, width, flow = this.flow) {
+    const { from, to } = this;
     const columns = (low, high) => toColumns(low, high, from, to, width);
     const own = (series) => series == null ? null : columns((i) => flow.low(series)[i], (i) => flow.high(series)[i]);
     let band = null;
@@ -120,20 +135,31 @@ class Chart {
     const rule = (value, dash) => {
       pen.setLineDash(dash);
       pen.beginPath();
-      pen.moveTo(GUTTER, Math.round(y(value)) + 0.5);
+      pen.moveTo(this.gutter, Math.round(y(value)) + 0.5);
       pen.lineTo(width, Math.round(y(value)) + 0.5);
       pen.stroke();
     };
     if (low < 0 && high > 0) rule(0, [2, 3]);
     for (const value of [high, low]) {
-      pen.fillText(format(Number(value.toPrecision(3))), GUTTER - 5, clamp(y(value), 6, height - 6));
+      pen.fillText(format(Number(value.toPrecision(3))), this.gutter - 5, clamp(y(value), 6, height - 6));
       rule(value, []);
+    }
+    if (!this.floor) return;
+    pen.setLineDash([]);
+    for (const [share, text] of this.flow.marks(this.from, this.to, (width - this.gutter) / 90)) {
+      const at = this.gutter + share * (width - this.gutter - 1);
+      pen.textAlign = share < 0.03 ? "left" : share > 0.97 ? "right" : "center";
+      pen.fillText(text, at, height - 6);
+      pen.beginPath();
+      pen.moveTo(Math.round(at) + 0.5, height - this.floor - 3);
+      pen.lineTo(Math.round(at) + 0.5, height - this.floor);
+      pen.stroke();
     }
   }
 
   show(frame) {
     const share = this.to > this.from ? (frame - this.from) / (this.to - this.from) : 0;
-    this.cursor.style.left = `calc(${GUTTER}px + (100% - ${GUTTER}px) * ${share})`;
+    this.cursor.style.left = `calc(${this.gutter}px + (100% - ${this.gutter}px) * ${share})`;
     for (const [series, value] of this.values) {
       const number = this.flow.at(series, frame);
       value.textContent = format(number);

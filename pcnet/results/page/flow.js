@@ -26,11 +26,48 @@ class Flow {
     return Math.abs(low) > Math.abs(high) ? low : high;
   }
 
+  // What a node does: its surprise or, without an error of its own, the movement of its belief, each with its scale.
+  activity(node) {
+    if (node.surprise != null) return { series: node.surprise, full: this.max_surprise, what: "surprise" };
+    if (node.movement != null) return { series: node.movement, full: this.max_movement, what: "moved by (sd)" };
+    return null;
+  }
+
+  // Another run with the same series, and what this run has more than it.
+  other() { return Object.assign(Object.create(Flow.prototype), this, { block: new Float32Array(unpack(this.beside)) }); }
+
+  minus(other) {
+    const block = this.block.map((value, i) => value - other.block[i]);
+    return Object.assign(Object.create(Flow.prototype), this, { block });
+  }
+
   tick(frame) { return frame * this.bin_size; }
 
   lastTick(frame) { return Math.min(this.tick(frame) + this.bin_size, this.ticks) - 1; }
 
   time(tick) { return this.times ? this.times[tick] : this.start + tick * this.step; }
+
+  // A time as text, with the digits that the sampling interval needs.
+  clock(tick) { return this.time(tick).toFixed(Math.max(0, Math.ceil(-Math.log10(this.step)))); }
+
+  // Round times between two frames, as [share of the way, text].
+  marks(from, to, count) {
+    const first = this.time(this.tick(from)), last = this.time(this.lastTick(to)), span = last - first;
+    if (!(span > 0)) return [[0, this.clock(this.tick(from))]];
+    const rough = span / count, power = 10 ** Math.floor(Math.log10(rough));
+    const step = power * [1, 2, 5, 10].find((factor) => factor * power >= rough);
+    const digits = Math.max(0, -Math.floor(Math.log10(step) + 1e-9)), found = [];
+    for (let t = Math.ceil(first / step - 1e-9) * step; t <= last + 1e-9 * span; t += step) {
+      let share = (t - first) / span;
+      if (this.times) { // uneven times: by their place among the frames
+        let tick = this.tick(from);
+        while (tick < this.lastTick(to) && this.times[tick] < t) tick++;
+        share = (tick - this.tick(from)) / Math.max(1, this.lastTick(to) - this.tick(from));
+      }
+      found.push([share, t.toFixed(digits).replace("-", "−")]);
+    }
+    return found;
+  }
 
   when(frame) {
     const digits = Math.max(0, Math.ceil(-Math.log10(this.step)));

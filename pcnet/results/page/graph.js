@@ -97,14 +97,19 @@ class Network {
     const { flow, cy } = this, paint = this.paint || (this.paint = ramp());
     cy.batch(() => {
       flow.nodes.forEach((node, i) => {
-        if (node.surprise == null) return;
-        const rgb = paint(flow.at(node.surprise, frame) / flow.max_surprise);
+        const activity = flow.activity(node);
+        if (!activity) return;
+        const rgb = paint(Math.abs(flow.at(activity.series, frame)) / activity.full);
         const dark = 0.299 * rgb[0] + 0.587 * rgb[1] + 0.114 * rgb[2] < 128;
-        cy.$id(`n${i}`).style({ "background-color": `rgb(${rgb})`, color: dark ? "#ffffff" : "#000000" });
+        const given = { "background-color": `rgb(${rgb})`, color: dark ? "#ffffff" : "#000000" };
+        if (node.attention != null && !cy.$id(`n${i}`).hasClass("selected")) {
+          given["border-width"] = clamp(2 * (1 + Math.log2(Math.max(flow.at(node.attention, frame), 1e-3))), 0.7, 7);
+        }
+        cy.$id(`n${i}`).style(given);
       });
       flow.links.forEach((link, i) => {
         for (const [id, series, full] of [[`d${i}`, link.down, link.full_down], [`u${i}`, link.up, link.full_up]]) {
-          const share = clamp(flow.at(series, frame) / full || 0, 0, 1);
+          const share = clamp(Math.abs(flow.at(series, frame)) / full || 0, 0, 1);
           cy.$id(id).style({ width: 1 + (this.wide - 1) * share, opacity: 0.35 + 0.65 * share });
         }
       });
@@ -113,12 +118,35 @@ class Network {
 
   select(selected) {
     this.cy.nodes().removeClass("selected");
-    if (selected != null) this.cy.$id(`n${selected}`).addClass("selected");
+    if (selected != null) this.cy.$id(`n${selected}`).removeStyle("border-width").addClass("selected");
   }
 
   filter(visible) {
     this.cy.batch(() => this.flow.nodes.forEach((node, i) => this.cy.$id(`n${i}`).toggleClass("off", !visible(node))));
     this.place();
+  }
+
+  // The drawing as SVG text, as it is on the screen.
+  svg(caption) {
+    const { cy, container } = this, escape = (text) => text.replace(/[&<>"']/g, (c) => `&#${c.charCodeAt(0)};`);
+    const parts = [`<rect width="100%" height="100%" fill="${colour("paper")}"/>`];
+    cy.edges(":visible").forEach((edge) => {
+      const a = edge.renderedSourceEndpoint(), b = edge.renderedTargetEndpoint(), ink = edge.style("line-color");
+      const width = edge.renderedStyle("width"), far = Math.hypot(b.x - a.x, b.y - a.y) || 1;
+      const x = (b.x - a.x) / far, y = (b.y - a.y) / far, tip = 4 + parseFloat(width);
+      parts.push(`<g opacity="${edge.style("opacity")}" stroke="${ink}" fill="${ink}"><line x1="${a.x}" y1="${a.y}" x2="${b.x - tip * x}" y2="${b.y - tip * y}" stroke-width="${width}"/>`
+        + `<path stroke="none" d="M${b.x} ${b.y}L${b.x - tip * (x - 0.6 * y)} ${b.y - tip * (y + 0.6 * x)}L${b.x - tip * (x + 0.6 * y)} ${b.y - tip * (y - 0.6 * x)}Z"/></g>`);
+    });
+    cy.nodes(":visible").forEach((node) => {
+      const { x, y } = node.renderedPosition(), w = node.renderedWidth(), h = node.renderedHeight(), size = parseFloat(node.renderedStyle("font-size"));
+      const look = `fill="${node.style("background-color")}" stroke="${node.style("border-color")}" stroke-width="${node.renderedStyle("border-width")}"`;
+      parts.push(shape(node.data("kind"), x, y, w, h, look));
+      const lines = node.style("label").split("\n");
+      lines.forEach((text, i) => parts.push(`<text x="${x}" y="${y + (i - (lines.length - 1) / 2) * 1.25 * size}" font-size="${size}" fill="${node.style("color")}" text-anchor="middle" dominant-baseline="central">${escape(text)}</text>`));
+    });
+    const { clientWidth: width, clientHeight: height } = container;
+    parts.push(`<text x="8" y="${height + 18}" font-size="13" fill="${colour("line")}">${escape(caption)}</text>`);
+    return `<svg xmlns="http://www.w3.org/2000/svg" width="${width}" height="${height + 28}" font-family="system-ui, sans-serif">${parts.join("\n")}</svg>`;
   }
 
   restyle() {
@@ -131,4 +159,14 @@ class Network {
     const kind = target.id()[0], i = Number(target.id().slice(1));
     return kind === "n" ? { node: this.flow.nodes[i] } : { link: this.flow.links[i], way: kind === "d" ? "down" : "up" };
   }
+}
+
+// The outline of a kind of node as an element of SVG.
+function shape(kind, x, y, w, h, look) {
+  const points = (list) => `<polygon ${look} points="${list.map(([a, b]) => `${x + a * w / 2},${y + b * h / 2}`).join(" ")}"/>`;
+  if (kind === "state" || kind === "categorical") return `<ellipse ${look} cx="${x}" cy="${y}" rx="${w / 2}" ry="${h / 2}"/>`;
+  if (kind === "cause") return points([[-1, 0], [-0.5, -1], [0.5, -1], [1, 0], [0.5, 1], [-0.5, 1]]);
+  if (kind === "precision") return points([[-1, -0.4], [-0.6, -1], [0.6, -1], [1, -0.4], [1, 0.4], [0.6, 1], [-0.6, 1], [-1, 0.4]]);
+  if (kind === "input") return points([[-1, -1], [0.7, -1], [1, 1], [-0.7, 1]]);
+  return `<rect ${look} x="${x - w / 2}" y="${y - h / 2}" width="${w}" height="${h}" rx="${kind === "parameter" ? h / 4 : 0}"/>`;
 }

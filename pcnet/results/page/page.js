@@ -5,9 +5,12 @@ const SPEEDS = [5, 20, 60, 200, 1000]; // frames per second
 const $ = (id) => document.getElementById(id);
 
 let flow = new Flow(JSON.parse($("data").textContent));
-const state = { frame: flow.live ? flow.frames - 1 : 0, from: 0, to: flow.frames - 1, selected: null, playing: false, speed: 1, hidden: new Set(),
+const runs = flow.beside ? [flow, flow.other()] : [flow]; // this one, and the one beside it
+if (flow.beside) runs.push(runs[0].minus(runs[1]));
+const START = 10; // observations at the start, whose surprise is that of not knowing anything
+const state = { run: 0, mode: "nodes", frame: flow.live ? flow.frames - 1 : 0, from: 0, to: flow.frames - 1, selected: null, playing: false, speed: 1, hidden: new Set(),
   level: "", hovered: null, following: flow.live };
-let charts = [], network = null, waiting = false;
+let charts = [], strip = null, network = null, waiting = false;
 
 // --- drawing ---------------------------------------------------------------------------------------------------------
 // Redraw at most once per animation frame.
@@ -26,17 +29,46 @@ function render() {
   $("slider").setAttribute("aria-valuetext", flow.when(frame));
   $("cursor").style.left = `${to > from ? 100 * (frame - from) / (to - from) : 0}%`;
   for (const chart of charts) chart.show(frame);
+  if (strip) strip.show(frame);
+  if (!state.playing) describe();
   if (state.selected == null) rank();
   if (state.hovered) tip(state.hovered.what, state.hovered.where);
 }
 
+// What happened at this time, in words.
+function describe() {
+  const { frame } = state, words = [], at = (series) => flow.at(series, frame);
+  let [farthest, name] = [0, ""], seen = false;
+  for (const node of flow.nodes) {
+    node.deviations.forEach((series, i) => {
+      const value = at(series);
+      seen = seen || Number.isFinite(value);
+      if (Math.abs(value) > Math.abs(farthest)) [farthest, name] = [value, node.name + (node.deviations.length > 1 ? `[${i}]` : "")];
+    });
+  }
+  if (state.run === 2) words.push("difference of both runs");
+  else if (!seen && flow.nodes.some((node) => node.deviations.length)) words.push("nothing was observed");
+  else if (Math.abs(farthest) < 1) words.push("every observation was as predicted, within 1 sd");
+  else words.push(`${name} was ${Math.abs(farthest).toFixed(1)} sd ${farthest > 0 ? "higher" : "lower"} than predicted`);
+  const inner = flow.nodes.filter((node) => node.role !== "sensory" && node.kind !== "precision" && flow.activity(node))
+    .map((node) => [Math.abs(at(flow.activity(node).series)) || 0, node.name]).sort((a, b) => b[0] - a[0]);
+  if (inner.length && inner[0][0] >= 0.05) words.push(`${inner[0][1]} took most of it (${inner[0][0].toFixed(1)} sd)`);
+  const noises = flow.nodes.filter((node) => node.rise != null).map((node) => [at(node.rise) || 0, node.name])
+    .sort((a, b) => Math.abs(b[0]) - Math.abs(a[0]));
+  if (noises.length && Math.abs(noises[0][0]) >= 0.02) words.push(`${noises[0][1]}: noise ${noises[0][0] > 0 ? "rose" : "fell"} by ${Math.abs(noises[0][0]).toFixed(2)} sd`);
+  const text = `t = ${flow.clock(flow.tick(frame))}: ${words.join("; ")}.`;
+  if ($("caption").textContent === text) return;
+  $("caption").textContent = text;
+  $("graph").setAttribute("aria-label", `The graph with its messages. ${text}`);
+}
+
 // Go to the largest surprise in the shown interval, of the selected node if it has one.
-function peak() {
+function peak(first = state.from) {
   const selected = state.selected == null ? null : flow.nodes[state.selected];
   let highest = -Infinity, frame = state.frame;
   for (const node of selected && selected.surprise != null ? [selected] : surprised()) {
     const high = flow.high(node.surprise);
-    for (let i = state.from; i <= state.to; i++) if (high[i] > highest) [highest, frame] = [high[i], i];
+    for (let i = first; i <= state.to; i++) if (high[i] > highest) [highest, frame] = [high[i], i];
   }
   go(frame);
 }
@@ -50,28 +82,75 @@ function go(frame) {
 // --- the map of surprise over time -----------------------------------------------------------------------------------
 function surprised() { return flow.nodes.filter((node) => node.surprise != null && visible(node)).sort((a, b) => b.level - a.level); }
 
+// Rows of the map: nodes with their surprise or movement, or links with their messages; of both runs and their difference.
+function mapRows() {
+  let rows;
+  if (state.mode === "nodes") {
+    rows = flow.nodes.filter((node) => flow.activity(node) && visible(node)).sort((a, b) => (a.surprise == null) - (b.surprise == null) || b.level - a.level)
+      .map((node) => ({ name: node.name, ...flow.activity(node) }));
+  } else {
+    const [way, full] = state.mode === "errors" ? ["up", "full_up"] : ["down", "full_down"], shown = new Set(flow.nodes.filter(visible).map((node) => node.name));
+    rows = flow.links.filter((link) => shown.has(link.parent) && shown.has(link.child)).map((link) => ({
+      name: way === "up" ? `${link.child} → ${link.parent}` : `${link.parent} → ${link.child}`, series: link[way], full: link[full],
+      what: way === "up" ? "error" : "change of the prediction" }));
+  }
+  if (runs.length === 1) return rows.map((row) => ({ ...row, of: flow }));
+  return rows.flatMap((row) => runs.map((of, i) => ({ ...row, of, name: i === 0 ? row.name : ["", "second run", "difference"][i] })));
+}
+
 function drawMap() {
-  const nodes = surprised(), { from, to } = state, paint = ramp();
+  const nodes = mapRows(), { from, to } = state, paint = ramp();
   const map = $("map"), phone = window.innerWidth <= 760;
-  map.style.height = `${clamp(nodes.length * (phone ? 15 : 22), 40, phone ? 60 : 100)}px`;
+  map.style.height = `${clamp(nodes.length * (phone || runs.length > 1 ? 12 : 15), 40, phone ? 60 : runs.length > 1 ? 190 : 120)}px`;
   const width = Math.max(map.clientWidth, 1), canvas = $("heat");
   canvas.width = width;
   canvas.height = Math.max(nodes.length, 1);
   canvas.style.imageRendering = "pixelated";
   const pen = canvas.getContext("2d"), image = pen.createImageData(canvas.width, canvas.height);
   nodes.forEach((node, row) => {
-    const high = flow.high(node.surprise);
+    const high = node.of.high(node.series);
     for (let x = 0; x < width; x++) {
       const first = from + Math.floor(x / width * (to - from + 1));
       const last = Math.max(first, from + Math.ceil((x + 1) / width * (to - from + 1)) - 1);
       let highest = NaN;
       for (let i = first; i <= Math.min(last, to); i++) if (!(highest >= high[i])) highest = Number.isNaN(high[i]) ? highest : high[i];
-      image.data.set([...paint(highest / flow.max_surprise), Number.isNaN(highest) ? 0 : 255], 4 * (row * width + x));
+      image.data.set([...paint(Math.abs(highest) / node.full), Number.isNaN(highest) ? 0 : 255], 4 * (row * width + x));
     }
   });
   pen.putImageData(image, 0, 0);
   const legible = map.clientHeight / nodes.length >= 11;
   $("rows").replaceChildren(...(legible ? nodes : []).map((node) => element("span", { text: node.name, title: node.name })));
+  $("axis").replaceChildren(...flow.marks(from, to, map.clientWidth / 110).map(([share, text]) => {
+    const mark = element("span", { text });
+    mark.style.left = `${100 * share}%`;
+    return mark;
+  }));
+}
+
+// Observed against predicted: the sensory node with the greatest surprise in the run.
+function drawStrip() {
+  const seen = flow.nodes.filter((node) => node.role === "sensory" && node.panels.length && node.panels[0].lines.some((line) => line.dots != null));
+  const most = (node) => node.surprise == null ? 0 : flow.high(node.surprise).reduce((a, b) => b > a ? b : a, 0);
+  const node = seen.sort((a, b) => most(b) - most(a))[0];
+  if (!node) return;
+  const lines = node.panels[0].lines.slice(0, 3).map((line, i) => ({ label: node.panels[0].of > 1 ? `${node.name}[${i}] predicted` : `${node.name} predicted`,
+    series: line.mean, dots: line.dots, colour: shades()[i] }));
+  strip = new Chart(flow, "observed and predicted", lines, go, { gutter: 84, floor: 0, other: compared() });
+  $("strip").replaceChildren(strip.element);
+  strip.draw(state.from, state.to);
+}
+
+// The run that charts draw beside the shown one.
+function compared() { return state.run === 0 && runs.length > 1 ? runs[1] : null; }
+
+function show(run) {
+  if (!runs[run]) return;
+  state.run = run;
+  flow = network.flow = runs[run];
+  for (const button of $("runs").children) button.setAttribute("aria-pressed", String(Number(button.dataset.run) === run));
+  drawStrip();
+  drawMap();
+  choose(state.selected);
 }
 
 function zoom(from, to) {
@@ -82,6 +161,7 @@ function zoom(from, to) {
   $("slider").min = state.from;
   $("slider").max = state.to;
   drawMap();
+  if (strip) strip.draw(state.from, state.to);
   for (const chart of charts) chart.draw(state.from, state.to);
   go(state.frame);
 }
@@ -95,9 +175,9 @@ function listenToMap() {
   map.addEventListener("pointerdown", (event) => { start = share(event); map.setPointerCapture(event.pointerId); });
   map.addEventListener("pointermove", (event) => {
     if (start != null) { cover(start, share(event)); return; }
-    const nodes = surprised(), row = Math.floor((event.clientY - map.getBoundingClientRect().top) / map.clientHeight * nodes.length);
-    const node = nodes[row], frame = frameAt(share(event));
-    map.title = node ? `${node.name}: surprise ${format(flow.at(node.surprise, frame))}, ${flow.when(frame)}` : "";
+    const rows = mapRows(), row = Math.floor((event.clientY - map.getBoundingClientRect().top) / map.clientHeight * rows.length);
+    const node = rows[row], frame = frameAt(share(event));
+    map.title = node ? `${node.name}: ${node.what} ${format(node.of.at(node.series, frame))}, ${flow.when(frame)}` : "";
   });
   map.addEventListener("pointerup", (event) => {
     if (start == null) return;
@@ -125,7 +205,7 @@ function choose(selected) {
 }
 
 function fillOverview() {
-  const energy = new Chart(flow, "free energy (nats)", [{ label: "", series: flow.energy, colour: shades()[0] }], go);
+  const energy = new Chart(flow, "free energy (nats)", [{ label: "", series: flow.energy, colour: shades()[0] }], go, { other: compared() });
   charts = [energy];
   $("panel").replaceChildren(
     element("h2", { text: "Surprise by node" }),
@@ -151,13 +231,16 @@ function rank() {
     name.textContent = node.name;
     bar.style.width = `${100 * (value || 0) / top}%`;
     number.textContent = format(value);
+    button.setAttribute("aria-label", `${node.name}: surprise ${format(value)}`);
   });
 }
 
 function fillNode(node) {
   const shade = shades();
-  const add = (title, lines) => charts.push(new Chart(flow, title, lines, go));
+  const add = (title, lines) => charts.push(new Chart(flow, title, lines, go, { other: compared() }));
   if (node.surprise != null) add("surprise (1: as expected)", [{ label: "", series: node.surprise, colour: colour("up") }]);
+  if (node.movement != null) add("moved by (sd of the belief)", [{ label: "", series: node.movement, colour: colour("up") }]);
+  if (node.attention != null) add("attention (precision over its median)", [{ label: "", series: node.attention, colour: shade[2] }]);
   for (const panel of node.panels) {
     const left = panel.of > panel.lines.length ? ` (${panel.lines.length} of ${panel.of})` : "";
     add(panel.title + left, panel.lines.map((line, i) => ({
@@ -169,17 +252,18 @@ function fillNode(node) {
     const parent = link.parent === node.name, other = parent ? link.child : link.parent;
     const about = link.of == null ? "" : ` (mapping to ${link.of})`;
     add(`${parent ? "to" : "from"} ${other}: ${link.kind}${about}, rms`, [
-      { label: parent ? "prediction sent" : "prediction received", series: link.down, colour: colour("down") },
+      { label: parent ? "change of the prediction sent" : "change of the prediction received", series: link.down, colour: colour("down") },
       { label: parent ? "error received" : "error sent", series: link.up, colour: colour("up") },
     ]);
   }
-  add("share of the free energy (nats)", [{ label: "", series: node.share, colour: shade[0] }]);
+  if (!node.why) add("share of the free energy (nats)", [{ label: "", series: node.share, colour: shade[0] }]);
   const facts = [node.kind, `level ${node.level}`, node.clock || "every observation", node.about].filter(Boolean);
   $("panel").replaceChildren(
     element("div", { class: "head" }, element("h2", { text: node.name }),
       element("button", { type: "button", "aria-label": "Close", text: "×", onclick: () => choose(null) })),
     element("p", { text: facts.join(" · ") }),
     ...charts.map((chart) => chart.element),
+    ...(node.why ? [element("p", { class: "why", text: `Free energy: ${node.why}` })] : []),
   );
   $("panel").scrollTop = 0;
 }
@@ -193,13 +277,15 @@ function tip(what, where) {
   const at = (series) => format(flow.at(series, state.frame));
   if (what.node) {
     const { node } = what;
-    const own = node.surprise == null ? "no prediction error" : `surprise ${at(node.surprise)}`;
-    box.textContent = `${node.name}\n${node.kind}, ${node.clock || "every observation"}\n${own}\nfree energy ${at(node.share)} nats`;
+    const own = node.surprise != null ? `surprise ${at(node.surprise)}` : node.movement != null ? `moved by ${at(node.movement)} sd` : "no prediction error";
+    const attention = node.attention == null ? "" : `\nattention × ${at(node.attention)}`;
+    const energy = node.why ? "" : `\nfree energy ${at(node.share)} nats`;
+    box.textContent = `${node.name}\n${node.kind}, ${node.clock || "every observation"}\n${own}${attention}${energy}`;
   } else {
     const { link, way } = what, down = way === "down";
     const [sender, receiver] = down ? [link.parent, link.child] : [link.child, link.parent];
     const full = format(down ? link.full_down : link.full_up);
-    box.textContent = `${sender} → ${receiver}\n${down ? "prediction" : "error"} ${at(down ? link.down : link.up)} (rms; maximum ${full})`;
+    box.textContent = `${sender} → ${receiver}\n${down ? "change of the prediction" : "error"} ${at(down ? link.down : link.up)} (rms; full width ${full})`;
   }
   const stage = $("stage"), top = $("graph").offsetTop;
   box.style.left = `${clamp(where.x + 14, 0, Math.max(0, stage.clientWidth - box.offsetWidth - 4))}px`;
@@ -235,7 +321,7 @@ function play(on) {
   state.playing = on;
   $("play").textContent = on ? "❚❚" : "▶";
   $("play").setAttribute("aria-label", on ? "Pause" : "Play");
-  if (!on) return;
+  if (!on) { update(); return; }
   if (state.frame >= state.to) state.frame = state.from;
   let last = performance.now(), pending = 0;
   const next = (now) => {
@@ -272,7 +358,8 @@ function onKey(event) {
     ArrowLeft: () => go(state.frame - step), ArrowRight: () => go(state.frame + step),
     Home: () => go(state.from), End: () => go(state.to), " ": () => play(!state.playing),
     "+": () => setSpeed(state.speed + 1), "=": () => setSpeed(state.speed + 1), "-": () => setSpeed(state.speed - 1),
-    n: () => selectNext(1), p: () => selectNext(-1), d: toggleTheme, s: peak, z: () => zoom(0, flow.frames - 1),
+    n: () => selectNext(1), p: () => selectNext(-1), d: toggleTheme, s: () => peak(), e: () => save("png"), r: () => show((state.run + 1) % runs.length),
+    m: () => setMode({ nodes: "errors", errors: "predictions", predictions: "nodes" }[state.mode]), z: () => zoom(0, flow.frames - 1),
     "[": () => zoom(state.frame, state.to), "]": () => zoom(state.from, state.frame), "?": () => help($("help").hidden),
     Escape: () => { if (!$("help").hidden) help(false); else choose(null); },
   };
@@ -287,7 +374,9 @@ function setTheme(theme) { document.documentElement.dataset.theme = theme; }
 function toggleTheme() {
   setTheme(document.documentElement.dataset.theme === "dark" ? "light" : "dark");
   network.restyle();
+  drawStrip();
   drawMap();
+  listShapes();
   choose(state.selected);
 }
 
@@ -295,8 +384,9 @@ function toggleTheme() {
 function replaceData(given) {
   const whole = state.from === 0 && state.to === flow.frames - 1;
   const dropped = given.observations - given.ticks - (flow.observations - flow.ticks); // the oldest are dropped
-  flow = new Flow(given);
+  flow = runs[0] = new Flow(given);
   network.flow = flow;
+  if (strip) strip.flow = flow;
   const { following } = state;
   state.frame = clamp(following ? flow.frames - 1 : state.frame - dropped, 0, flow.frames - 1);
   for (const chart of charts) chart.flow = flow;
@@ -315,9 +405,74 @@ async function follow() {
       const given = await answer.json();
       if (given.observations !== flow.observations) replaceData(given);
     }
-    $("live").textContent = failed < 3 ? "● live" : "the stream has ended; last state shown";
+    const share = flow.expected ? `, ${Math.floor(100 * flow.observations / flow.expected)} % of ${flow.expected.toLocaleString("en")}` : "";
+    $("live").textContent = failed < 3 ? `● live${share}` : "the stream has ended; last state shown";
     await new Promise((done) => setTimeout(done, 700));
   }
+}
+
+// --- the map's mode, shapes, and files -------------------------------------------------------------------------------
+function setMode(mode) {
+  state.mode = $("mode").value = mode;
+  drawMap();
+}
+
+function listShapes() {
+  const kinds = [...new Set(flow.nodes.map((node) => node.kind))], look = `fill="${colour("node")}" stroke="${colour("faint")}"`;
+  $("shapes").replaceChildren(...kinds.map((kind) => {
+    const made = element("span");
+    made.innerHTML = `<svg width="22" height="14" aria-hidden="true">${shape(kind in OUTLINES || kind === "categorical" ? kind : "state", 11, 7, 19, 11, look)}</svg>`;
+    made.append(kind); // as text, whatever it is
+    return made;
+  }));
+}
+
+function download(name, content, kind) {
+  const link = element("a", { href: URL.createObjectURL(content instanceof Blob ? content : new Blob([content], { type: kind })), download: name });
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 5000);
+}
+
+// Save what is shown as a picture, or all numbers as a table.
+function save(kind) {
+  const name = (flow.title.replace(/[^\w.-]+/g, "_").slice(0, 60) || "flow"), caption = $("caption").textContent;
+  if (kind === "csv") download(`${name}.csv`, table(), "text/csv");
+  else if (kind === "svg") download(`${name}.svg`, network.svg(caption), "image/svg+xml");
+  else picture(caption).then((made) => download(`${name}.png`, made));
+}
+
+// One row for each frame: time, surprise or movement of nodes, sizes of messages.
+function table() {
+  const columns = [["free energy", flow.energy]];
+  for (const node of flow.nodes) if (flow.activity(node)) columns.push([`${node.name} ${flow.activity(node).what}`, flow.activity(node).series]);
+  for (const link of flow.links) columns.push([`${link.parent} to ${link.child} change of prediction`, link.down], [`${link.child} to ${link.parent} error`, link.up]);
+  const quoted = (text) => `"${(/^[=+\-@]/.test(text) ? `'${text}` : text).replace(/"/g, '""')}"`;
+  const lines = [["time", ...columns.map(([name]) => name)].map(quoted).join(",")];
+  for (let i = 0; i < flow.frames; i++) {
+    lines.push([flow.time(flow.tick(i)), ...columns.map(([, series]) => flow.at(series, i))].map((v) => Number.isFinite(v) ? Number(v.toPrecision(7)) : "").join(","));
+  }
+  return `${lines.join("\n")}\n`;
+}
+
+// The caption, the graph, and the charts below it on one canvas.
+async function picture(caption) {
+  const width = $("graph").clientWidth, made = document.createElement("canvas"), ratio = 2;
+  const graph = new Image();
+  graph.src = network.cy.png({ full: false, scale: ratio, bg: colour("paper") });
+  await graph.decode();
+  const height = $("graph").clientHeight, foot = [strip && strip.canvas, $("heat")].filter(Boolean);
+  made.width = ratio * width;
+  made.height = ratio * (30 + height + foot.length * 90);
+  const pen = made.getContext("2d");
+  pen.fillStyle = colour("paper");
+  pen.fillRect(0, 0, made.width, made.height);
+  pen.fillStyle = colour("line");
+  pen.font = `${13 * ratio}px system-ui, sans-serif`;
+  pen.fillText(caption, 8 * ratio, 20 * ratio);
+  pen.drawImage(graph, 0, 30 * ratio);
+  pen.imageSmoothingEnabled = false;
+  foot.forEach((each, i) => pen.drawImage(each, 0, ratio * (30 + height + 90 * i), ratio * width, ratio * 84));
+  return new Promise((done) => made.toBlob(done, "image/png"));
 }
 
 // --- start -----------------------------------------------------------------------------------------------------------
@@ -342,7 +497,14 @@ function initialise() {
   $("play").addEventListener("click", () => play(!state.playing));
   $("speed").addEventListener("change", (event) => setSpeed(Number(event.target.value)));
   $("whole").addEventListener("click", () => zoom(0, flow.frames - 1));
-  $("peak").addEventListener("click", peak);
+  $("peak").addEventListener("click", () => peak());
+  $("mode").addEventListener("change", (event) => setMode(event.target.value));
+  $("export").addEventListener("change", (event) => { if (event.target.value) save(event.target.value); event.target.value = ""; });
+  if (runs.length > 1) {
+    $("runs").hidden = false;
+    $("runs").replaceChildren(...["first run", "second run", "difference"].map((text, run) => element("button", {
+      type: "button", text, "data-run": run, "aria-pressed": String(run === 0), onclick: () => show(run) })));
+  }
   $("theme").addEventListener("click", toggleTheme);
   $("keys").addEventListener("click", () => help($("help").hidden));
   document.addEventListener("keydown", onKey);
@@ -351,9 +513,13 @@ function initialise() {
     clearTimeout(timer);
     timer = setTimeout(() => { network.place(); zoom(state.from, state.to); }, 100);
   });
+  listShapes();
+  drawStrip();
+  network.place(); // the strip has changed the space for the graph
   choose(null);
   zoom(0, flow.frames - 1);
   if (flow.live) follow();
+  else peak(flow.frames > 2 * START ? Math.ceil(START / flow.bin_size) : 0);
 }
 
 initialise();
