@@ -2,6 +2,8 @@
 
 import difflib
 import functools
+import inspect
+import re
 from collections.abc import Callable, Iterable
 from typing import ParamSpec, TypeVar
 
@@ -67,7 +69,9 @@ def naming(error: type[PcnetError]) -> Callable[[Callable[P, R]], Callable[P, R]
             except PcnetError:
                 raise
             except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RuntimeError) as why:
-                raise error(f"{function.__name__}: {why}") from why
+                unknown = re.search(r"unexpected keyword argument '(\w+)'", str(why))
+                hint = f"; {suggestion(unknown[1], inspect.signature(function).parameters)}" if unknown else ""
+                raise error(f"{function.__name__}: {why}{hint}") from why
 
         return call
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pcnet.errors import ObservationError
+from pcnet.errors import ObservationError, suggestion
 from pcnet.model.node import AnyNode
 
 Observation = dict[str, Tensor]  # one observation: (..., dim) for each sensory node by name, NaN where it is missing
@@ -130,7 +130,9 @@ class ObservationReader:
 
     def _check_names(self, given: Mapping[str, Any]) -> None:
         if not given.keys() <= self.sizes.keys():
-            raise ObservationError(f"observations are given for {sorted(map(str, given))}, not {sorted(self.sizes)}")
+            unknown = next(str(name) for name in given if name not in self.sizes)
+            remedy = suggestion(unknown, self.sizes)
+            raise ObservationError(f"observations are given for {unknown!r}, which is no node that observes; {remedy}")
 
     def _tensor(self, name: str, value: Any, own: int) -> Tensor:
         """A value with `own` trailing dimensions, (..., dim) or (..., time, dim), as a tensor."""
@@ -151,7 +153,12 @@ class ObservationReader:
         if tensor.dim() < own or tensor.shape[-1] != size:
             expected = ("(…, time, dim)" if own == 2 else "(…, dim)") + f" with dim = {size}"
             turn = own == 2 and tensor.dim() >= 2 and tensor.shape[-2] == size
-            remedy = "; time comes first: turn it over, observations.T" if turn else ""
+            partly = (
+                "; what is not seen is NaN, or left out by a mapping (mapping=, via=)"
+                if tensor.shape[-1:] < (size,)
+                else ""
+            )
+            remedy = "; time comes first: turn it over, observations.T" if turn else partly
             shape = tuple(tensor.shape)
             raise ObservationError(f"observations of {name!r} have shape {shape}; expected {expected}{remedy}")
         if not math.isfinite(tensor.sum().item()) and bool(torch.isinf(tensor).any()):
@@ -178,7 +185,9 @@ def time_of(given: Any) -> float:
     try:
         time = float(given)
     except (TypeError, ValueError, RuntimeError, OverflowError):
-        raise ObservationError(f"a time must be a number, not {str(given)[:60]!r}") from None
+        raise ObservationError(
+            f"a time must be a number, not {str(given)[:60]!r}; of dates, (t - t[0]) / timedelta(seconds=1) is one"
+        ) from None
     if isinstance(given, (str, bytes)) or not math.isfinite(time):
         raise ObservationError(f"a time must be a finite number, not {given!r}")
     return time

@@ -52,12 +52,21 @@ def output_size(function: Function, dim: int, parameters: int, what: str = "the 
 
 
 def _call(what: str, function: Function, x: Tensor, theta: Tensor) -> Tensor:
+    given = x.clone(), theta.clone()
     try:
         with torch.no_grad():
-            return function(x, theta)
+            found = function(*given)
     except Exception as error:
+        remedy = ""
+        if "dtype" in str(error):
+            remedy = ". Constants must have the dtype of the state: torch.tensor([...], dtype=x.dtype), or x.new_tensor"
         raise GraphError(
             f"{what} failed when called with a state of shape {tuple(x.shape)} and parameters of shape "
             f"{tuple(theta.shape)}, both {x.dtype}: {type(error).__name__}: {error}. It is called as f(x, theta), "
-            "with causes as f(x, v, theta), and with the time as f(x, v, theta, t)"
+            f"with causes as f(x, v, theta), and with the time as f(x, v, theta, t){remedy}"
         ) from error
+    if not all(map(torch.equal, given, (x, theta))):
+        raise GraphError(
+            f"{what} changes its arguments in place (x.mul_(2), x[..., 0] = …): write 2 * x, or torch.stack"
+        )
+    return found

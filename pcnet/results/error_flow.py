@@ -215,6 +215,8 @@ class ErrorFlow:
         from pcnet.results.page import render
 
         path = Path(path)
+        if beside is not None and not isinstance(beside, ErrorFlow):
+            raise ResultError(f"beside= must be another error flow, result.error_flow(), not {beside!r:.60}")
         if path.suffix.lower() not in (".html", ".htm"):
             raise ResultError(
                 f"the page is an HTML file: give a name that ends in .html, not {path.name!r} (use animate for an "

@@ -43,6 +43,8 @@ class Record:
             return given or cls()
         if not isinstance(given, Iterable):
             raise SettingError(f"record must be a Record or names such as ['mean', 'sd'], not {given!r}")
+        if given == "flow":
+            raise SettingError("record='flow' is not a quantity; for the error flow use record=pcnet.Record.flow()")
         return cls((given,) if isinstance(given, str) else tuple(given))
 
     @classmethod

@@ -55,7 +55,7 @@ class Interval(NamedTuple):
     def normal(cls, mean: Array, sd: Array, probability: float) -> Interval:
         """The central interval of a normal distribution."""
         if isinstance(probability, bool) or not isinstance(probability, (int, float)) or not 0 < probability < 1:
-            raise ResultError(f"a probability must be between 0 and 1, not {probability!r}")
+            raise ResultError(f"a probability must be between 0 and 1, not {probability!r}; 95 % is 0.95")
         margin = NormalDist().inv_cdf(0.5 + probability / 2) * sd
         return cls(mean - margin, mean + margin)
 

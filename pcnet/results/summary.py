@@ -102,7 +102,9 @@ def summarise(result: Result, probability: float = 0.95, element: int | tuple[in
     """The summary of one batch element; see `Result.summary`."""
     single = result.single(element)
     if not len(single.times):
-        raise ResultError("nothing was recorded, so that there is nothing to summarise")
+        raise ResultError(
+            "nothing was recorded, so that there is nothing to summarise; run with record=['mean', 'sd', 'energy']"
+        )
     lines = [line for name in single.roles for line in _lines(single, name, probability)]
     if not lines:
         raise ResultError("no means and standard deviations were recorded; run with record=['mean', 'sd', 'energy']")

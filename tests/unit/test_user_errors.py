@@ -4,9 +4,11 @@ import dataclasses
 
 import numpy as np
 import pytest
+import torch
 
 import pcnet as pc
 from pcnet.errors import PcnetError
+from pcnet.graphs import adaptive_filter
 from pcnet.nodes import GeneralisedStateNode, ParameterNode, PrecisionNode, SensoryNode
 
 Y = np.ones((5, 3))
@@ -165,3 +167,31 @@ def test_the_remedies_that_are_named_work():
     assert dataclasses.replace(parts()[0], orders=4).orders == 4
     assert graph().run(np.ones((3, 50)).T).mean("x").shape == (50, 3, 3)
     assert graph().run(Y, record=pc.Record.flow()).error_flow().surprised == ("x", "y")
+
+
+def two_springs(x, k):
+    return torch.stack([x[..., 1], -k[..., 0] * x[..., 0]], -1)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda m: m(flow=lambda x, _: x.mul_(-2)), "changes its arguments in place"),
+        (lambda m: m(flow=lambda x, _: x @ torch.ones(2, 2)), r"dtype=x\.dtype"),
+        (lambda m: adaptive_filter(two_springs, 2, 0.1, paramter_mean=[1.0]), "did you mean 'parameter_mean'"),
+        (lambda m: m(data={"Y": np.ones((3, 2))}), r"for 'Y', which is no node that observes; known: y"),
+        (lambda m: m(data=np.ones((3, 1))), "left out by a mapping"),
+        (lambda m: m(record="flow"), r"use record=pcnet\.Record\.flow\(\)"),
+        (lambda m: m(times=np.arange(3).astype("datetime64[s]")), r"of dates, \(t - t\[0\]\)"),
+        (lambda m: m().interval("x", 95), "95 % is 0.95"),
+        (lambda m: m(record=[]).summary(), r"run with record=\['mean', 'sd', 'energy'\]"),
+        (lambda m: m(record=pc.Record.flow()).error_flow().save("x.html", beside=3), "must be another error flow"),
+    ],
+)
+def test_mistakes_of_the_first_hour_say_what_to_type(call, words):
+    def made(flow=lambda x, _: -x, data=None, **options):
+        noise = {"process_noise_sd": 1.0, "observation_noise_sd": 1.0, "hypotheses": None}
+        return adaptive_filter(flow, 2, 0.1, **noise).run(np.ones((3, 2)) if data is None else data, **options)
+
+    with pytest.raises(PcnetError, match=words):
+        call(made)
