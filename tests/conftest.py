@@ -36,3 +36,9 @@ def kinds_restored():
 def eager(monkeypatch):
     """Let the eager engine act, whatever the suite is run with: what is tested is its work on Python objects."""
     monkeypatch.setenv("PCNET_ENGINE", "eager")
+
+
+@pytest.fixture
+def as_users_run(monkeypatch):
+    """Let the engine be chosen as for a user, whatever the suite is run with: long runs are compiled."""
+    monkeypatch.delenv("PCNET_ENGINE", raising=False)

@@ -17,6 +17,8 @@ from pcnet.numerics.estimators import Newton, NoiseScoring
 from pcnet.numerics.kernels import White
 from support.filters import single_filter
 
+pytestmark = pytest.mark.usefixtures("as_users_run")
+
 DT, SAMPLES = 0.1, 45
 FLOW = torch.tensor([[-0.4, 1.0], [-1.2, -0.1]], dtype=torch.float64)
 START, START_SD = torch.tensor([1.0, 0.0], dtype=torch.float64), 0.5
@@ -379,7 +381,7 @@ def test_predicted_parameters_cannot_be_fitted_after_a_pass():
         stack.fit(np.zeros((4, 2)))
 
 
-def test_divergence_in_the_first_pass_is_reported_and_other_elements_continue():
+def test_divergence_in_the_first_pass_is_reported_and_other_elements_continue(eager):
     def burst(x, theta):
         return theta[..., :1] * x**3
 

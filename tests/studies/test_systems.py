@@ -14,6 +14,8 @@ from studies.systems.rivals import gaussian_filter, particle_filter
 from studies.systems.run import run_study
 from studies.systems.trials import worst
 
+pytestmark = pytest.mark.usefixtures("as_users_run")
+
 
 def decay(x, p):
     return -0.5 * x + 0.0 * p[..., :1]

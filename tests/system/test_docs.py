@@ -13,7 +13,7 @@ from support.pages import printed as pages
 from support.paths import ROOT
 from support.waiting import PATIENCE
 
-pytestmark = pytest.mark.usefixtures("kinds_restored")
+pytestmark = pytest.mark.usefixtures("kinds_restored", "as_users_run")
 PAGES = sorted([*(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "howto").glob("*.md")])
 SURROUNDINGS = {
     **{name: value for name, value in os.environ.items() if name != "PCNET_ENGINE"},

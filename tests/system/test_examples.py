@@ -9,7 +9,7 @@ import pytest
 
 from support.paths import EXAMPLES
 
-pytestmark = pytest.mark.usefixtures("kinds_restored")
+pytestmark = pytest.mark.usefixtures("kinds_restored", "as_users_run")
 
 
 @pytest.fixture

@@ -10,6 +10,8 @@ from support.pages import notebooks
 from support.paths import ROOT
 from support.waiting import PATIENCE
 
+pytestmark = pytest.mark.usefixtures("as_users_run")
+
 NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))
 
 

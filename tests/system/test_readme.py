@@ -8,7 +8,7 @@ import pytest
 from support.pages import printed as pages
 from support.paths import ROOT
 
-pytestmark = pytest.mark.usefixtures("kinds_restored")
+pytestmark = pytest.mark.usefixtures("kinds_restored", "as_users_run")
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
