@@ -14,6 +14,7 @@ from pcnet.model.model import Model
 from pcnet.model.node import AnyNode
 from pcnet.model.schedule import LevelNodes, adaptive_filtering
 from pcnet.nodes import CategoricalNode, KalmanStateNode, ParameterNode, SwitchingStateNode
+from pcnet.nodes.kalman_belief import Linearisation
 from pcnet.numerics.kernels import Matern
 from pcnet.numerics.transitions import IntegratorName
 from pcnet.settings import number, to_tensor
@@ -45,7 +46,7 @@ def adaptive_filter(
     initial_sd: Any = 1.0,
     integrator: IntegratorName = "rk4",
     substeps: int = 1,
-    linearisation: Literal["unscented", "taylor"] = "unscented",
+    linearisation: Linearisation = "unscented",
     process_noise: Literal["diffusion", "held"] = "diffusion",
     causes: Mapping[str, Cause] | None = None,
     switching: CategoricalNode | None = None,

@@ -14,6 +14,7 @@ from pcnet.model.model import Model
 from pcnet.model.node import AnyNode
 from pcnet.model.schedule import LevelNodes, adaptive_filtering
 from pcnet.nodes import CategoricalNode, KalmanStateNode, ParameterNode, PrecisionNode, SensoryNode
+from pcnet.nodes.kalman_belief import Linearisation
 from pcnet.numerics.transitions import IntegratorName
 from pcnet.settings import PositiveVector, Vector, at_least_1d, number, settings, to_tensor
 
@@ -68,7 +69,7 @@ class Level:
     initial_sd: PositiveVector = number(1.0)
     integrator: IntegratorName = "rk4"
     substeps: int = Field(default=1, ge=1)
-    linearisation: Literal["unscented", "taylor"] = "unscented"
+    linearisation: Linearisation = "unscented"
     process_noise: Literal["diffusion", "held"] = "diffusion"
 
     def __post_init__(self) -> None:

@@ -13,7 +13,7 @@ from pcnet.nodes.kalman_smoothing import TimeUpdate
 from pcnet.numerics.kalman import GaussianWithSensitivities, ScoreAndInformation
 from pcnet.numerics.transitions import IntegratorName
 
-Linearisation = Literal["unscented", "taylor"]
+Linearisation = Literal["unscented", "cubature", "second_order", "taylor"]
 
 
 class Reference(NamedTuple):

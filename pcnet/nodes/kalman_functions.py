@@ -63,13 +63,14 @@ def regressed_mapping(ctx: Context, belief: GaussianWithSensitivities, link: Pre
 
     def compute() -> Regression:
         wide = ctx.bound.layout.below[link].is_wide  # a residual covariance of all channels would be dense
-        if ctx.bound.motion.linearisation == "unscented" and not function.is_affine and not wide:
+        kind = ctx.bound.motion.linearisation
+        if kind != "taylor" and not function.is_affine and not wide:
 
             def at(points: Tensor) -> Tensor:
                 parameters = parameters_of(ctx, link.child, points)
                 return function(arguments(ctx, function, points, known), parameters)
 
-            return regress(at, mean[:, joint], belief.covariance[:, joint, joint])
+            return regress(at, mean[:, joint], belief.covariance[:, joint, joint], kind)
         start = arguments(ctx, function, mean, known)[:, None]
         found = function.linearise(start, theta, 1)
         jacobian = found.jacobian.expand(len(mean), -1, start.shape[-1])

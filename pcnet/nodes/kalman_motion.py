@@ -163,7 +163,8 @@ def regressed_step(
 
     step = of_state(flow_step(at, start, dt, integrator), d)
     taylor = joint_taylor(ctx, None, step.value, step.jacobian, step.parameter_jacobian)
-    if ctx.bound.motion.linearisation == "taylor" or flow.is_affine:
+    points = ctx.bound.motion.linearisation
+    if points == "taylor" or flow.is_affine:
         return step, taylor
     jacobian = at(start).jacobian if integrator == "local_linearisation" else None
 
@@ -171,7 +172,7 @@ def regressed_step(
         return advanced(ctx, points, dt, path, integrator, jacobian)
 
     covariance = belief.covariance[:, layout.joint, layout.joint]
-    found = regress_or_keep(after, mean[:, layout.joint], covariance, taylor)
+    found = regress_or_keep(after, mean[:, layout.joint], covariance, taylor, points)
     return step.regressed(found.value, found.jacobian[..., :d]), found
 
 

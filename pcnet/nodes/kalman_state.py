@@ -94,7 +94,9 @@ class KalmanStateNode(
         substeps: Integration steps between two observations; a gap takes more of them, in proportion, and so does
             "rk4" where the flow changes fast, up to 8 times as many.
         linearisation: How means and covariances pass through flow and mappings: "unscented", by regression on points
-            that represent the belief; or "taylor", by derivatives at its mean.
+            that represent the belief; "cubature", on other points; "second_order", by central differences of second
+            order; or "taylor", by derivatives at its mean. A step of the flow whose terms of second order exceed those
+            of first order is linearised by "taylor" in any case.
         process_noise: White noise as "diffusion", or "held" constant between two observations, as a part of ẋ.
         orders: Orders of motion of smooth noise: a squared-exponential one is carried by orders − 1 coordinates. A
             Matérn noise of smoothness n − 1/2 has n in any case.

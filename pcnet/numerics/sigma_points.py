@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,6 +12,14 @@ from torch import Tensor
 from pcnet.numerics.symmetric import mirrored
 
 JITTER = 1e-9  # relative variance that is added before a covariance is factorised
+
+
+Points = Literal["unscented", "cubature", "second_order"]
+"""Points that represent N(m, P) with q elements, at m ± √n times the columns of a root of P.
+
+"unscented" has n = max(q, 3) and the mean itself, with a weight of 1 − q/n; "cubature" n = q and no mean;
+"second_order" n = 3, and takes differences between the points for derivatives, as a filter of second order does.
+"""
 
 
 class Regression(NamedTuple):
@@ -30,47 +38,58 @@ def covariance_root(covariance: Tensor) -> Tensor:
     return root
 
 
-def regress(function: Callable[[Tensor], Tensor], mean: Tensor, covariance: Tensor) -> Regression:
-    """The linear regression of a function on the 2q unscented points of N(m, P), and the mean itself if q < 3.
+def regress(
+    function: Callable[[Tensor], Tensor], mean: Tensor, covariance: Tensor, points: Points = "unscented"
+) -> Regression:
+    """The linear regression of a function on points that represent N(m, P).
 
-    The points are m ± √(q + λ) times the columns of a root of P, with λ = max(3 − q, 0). The value and the jacobian are
-    exact for quadratic functions; the residual covers second-order terms, and is 0 for linear functions.
+    The value and the jacobian are exact for quadratic functions; the residual covers second-order terms, and is 0 for
+    linear functions.
 
     Args:
         function: From points (B, k, q) to values (B, k, d).
         mean: m, (B, q).
         covariance: P, (B, q, q).
+        points: Which points.
     """
-    return _regress(function, mean, covariance)[0]
+    return _regress(function, mean, covariance, points)[0]
 
 
-def _regress(function: Callable[[Tensor], Tensor], mean: Tensor, covariance: Tensor) -> tuple[Regression, Tensor]:
+def _regress(
+    function: Callable[[Tensor], Tensor], mean: Tensor, covariance: Tensor, kind: Points
+) -> tuple[Regression, Tensor]:
     """The regression, and the variance (B, d) that it explains."""
     q = mean.shape[-1]
-    extra = max(3.0 - q, 0.0)
-    spread = math.sqrt(q + extra)
+    n = {"unscented": max(float(q), 3.0), "cubature": float(q), "second_order": 3.0}[kind]
     root = covariance_root(covariance)
-    away = spread * root.mT
+    away = math.sqrt(n) * root.mT
     values = function(torch.cat([mean[:, None], mean[:, None] + away, mean[:, None] - away], 1))
     centre, up, down = values[:, :1], values[:, 1 : q + 1], values[:, q + 1 :]
-    weight, centre_weight = 0.5 / (q + extra), extra / (q + extra)
+    weight, centre_weight = 0.5 / n, 1 - q / n
     value = centre_weight * centre + weight * (up + down).sum(1, keepdim=True)
-    slopes = (up - down) / (2 * spread)  # along the columns of the root, (B, q, d)
+    slopes = (up - down) / (2 * math.sqrt(n))  # along the columns of the root, (B, q, d)
     jacobian = torch.linalg.solve_triangular(root.mT, slopes, upper=True).mT
-    # about the mean, of points that the regression would put at ± the same distance: only even terms are left
-    bend = 0.5 * (up + down) - value
-    residual = 2 * weight * bend.mT @ bend + centre_weight * (centre - value).mT @ (centre - value)
+    if kind == "second_order":  # Σ_i Var ½f″_i s_i², with f″_i the second difference along a column
+        bend = (up + down - 2 * centre) / n
+        residual = 0.5 * bend.mT @ bend
+    else:  # about the mean, of points that the regression would put at ± the same distance: only even terms are left
+        bend = 0.5 * (up + down) - value
+        residual = 2 * weight * bend.mT @ bend + centre_weight * (centre - value).mT @ (centre - value)
     return Regression(value[:, 0], jacobian, mirrored(residual)), (slopes**2).sum(1)
 
 
 def regress_or_keep(
-    function: Callable[[Tensor], Tensor], mean: Tensor, covariance: Tensor, taylor: Regression
+    function: Callable[[Tensor], Tensor],
+    mean: Tensor,
+    covariance: Tensor,
+    taylor: Regression,
+    points: Points = "unscented",
 ) -> Regression:
     """`regress`, or a Taylor expansion where a residual is larger than the variance that is explained.
 
     Then points are so far out that a step of an integrator from there says nothing about the flow.
     """
-    found, explained = _regress(function, mean, covariance)
+    found, explained = _regress(function, mean, covariance, points)
     assert found.residual is not None
     good = (found.residual.diagonal(dim1=-2, dim2=-1) <= explained).all(-1)
     column, matrix = good[:, None], good[:, None, None]

@@ -249,6 +249,43 @@ def turning(x: Tensor, p: Tensor) -> Tensor:
     return _columns(x[..., 2], x[..., 3], -rate * x[..., 3], rate * x[..., 2])
 
 
+def repressilator(x: Tensor, p: Tensor) -> Tensor:
+    """Three proteins, each produced unless the one before represses it; θ = (strength, rate of decay)."""
+    return p[..., :1] / (1 + x.roll(1, -1).abs() ** 3) - p[..., 1:] * x
+
+
+def morris_lecar(x: Tensor, p: Tensor) -> Tensor:
+    """Potential in mV and open share of potassium channels; θ = (current, rate of the channels)."""
+    v, n = x[..., 0], x[..., 1]
+    calcium = 0.5 * (1 + ((v + 1.2) / 18).tanh())
+    opening, speed = 0.5 * (1 + ((v - 2) / 30).tanh()), ((v - 2) / 60).cosh()
+    current = p[..., 0] - 4.4 * calcium * (v - 120) - 8 * n * (v + 84) - 2 * (v + 60)
+    return _columns(current / 20, p[..., 1] * (opening - n) * speed)
+
+
+def rigid_body(x: Tensor, p: Tensor) -> Tensor:
+    """Euler's equations of a body without torque; θ = two ratios of its moments of inertia, the third from both."""
+    a, b = p[..., 0], p[..., 1]
+    third = -(a + b) / (1 + a * b)
+    u, v, w = x.unbind(-1)
+    return _columns(a * v * w, b * u * w, third * u * v)
+
+
+def tanks(x: Tensor, p: Tensor) -> Tensor:
+    """Levels of three tanks that run into each other; θ = (size of the first two outlets, of the third)."""
+    first, second, third = x.clamp_min(1e-3).sqrt().unbind(-1)
+    a, b = p[..., 0], p[..., 1]
+    return _columns(0.7 - a * first, a * (first - second), a * second - b * third)
+
+
+def lorenz84(x: Tensor, p: Tensor) -> Tensor:
+    """Westerly wind and two phases of eddies; θ = (thermal forcing, its contrast)."""
+    u, v, w = x.unbind(-1)
+    return _columns(
+        -(v**2) - w**2 - 0.25 * u + 0.25 * p[..., 0], u * v - 4 * u * w - v + p[..., 1], 4 * u * v + u * w - w
+    )
+
+
 def range_and_bearing(x: Tensor) -> Tensor:
     """Distance and direction of a target from a station at (−20, −20)."""
     u, v = x[..., 0] + 20.0, x[..., 1] + 20.0
@@ -457,7 +494,6 @@ SYSTEMS: Mapping[str, System] = {
         0.1,
         600,
         seen(0),
-        group="frozen",
     ),
     "roessler": System(
         "Rössler attractor, y seen",
@@ -473,7 +509,6 @@ SYSTEMS: Mapping[str, System] = {
         0.1,
         800,
         seen(1),
-        group="frozen",
     ),
     "wells": System(
         "Particle in a double well, position seen",
@@ -489,7 +524,6 @@ SYSTEMS: Mapping[str, System] = {
         0.1,
         800,
         seen(0),
-        group="frozen",
     ),
     "bioreactor": System(
         "Bioreactor, biomass seen",
@@ -505,7 +539,6 @@ SYSTEMS: Mapping[str, System] = {
         0.2,
         300,
         lambda x: x[..., :1].exp(),
-        group="frozen",
     ),
     "radar": System(
         "Turning target seen by range and bearing",
@@ -521,6 +554,85 @@ SYSTEMS: Mapping[str, System] = {
         0.5,
         400,
         range_and_bearing,
+    ),
+    "genes": System(
+        "Three genes that repress each other in a ring, one protein seen",
+        "steep saturation, two hidden states",
+        repressilator,
+        (6.0, 1.0),
+        (4.0, 1.4),
+        (2.0, 0.4),
+        (1.0, 0.5, 1.5),
+        (0.5, 0.5, 0.5),
+        (0.05, 0.05, 0.05),
+        (0.2,),
+        0.1,
+        700,
+        seen(0),
+        group="frozen",
+    ),
+    "membrane": System(
+        "Morris–Lecar neuron in millivolts, potential seen",
+        "states of very different scales, spikes",
+        morris_lecar,
+        (100.0, 0.04),
+        (85.0, 0.06),
+        (20.0, 0.02),
+        (-30.0, 0.1),
+        (10.0, 0.1),
+        (1.0, 0.005),
+        (3.0,),
+        0.5,
+        1000,
+        seen(0),
+        group="frozen",
+    ),
+    "body": System(
+        "Tumbling rigid body, two of three angular velocities seen",
+        "conserved quantities",
+        rigid_body,
+        (-0.8, 0.6),
+        (-0.5, 0.3),
+        (0.4, 0.4),
+        (1.0, 0.2, 0.5),
+        (0.5, 0.5, 0.5),
+        (0.02, 0.02, 0.02),
+        (0.1, 0.1),
+        0.2,
+        500,
+        seen(0, 1),
+        group="frozen",
+    ),
+    "tanks": System(
+        "Three tanks in a cascade, the last two seen",
+        "square roots, slow, 250 samples, different noise by channel",
+        tanks,
+        (0.5, 0.4),
+        (0.7, 0.6),
+        (0.2, 0.2),
+        (2.0, 2.0, 1.0),
+        (0.5, 0.5, 0.5),
+        (0.1, 0.05, 0.05),
+        (0.05, 0.2),
+        0.5,
+        250,
+        seen(1, 2),
+        group="frozen",
+    ),
+    "atmosphere": System(
+        "Lorenz-84 circulation, the eddies seen",
+        "chaotic, driven, one hidden state",
+        lorenz84,
+        (8.0, 1.0),
+        (7.0, 1.3),
+        (1.0, 0.4),
+        (1.0, 0.0, 0.0),
+        (0.5, 1.0, 1.0),
+        (0.05, 0.1, 0.1),
+        (0.3, 0.3),
+        0.1,
+        800,
+        seen(1, 2),
         group="frozen",
     ),
 }

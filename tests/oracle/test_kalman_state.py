@@ -754,3 +754,28 @@ def test_the_uncertainty_of_a_learned_noise_level_is_part_of_the_belief():
     assert float(session.sd("x").squeeze()) ** 2 == pytest.approx(inflated, rel=1e-9)
     ahead = session.forecast(3.0).sd("x")[:, 0] ** 2
     np.testing.assert_allclose(np.diff(ahead), np.exp(-level + sd**2 / 2), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("linearisation", "bend"), [("taylor", 0.0), ("cubature", 0.0), ("unscented", 1.0), ("second_order", 1.0)]
+)
+def test_an_update_through_a_square(linearisation, bend):
+    """y = x² + w, x ~ N(m, P): E y = m² + P (m² by "taylor"), S = 4m²P + R + 2P² bend, K = 2mP/S."""
+    m, p, r, y = 1.5, 0.49, 0.04, 3.0
+    model = single_filter(
+        lambda x, _: 0.0 * x,
+        1,
+        1.0,
+        mapping=lambda x, _: x**2,
+        process_noise_sd=1e-9,
+        observation_noise_sd=r**0.5,
+        noise_sd=1e-6,
+        initial_mean=[m],
+        initial_sd=p**0.5,
+        linearisation=linearisation,
+    )
+    session = model.start().step([y])
+    expected, spread = m**2 + (p if linearisation != "taylor" else 0.0), 4 * m**2 * p + r + 2 * p**2 * bend
+    gain = 2 * m * p / spread
+    assert float(session.mean("x").squeeze()) == pytest.approx(m + gain * (y - expected), rel=1e-6)
+    assert float(session.sd("x").squeeze()) ** 2 == pytest.approx(p - gain**2 * spread, rel=1e-5)
