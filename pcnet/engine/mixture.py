@@ -507,9 +507,16 @@ class MixtureSession(Session):
         return self._table
 
     def recorder_for(self, record: Record) -> Recorder:
-        rows = self._bound.recorder_for(record).columns
+        bound, rows = self._bound, self._bound.recorder_for(record).columns
 
-        def reader(name: str, column: Column) -> Callable[[], Tensor]:
+        def column_now(name: str) -> Column:
+            """A column of the present rows, of which there may be others than when the recorder was made."""
+            nonlocal bound, rows
+            if bound is not self._bound:
+                bound, rows = self._bound, self._bound.recorder_for(record).columns
+            return rows[name]
+
+        def reader(name: str) -> Callable[[], Tensor]:
             node, _, quantity = name.rpartition(".")
             if node in self._nodes and quantity in self._nodes[node].quantities:
 
@@ -520,13 +527,14 @@ class MixtureSession(Session):
                 return mixed
 
             def read() -> Tensor:
+                column = column_now(name)
                 value = column.read() if column.transform is None else column.transform(column.read())
                 shaped = value.reshape(1, self._bank.rows, self._shape.numel(), *value.shape[1:])
                 return mix(quantity, lambda _: shaped, self.weights.reshape(1, self._bank.rows, -1).to(shaped))[0]
 
             return read
 
-        return Recorder({name: Column(column.dims, reader(name, column)) for name, column in rows.items()})
+        return Recorder({name: Column(column.dims, reader(name)) for name, column in rows.items()})
 
     @property
     def _log_evidence(self) -> Tensor:

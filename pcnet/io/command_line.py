@@ -196,12 +196,12 @@ def forecast(
         else:
             session = start(source, None, "raise", Record(()))
             run_file(session, observations, time, None, 1)
-        table = session.forecast(horizon, every).to_dataframe()
+        table = session.forecast(horizon, every).to_dataframe().to_csv(index=False, float_format="%.10g")
         if output is None:
-            typer.echo(table.to_csv(index=False), nl=False)
+            typer.echo(table, nl=False)
             return
         with atomic_write(output) as file:
-            file.write(table.to_csv(index=False).encode())
+            file.write(table.encode())
 
 
 @app.command()

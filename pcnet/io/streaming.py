@@ -190,7 +190,12 @@ def beliefs(session: Session) -> dict[str, Any]:
         if known:
             found[name] = known
     energy = _json(session.free_energy.tolist())
-    return {"observation": session.tick - 1, "t": session.time, "free_energy": energy, "beliefs": found}
+    return {
+        "observation": session.tick - 1,
+        "t": float(f"{session.time:.12g}"),
+        "free_energy": energy,
+        "beliefs": found,
+    }
 
 
 def _json(value: Any) -> Any:

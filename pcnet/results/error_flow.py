@@ -61,7 +61,7 @@ class ErrorFlow:
         missing = [quantity for quantity, names in required.items() if not all(name in traces for name in names)]
         if missing:
             lacking = f"the error flow needs quantities that were not recorded: {', '.join(missing)}"
-            raise ResultError(f"{lacking}; run with record=Record.flow()")
+            raise ResultError(f"{lacking}; run with record=Record.flow() (on the command line: --record flow)")
 
     def __repr__(self) -> str:
         return f"<ErrorFlow of {len(self.structure.nodes)} nodes at {len(self.times)} times>"

@@ -13,7 +13,7 @@ import pytest
 
 import pcnet as pc
 from pcnet.errors import SettingError
-from pcnet.graphs import odem
+from pcnet.graphs import adaptive_filter, odem
 from pcnet.results import live_page
 from pcnet.results.live_page import watch
 from support.waiting import PATIENCE, wait_until
@@ -160,3 +160,21 @@ def test_clients_that_hang_or_hang_up_cost_neither_threads_nor_words(capfd, monk
         for each in hanging:
             each.close()
     assert capfd.readouterr() == ("", "")
+
+
+def test_a_bank_whose_rows_change_is_followed():
+    wave = pc.systems.linear([[0.0, 1.0], [-1.0, 0.0]])
+    model = adaptive_filter(wave, 2, 0.1, process_noise_sd=0.1, observation_noise_sd=0.1)
+    data = np.random.default_rng(0).standard_normal((40, 2))
+    session, alone = model.start(record=()), model.start(record=pc.Record.flow())
+    alone.run(data)
+    with watch(session) as watched:
+        session.run(data)
+        found = json.loads(get(watched)[1])
+    assert len(session.weights) < 50  # rows were dropped
+    assert (found["observations"], found["expected"]) == (40, 40)
+    block = np.frombuffer(base64.b64decode(found["numbers"]), "<f4").reshape(-1, 40)
+    flow = alone.result().error_flow()
+    for link in found["links"]:
+        sizes = flow.passed(link["child"], link["parent"])
+        np.testing.assert_allclose(block[link["up"]][10:], sizes[10:], rtol=1e-3)
