@@ -93,6 +93,12 @@ class GeneralisedStateNode(FlowForecasts, GeneralisedVariable):
         """The state with this value (B, dim), at rest."""
         return ctx.state._replace(mean=torch.constant_pad_nd(value[:, None], (0, 0, 0, self.orders - 1)))
 
+    def check_as_child(self, link: AnyLink) -> None:
+        if isinstance(link, Predicts) and link.parent.role == "state":
+            remedy = f"graph.predicts({link.parent.name}, cause), graph.drives(cause, {self.name})"
+            raise GraphError(f"{self.title} cannot be predicted directly; put a CauseNode between: {remedy}")
+        super().check_as_child(link)
+
     def error(self, ctx: Context, link: AnyLink) -> ScoreError | PredictionError:
         local = self.local_errors(ctx)
         if isinstance(link, Weighs):

@@ -108,6 +108,10 @@ class GeneralisedVariable(Node[GeneralisedState, GeneralisedBound], Forecasts):
         return ErrorShape(self.rows, self.dim)
 
     def check_as_parent(self, link: AnyLink) -> None:
+        if isinstance(link, Drives) and Drives not in self.parent_of:
+            below = link.child.name
+            remedy = f"graph.predicts({self.name}, cause), graph.drives(cause, {below})"
+            raise GraphError(f"{self.title} cannot drive {below!r} directly; put a CauseNode between them: {remedy}")
         super().check_as_parent(link)
         shape = link.child.error_shape
         if isinstance(link, Predicts) and shape is not None and shape.rows > self.orders:

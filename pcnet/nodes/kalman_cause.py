@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import KW_ONLY
+from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -9,6 +10,7 @@ from pydantic import Field, SkipValidation
 from torch import Tensor
 
 from pcnet.errors import GraphError, SettingError
+from pcnet.functions.base import Function
 from pcnet.functions.check import check_function
 from pcnet.functions.closed_form import Linear
 from pcnet.model.context import Neighbours, NodeContext
@@ -70,22 +72,28 @@ class KalmanCauseNode(Node[CauseState, Tensor]):
         Node.__post_init__(self)
         if (self.flow is None) == (self.correlation_time is None):
             raise SettingError(f"{self.title}: give either flow or correlation_time (in time units)")
-        if self.correlation_time is not None:
-            if self.correlation_time.numel() != 1:
-                raise SettingError(f"{self.title}: correlation_time is one number; give a flow for a batch of them")
-            relaxation = Linear(-torch.eye(self.dim, dtype=torch.float64) / self.correlation_time)
-            object.__setattr__(self, "flow", relaxation)
-        object.__setattr__(self, "flow", checked_flow(self, self.flow, self.dim))
+        if self.flow is not None:
+            object.__setattr__(self, "flow", checked_flow(self, self.flow, self.dim))
+        elif self.correlation_time is not None and self.correlation_time.numel() != 1:
+            raise SettingError(f"{self.title}: correlation_time is one number; give a flow for a batch of them")
         if self.initial_mean is not None and at_least_1d(self.initial_mean).shape[-1] != self.dim:
             raise SettingError(f"{self.title}: initial_mean must end in {self.dim}")
         check_size(self.title, "initial_sd", self.initial_sd, self.dim)
+
+    @cached_property
+    def dynamics(self) -> Function:
+        """h."""
+        if self.flow is not None:
+            return self.flow  # type: ignore[no-any-return]
+        assert self.correlation_time is not None
+        return Linear(-torch.eye(self.dim, dtype=torch.float64) / self.correlation_time)
 
     @property
     def error_shape(self) -> ErrorShape:
         return ErrorShape(1, self.dim)
 
     def describe(self) -> str:
-        return f"dim {self.dim}, flow {self.flow!r}"
+        return f"dim {self.dim}, flow {self.dynamics!r}"
 
     def check_as_parent(self, link: AnyLink) -> None:
         super().check_as_parent(link)
@@ -106,15 +114,15 @@ class KalmanCauseNode(Node[CauseState, Tensor]):
         if not links.above_of(Weighs):
             raise GraphError(f"{self.title} has no precision: add graph.weighs(PrecisionNode(...), {self.name})")
         width = sum(link.parent.shape.dim for link in links.above_of(Drives))
-        taken = self.flow.takes_causes or self.flow.takes_time
+        taken = self.dynamics.takes_causes or self.dynamics.takes_time
         if width and not taken:
             raise GraphError(f"{self.title} is driven, but its flow takes no causes; give a function of (v, u, theta)")
         n_parameters = sum(link.parent.n_parameters for link in links.above_of(Parametrises))
-        size = self.dim + (width if taken else 0) + self.flow.takes_time
-        check_function(f"the flow of {self.title}", self.flow, size, n_parameters, self.dim, like)
+        size = self.dim + (width if taken else 0) + self.dynamics.takes_time
+        check_function(f"the flow of {self.title}", self.dynamics, size, n_parameters, self.dim, like)
 
     def depends_on_time(self, links: Neighbours) -> bool:
-        return bool(self.flow.takes_time)
+        return bool(self.dynamics.takes_time)
 
     def default_estimator(self, link: AnyLink, above: tuple[AnyLink, ...]) -> ParameterEstimator | None:
         if isinstance(link, Parametrises):

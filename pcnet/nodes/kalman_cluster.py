@@ -39,7 +39,7 @@ def make_cluster(node: AnyNode, flow: Function, links: Neighbours) -> Cluster:
     inputs = [link for link in drives if link not in causes]
     columns = dict(zip(inputs, spans(link.parent.shape.dim for link in inputs), strict=True))
     width = sum(link.parent.shape.dim for link in inputs)
-    timed = any(each.takes_time for each in (flow, *mappings.values(), *(cause.flow for cause in causes.values())))
+    timed = any(each.takes_time for each in (flow, *mappings.values(), *(cause.dynamics for cause in causes.values())))
 
     def places(of: AnyNode, function: Function) -> tuple[int, ...]:
         """The arguments of a function of a node among states, inputs and the time."""
@@ -60,7 +60,7 @@ def make_cluster(node: AnyNode, flow: Function, links: Neighbours) -> Cluster:
             parts.append(JointPart(function, places(owner, function), at))
         return JointFunction(parts, bool(width), timed)
 
-    flows: dict[AnyNode, Function] = {node: flow} | {cause: cause.flow for cause in causes.values()}
+    flows: dict[AnyNode, Function] = {node: flow} | {cause: cause.dynamics for cause in causes.values()}
     return Cluster(blocks, causes, joint(flows, None), {to: joint({node: f}, to.child) for to, f in mappings.items()})
 
 

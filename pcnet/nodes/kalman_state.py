@@ -141,8 +141,17 @@ class KalmanStateNode(
         return f"dim {self.dim}, flow {self.flow!r}"
 
     def check_as_parent(self, link: AnyLink) -> None:
+        if isinstance(link, Drives):
+            raise GraphError(
+                f"{self.title} drives nothing: to let it drive {link.child.name!r}, make it a KalmanCauseNode"
+            )
         super().check_as_parent(link)
         shape = link.child.error_shape
+        if link.child.role == "state" and isinstance(link, Predicts) and not link.child.sends_covariance:
+            raise GraphError(
+                f"{self.title} cannot predict {link.child.title}: levels of Kalman states are linked by a "
+                "KalmanCauseNode that drives the state below, or by the parameters of that state"
+            )
         if shape is not None and shape.rows != 1:
             raise GraphError(f"{self.title} predicts values only: give {link.child.name!r} one order, orders=1")
 

@@ -260,7 +260,7 @@ def test_errors_say_what_to_do_instead():
     laplace = GeneralisedStateNode("x", dim=1, orders=2, flow=lambda x, v, theta: -x + v)
     with pytest.raises(GraphError, match="put a cause between them"):
         pc.Graph().drives(u, laplace)
-    with pytest.raises(GraphError, match="an InputNode that drives it"):
+    with pytest.raises(GraphError, match="drive it by an InputNode"):
         pc.Graph().drives(CauseNode("v", dim=1, orders=1), KalmanStateNode("x", dim=1, flow=lambda x, v, theta: -x + v))
     with pytest.raises(GraphError, match="use orders=1"):
         pc.Graph().drives(

@@ -122,8 +122,8 @@ def of_adaptive_filter(**options):
     return pc.Model(graph, schedule), stream
 
 
-def families():
-    graph, schedule, stream, _ = cases.of_families()
+def from_cases(make):
+    graph, schedule, stream, _ = make()
     return pc.Model(graph, schedule), stream
 
 
@@ -138,7 +138,9 @@ CASES = {
     "batch": lambda: of_paper(kappa=[1.0, 1 / 3], every=[3, 4]),
     "own parts": swinging,
     "stack": stacked,
-    "families": families,
+    "families": lambda: from_cases(cases.of_families),
+    "switching": lambda: from_cases(cases.of_switching),
+    "causes": lambda: from_cases(cases.of_causes),
     "sensors": lambda: (two_sensors(), {"a": np.ones((5, 1)), "b": np.ones((5, 1))}),
 }
 
