@@ -17,7 +17,7 @@ from pcnet.engine.recording import result_of
 from pcnet.engine.run import Run, Snapshot
 from pcnet.engine.session import Session
 from pcnet.engine.state import GraphState
-from pcnet.engine.threads import exclusive
+from pcnet.engine.threads import ThreadLimit, exclusive
 from pcnet.errors import GraphError, ObservationError, SettingError
 from pcnet.model.graph import Graph
 from pcnet.model.links import Predicts
@@ -219,7 +219,7 @@ def lagged(
         raise SettingError(f"lag must be a whole number of observations{most}, not {lag!r}")
     if lag >= session.tick:
         raise ObservationError(f"there was no observation {lag} before the last one: there are {session.tick}")
-    with torch.inference_mode():
+    with torch.inference_mode(), ThreadLimit(session.threads):
         found = smoothed_nodes(session.program, (rows or trail.rows)(lag + 1), first_only=True)
         found = found if weight is None else mixed(found, weight())
     shape, made = session.batch_shape, {}

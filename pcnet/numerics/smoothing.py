@@ -56,6 +56,9 @@ class _Steps(NamedTuple):
     def at(self, j: int) -> _Steps:
         return _Steps(*(each[:, j] for each in self))
 
+    def at_row(self, k: int) -> _Steps:
+        return _Steps(*(each[k] for each in self))
+
 
 def smooth(rows: FilteredRows) -> SmoothedRows:
     """The smoothed belief at every row, given all of them.
@@ -96,8 +99,12 @@ def smooth_first(rows: FilteredRows) -> SmoothedRows:
     value = SmoothedRows(rows.mean[-1], rows.covariance[-1])
     if len(rows.mean) > 1:
         steps = _backward_steps(rows)
-        for k in range(len(rows.mean) - 2, -1, -1):
-            value = _Steps(*(each[k] for each in steps)).after(value)
+        while (count := len(steps.gain)) > 1:  # join neighbours side by side: as many rounds as the log of the lag
+            steps = _padded(steps, count % 2)
+            first, then = (_Steps(*(each[i::2] for each in steps)) for i in (0, 1))
+            joined = first.after(SmoothedRows(then.offset, then.rest))
+            steps = _Steps(joined.mean, first.gain @ then.gain, joined.covariance)
+        value = steps.at_row(0).after(value)
     return SmoothedRows(value.mean[None], 0.5 * (value.covariance + value.covariance.mT)[None])
 
 
