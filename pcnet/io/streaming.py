@@ -157,7 +157,10 @@ def read_line(line: str, session: Session) -> tuple[Any, float | None]:
         try:
             return [_number(cell) if cell.strip() else math.nan for cell in cells], None
         except ValueError:
-            raise ObservationError(f"{text[:60]!r} is not a row of numbers, and not JSON") from None
+            raise ObservationError(
+                f"{text[:60]!r} is not a row of numbers, and not JSON; write 0.1, 0.2 or "
+                '{"y": [0.1, 0.2], "t": 3.0}, without a header'
+            ) from None
     try:
         given = json.loads(text)
     except (ValueError, RecursionError):

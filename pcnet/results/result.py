@@ -479,7 +479,10 @@ def _dataset(path: Path, content: bytes) -> xr.Dataset:
         with xr.open_dataset(io.BytesIO(content), engine="h5netcdf") as opened:
             return opened.load()
     except Exception as error:
-        raise ResultError(f"{str(path)!r} is not a NetCDF file, or it is damaged: {error}") from None
+        raise ResultError(
+            f"{str(path)!r} is not a NetCDF file, or it is damaged: {error}; give a file that result.save() or "
+            "`pcnet run --output` wrote"
+        ) from None
 
 
 def package_version() -> str:

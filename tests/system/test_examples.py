@@ -29,7 +29,6 @@ def run(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("name", "arguments", "pictures", "words"),
     [
-        ("demo.py", ["--no-timing", "--output", "pictures"], 2, ["95 % band", "open pictures/flow.html"]),
         ("paper_demo.py", ["--observations", "200", "--output", "pictures"], 5, ["MSE", "free action", "truth 0.2"]),
         ("pendulum.py", ["--seconds", "9", "--seeds", "1"], 1, ["true flow", "better than persistence", "of 1 seeds"]),
         ("stack.py", ["--samples", "300", "--seeds", "1"], 1, ["drift: mean squared error", "switch: mean"]),
@@ -60,6 +59,20 @@ def test_example(name, arguments, pictures, words, run):
     printed, drawn = run(name, *arguments)
     assert all(word in printed for word in words)
     assert drawn == pictures
+
+
+def test_the_demo_shows_what_the_readme_claims(run, monkeypatch):
+    """Three times the error of a filter with wrong noise; intervals that contain the truth; a page."""
+    monkeypatch.delenv("PCNET_ENGINE", raising=False)  # as readers run it
+    printed, pictures = run("demo.py", "--no-timing", "--output", "pictures")
+    ours, theirs = map(float, re.search(r"error of the potential \(seen\) +([\d.]+) +([\d.]+)", printed).groups())
+    assert theirs / ours == pytest.approx(3.0, abs=0.6)
+    for name in ("current", "rate of recovery", "noise sd of the electrode", "noise sd of the potential"):
+        (line,) = (line for line in printed.splitlines() if line.startswith(name))
+        assert "✓" in line
+    assert float(re.search(r"(\d+)% of the true potential inside the 95 % band", printed)[1]) >= 80
+    assert "open pictures/flow.html" in printed
+    assert pictures == 2
 
 
 @pytest.mark.slow
