@@ -36,7 +36,7 @@ from pcnet.model.links import Weighs
 from pcnet.model.model import Engine, RunOptions
 from pcnet.model.node import BatchSpec
 from pcnet.model.protocols import Assumes, AssumesNoiseLevels, KeepsNoiseScales, StartsAtPeaks
-from pcnet.numerics.mixtures import mix
+from pcnet.numerics.mixtures import mean_of, mix
 from pcnet.numerics.trees import tree_map
 from pcnet.results.recorder import ENERGY, EVIDENCE, Column, Record, Recorder
 from pcnet.results.result import Divergence, Result, Smoothed
@@ -157,7 +157,9 @@ class MixtureSession(Session):
     @property
     def _raw_record(self) -> Record:
         """What is recorded of each row."""
-        wanted = dict.fromkeys((*(q for q in self.record.quantities if q != ENERGY), "mean", "sd", EVIDENCE))
+        asked = [q for q in self.record.quantities if q != ENERGY]
+        beside = [mean_of(q, node.quantities) for q in asked for node in self._nodes.values()]
+        wanted = dict.fromkeys((*asked, "mean", "sd", *(q for q in beside if q is not None), EVIDENCE))
         nodes = self.record.nodes
         if nodes is not None and self.hypotheses.guess:  # first guesses need the means of states
             states = (name for name, node in self._nodes.items() if node.role == "state")
@@ -435,7 +437,7 @@ class MixtureSession(Session):
 
         with torch.inference_mode():
             weight = self.weights.reshape(1, rows, batch).to(self.program.zeros)
-            mixed = mix(quantity, get, weight, "sd" in quantities)[0]
+            mixed = mix(quantity, get, weight, "sd" in quantities, mean_of(quantity, quantities))[0]
         return mixed.reshape(*self._shape, *mixed.shape[1:])
 
     def _gather(self) -> None:
@@ -491,9 +493,13 @@ class MixtureSession(Session):
                 values[name] = found[name].to(weight)
             else:
                 node, dot, quantity = name.rpartition(".")
-                beside = {q: found[f"{node}{dot}{q}"] for q in ("mean", "sd", quantity) if f"{node}{dot}{q}" in found}
+                beside = {
+                    q: found[f"{node}{dot}{q}"]
+                    for q in ("mean", "sd", quantity, quantity.removesuffix("_sd"))
+                    if f"{node}{dot}{q}" in found
+                }
                 rows = {q: value.reshape(*weight.shape, *value.shape[2:]) for q, value in beside.items()}
-                values[name] = mix(quantity, rows.__getitem__, weight, "sd" in rows)
+                values[name] = mix(quantity, rows.__getitem__, weight, "sd" in rows, mean_of(quantity, rows))
         self._table.add_block(times, values)
 
     def _collect(self) -> None:

@@ -20,6 +20,7 @@ from pcnet.nodes.flow import check_state, checked_flow, first_value
 from pcnet.nodes.input import InputNode
 from pcnet.nodes.kalman_belief import Context, Evidence, KalmanBound, KalmanState, Linearisation, Motion, Reference
 from pcnet.nodes.kalman_cluster import first_values, make_cluster
+from pcnet.nodes.kalman_derivatives import derivatives
 from pcnet.nodes.kalman_forecast import KalmanForecasts
 from pcnet.nodes.kalman_functions import (
     all_jacobians,
@@ -81,6 +82,7 @@ class KalmanStateNode(
 
     White process noise is a diffusion: its standard deviation is in units of the state per √time, so that the belief
     does not depend on the number of steps. Smooth noise is carried in generalised coordinates, a noise and its motion.
+    "velocity" and "acceleration" can be recorded and read, with "velocity_sd" and "acceleration_sd".
     Several precision nodes may weigh the state: its noise is the sum of theirs. Inputs u are those of `InputNode`s that
     drive the state.
 
@@ -446,11 +448,24 @@ class KalmanStateNode(
 
     @property
     def quantities(self) -> Mapping[str, Recordable]:
-        shape, errors = ("order", "dimension"), ("error_order", "dimension")
+        shape, errors, along, sds = (
+            ("order", "dimension"),
+            ("error_order", "dimension"),
+            ("dimension",),
+            standard_deviations,
+        )
         return {
             "mean": Recordable(shape, lambda ctx: ctx.state.belief.mean[:, None, : self.dim]),
             "sd": Recordable(shape, self._own_covariance, lambda found: standard_deviations(found)[..., None, :]),
             "covariance": Recordable(("element", "element_"), self._own_covariance),
             "error": Recordable(errors, lambda ctx: ctx.state.evidence.correction[:, None, : self.dim]),
             "weighted_error": Recordable(errors, lambda ctx: ctx.state.evidence.weighted_error[:, None, : self.dim]),
+            "velocity": Recordable(along, lambda ctx: derivatives(ctx).velocity[:, : self.dim]),
+            "velocity_sd": Recordable(along, lambda ctx: self._own(derivatives(ctx).velocity_covariance), sds),
+            "acceleration": Recordable(along, lambda ctx: derivatives(ctx).acceleration[:, : self.dim]),
+            "acceleration_sd": Recordable(along, lambda ctx: self._own(derivatives(ctx).acceleration_covariance), sds),
         }
+
+    def _own(self, matrix: Tensor) -> Tensor:
+        """The block of this node in a matrix of all nodes of its cluster, (B, dim, dim)."""
+        return matrix[:, : self.dim, : self.dim]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 import torch
@@ -82,7 +82,15 @@ def bounded_weights(weight: Tensor, sd: Tensor) -> Tensor:
     return bounded * (weight.sum(1, keepdim=True) / bounded.sum(1, keepdim=True).clamp_min(torch.finfo(sd.dtype).tiny))
 
 
-def mix(quantity: str, get: Callable[[str], Tensor], weight: Tensor, has_sd: bool = False) -> Tensor:
+def mean_of(quantity: str, names: Collection[str]) -> str | None:
+    """The name among others of the mean that a quantity is the standard deviation of: x of x_sd, "mean" of "sd"."""
+    name = "mean" if quantity == "sd" else quantity.removesuffix("_sd")
+    return name if name != quantity and name in names else None
+
+
+def mix(
+    quantity: str, get: Callable[[str], Tensor], weight: Tensor, has_sd: bool = False, of: str | None = None
+) -> Tensor:
     """A quantity of a mixture (T, B, ...), from those of its K rows (T, K, B, ...) and their weights (T, K, B).
 
     Standard deviations and covariances include the spread of the means; all else is averaged. Means of beliefs, their
@@ -93,8 +101,10 @@ def mix(quantity: str, get: Callable[[str], Tensor], weight: Tensor, has_sd: boo
         get: Gives a quantity of the rows by name: the quantity itself, "mean" and "sd" beside "mean", "sd" and
             "covariance" of nodes that have an sd.
         has_sd: Whether the node has an sd.
+        of: The name of the mean that the quantity is the standard deviation of; None for other quantities.
         weight: The weights, which sum to 1; rows without weight may hold anything. The result is NaN if none has.
     """
+    of = "mean" if quantity == "sd" else of
     if has_sd and quantity in ("mean", "sd", "covariance"):
         weight = bounded_weights(weight, get("sd"))
     known = weight.sum(1) > 0
@@ -104,8 +114,8 @@ def mix(quantity: str, get: Callable[[str], Tensor], weight: Tensor, has_sd: boo
         total = torch.where(w > 0, w * value, 0.0).sum(1)
         return torch.where(known.reshape(*known.shape, *(1,) * (total.dim() - 2)), total, torch.nan)
 
-    if quantity == "sd":
-        mean, variance = get("mean"), get("sd") ** 2
+    if of is not None:
+        mean, variance = get(of), get(quantity) ** 2
         away = mean - average(mean)[:, None]
         return average(variance + away**2).sqrt()
     if quantity == "covariance":

@@ -132,8 +132,9 @@ def moments(
         jacobian = torch.func.vmap(torch.func.jacfwd(function))(mean)
         across = covariance @ jacobian.mT
         return function(mean), jacobian @ across, across
-    values, vectors = torch.linalg.eigh(covariance)
-    root = vectors * values.clamp_min(0.0).sqrt()[:, None]
+    finite = torch.isfinite(covariance).flatten(1).all(1)[:, None, None]
+    values, vectors = torch.linalg.eigh(torch.where(finite, covariance, 0.0))  # of runs that diverged there is none
+    root = torch.where(finite, vectors * values.clamp_min(0.0).sqrt()[:, None], torch.nan)
     away = math.sqrt(n) * root.mT
     points = torch.cat([mean[:, None] + away, mean[:, None] - away], 1)
     found = function(points)

@@ -78,6 +78,20 @@ def test_a_mixture_is_the_average_of_separate_filters_by_their_evidence():
         np.testing.assert_allclose(found.sd(node).reshape(len(y), -1), sd, rtol=1e-7, atol=1e-10)
 
 
+def test_velocities_are_those_of_all_hypotheses_together():
+    """Mean and spread of a mixture, from six filters that run alone."""
+    y, names = data(40), ["velocity", "velocity_sd"]
+    session = model().start(record=names).run(y)
+    weight = session.weights.numpy()[:, None]
+    rows = [model(None, a, b).start(record=names).run(y) for a in PROCESS for b in OBSERVATION]
+    mean, sd = (np.stack([each.read("x", name).numpy() for each in rows]) for name in names)
+    centre = (weight * mean).sum(0)
+    spread = np.sqrt((weight * (sd**2 + (mean - centre) ** 2)).sum(0))
+    result = session.result()
+    np.testing.assert_allclose(result.get("x", "velocity")[-1], centre, rtol=1e-8)
+    np.testing.assert_allclose(result.get("x", "velocity_sd")[-1], spread, rtol=1e-8)
+
+
 def test_forecasts_are_those_of_all_hypotheses_together():
     y = data(60)
     session = model().start().run(y)

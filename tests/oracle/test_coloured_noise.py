@@ -527,3 +527,46 @@ def test_matern_noise_in_a_linear_model_equals_one_joint_gaussian(where, smoothn
     coarse, fine = (np.abs(run(substeps) / expected - 1) for substeps in (2, 16))
     assert (fine < {0.5: 5e-3, 1.5: 1e-4, 2.5: 1e-5}[smoothness]).all()
     assert (fine < coarse / 4).all()
+
+
+def test_velocity_and_acceleration_are_those_of_the_joint_kalman_filter():
+    """x′ = Ax + ω with Matérn-3/2 noise ω: an exact Kalman filter of (x, ω, ω′) knows Ax + ω and its slope."""
+    dt, time, level, noise = 0.05, 0.6, 0.8, 0.1
+    flow = torch.tensor([[0.0, 1.0], [-2.0, -0.3]], dtype=torch.float64)
+    rate = math.sqrt(3) / time
+    drift = np.zeros((6, 6))  # x, v, then values and slopes of both noises
+    drift[:2, :2], drift[:2, 2:4], drift[2:4, 4:] = flow.numpy(), np.eye(2), np.eye(2)
+    drift[4:, 2:4], drift[4:, 4:] = -(rate**2) * np.eye(2), -2 * rate * np.eye(2)
+    diffusion = np.zeros((6, 6))
+    diffusion[4:, 4:] = 4 * rate**3 * level**2 * np.eye(2)
+    block = expm(dt * np.block([[-drift, diffusion], [np.zeros((6, 6)), drift.T]]))
+    move = block[6:, 6:].T
+    added = move @ block[:6, 6:]
+    first, second = np.zeros((2, 6)), np.zeros((2, 6))
+    first[:, :2], first[:, 2:4] = flow.numpy(), np.eye(2)
+    second[:] = flow.numpy() @ first
+    second[:, 4:] += np.eye(2)
+    mean, covariance = np.zeros(6), np.diag([1.0, 1.0, *[level**2] * 2, *[(rate * level) ** 2] * 2])
+    observations = np.random.default_rng(1).normal(size=(40, 2)).cumsum(0) * 0.1
+    model = single_filter(
+        pc.systems.linear(flow),
+        2,
+        dt,
+        process_noise_sd=level,
+        observation_noise_sd=noise,
+        noise_sd=1e-6,
+        correlation_time=Matern(time, 1.5),
+        correlation_time_y=White(),
+        initial_mean=[0.0, 0.0],
+    )
+    session = model.start()
+    for k, y in enumerate(observations):
+        session.step(y)
+        if k:
+            mean, covariance = move @ mean, move @ covariance @ move.T + added
+        gain = covariance[:, :2] @ np.linalg.inv(covariance[:2, :2] + noise**2 * np.eye(2))
+        mean, covariance = mean + gain @ (y - mean[:2]), covariance - gain @ covariance[:2]
+    for slope, name in ((first, "velocity"), (second, "acceleration")):
+        sd = np.sqrt(np.diag(slope @ covariance @ slope.T))
+        np.testing.assert_allclose(session.read("x", name), slope @ mean, atol=0.02 * sd.min())
+        np.testing.assert_allclose(session.read("x", f"{name}_sd"), sd, rtol=0.01)
