@@ -14,7 +14,7 @@ from pcnet.engine.bank import Array, Bank, Indices, Traits
 from pcnet.engine.choice import EngineChoice
 from pcnet.engine.divergence import DivergenceLog
 from pcnet.engine.inputs import Observation, time_of
-from pcnet.engine.opening import LENGTH, SHARE, Opening, sizes_of
+from pcnet.engine.opening import SHARE, Opening, sizes_of
 from pcnet.engine.run import Run, Snapshot, common_batch_shape
 from pcnet.engine.screen import Suspects
 from pcnet.engine.session import Session
@@ -238,7 +238,7 @@ class MixtureSession(Session):
         if self.tick < self._next_review:
             return
         self._gather()
-        if self._opening is not None and self.tick == LENGTH:
+        if self._opening is not None and self._opening.is_complete(self.graph):
             self._replay()
             return
         rows, (evidence, energy, _) = self._bank.rows, self._newest

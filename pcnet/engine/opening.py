@@ -12,8 +12,8 @@ from torch import Tensor
 from pcnet.engine.inputs import Observation
 from pcnet.model.graph import Graph
 
-LENGTH = 16
-"""Number of observations from which first guesses are found."""
+LENGTH, LONGEST = 16, 4096
+"""Number of observations from which first guesses are found; and of those that are kept if most are empty."""
 SHARE = 0.1
 """First guess of a noise before anything is known, as a share of the observation; and of the process noise of an
 interval, as a share of the increments of the states."""
@@ -25,6 +25,15 @@ class Opening(NamedTuple):
 
     observations: list[tuple[Observation, float | None]]
     means: dict[str, list[Tensor]]
+
+    def seen(self, graph: Graph) -> list[int]:
+        """Places of the observations in which something was observed."""
+        values = [[value for name, value in each.items() if not graph[name].is_input] for each, _ in self.observations]
+        return [i for i, each in enumerate(values) if any(bool(torch.isfinite(value).any()) for value in each)]
+
+    def is_complete(self, graph: Graph) -> bool:
+        """Whether there are enough observations for first guesses."""
+        return len(self.observations) >= LONGEST or len(self.seen(graph)) >= LENGTH
 
     def guesses(self, names: Iterable[str], graph: Graph, shape: torch.Size, interval: Tensor) -> dict[str, Tensor]:
         """Log-variances (B, n) by precision node.
@@ -47,8 +56,10 @@ class Opening(NamedTuple):
                     _third_differences(torch.stack([_flat(value, shape) for value in values])) if values else None
                 )
             else:
-                means = torch.stack([_flat(value, shape) for value in self.means[child.name]])
-                variance = SHARE**2 * (means.diff(dim=0) ** 2).mean(0) / interval[:, None]
+                places = torch.tensor([i for i in self.seen(graph) if i < len(self.means[child.name])])
+                means = torch.stack([_flat(self.means[child.name][i], shape) for i in places])
+                increments = means.diff(dim=0) ** 2 / places.diff()[:, None, None]
+                variance = SHARE**2 * increments.mean(0) / interval[:, None]
             unknown = (SHARE * size) ** 2
             variance = unknown if variance is None else torch.where(torch.isfinite(variance), variance, unknown)
             found[name] = torch.maximum(variance, SMALLEST * size**2).log()

@@ -309,3 +309,20 @@ def test_stopped_elements_are_not_a_number():
 def test_invalid_hypotheses_and_guesses_are_rejected(make, message):
     with pytest.raises(SettingError, match=message):
         make()
+
+
+@pytest.mark.parametrize("engine", ["eager", "compiled"])
+def test_first_guesses_wait_until_something_is_observed(engine):
+    """Nothing is observed at first: the states are found as well as if the run had begun later, noise of 0.2 too."""
+    y = data(200, seed=4)[:, :1]
+    late = np.concatenate([np.full((50, 1), np.nan), y])
+
+    def run(values):
+        options = {"mapping": lambda x, _: x[..., :1], "initial_mean": [1.0, 0.0], "initial_sd": 0.3}
+        made = adaptive_filter(oscillator, 2, DT, parameter_mean=[1.5], parameter_sd=0.5, **options)
+        return made.run(values, engine=engine)
+
+    expected, found = run(y), run(late)
+    away = np.abs(found.mean("x")[-100:] - expected.mean("x")[-100:])
+    assert (away < found.sd("x")[-100:]).mean() > 0.95
+    np.testing.assert_allclose(np.exp(-0.5 * found.mean("noise_y")[-1]), 0.2, rtol=0.25)
