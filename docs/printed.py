@@ -91,7 +91,8 @@ def difference(printed: str, shown: str) -> str | None:
 
 def _words(text: str) -> str:
     """The text without numbers and rules, whose length depends on them."""
-    return re.sub(r"\s+", " ", re.sub(r"[─\-]{4,}", "", NUMBER.sub("#", text))).strip()
+    text = re.sub(r"[─\-]{4,}", "", NUMBER.sub("#", text))
+    return re.sub(r"\s+", " ", re.sub(r"\s*([\[\]])\s*", r"\1", text)).strip()  # numpy aligns numbers in brackets
 
 
 def _value(number: str) -> float:

@@ -159,13 +159,21 @@ class RelayedPrediction(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ClusterPosterior:
-    """The block of a cause in a joint belief, and the errors for the nodes above it, by link."""
+    """The block of a cause in a joint belief, and the errors for the nodes above it, by link.
+
+    weighted: precision-weighted error, the last change of the mean over the covariance; (B, dim). Observations need not
+    depend on the cause itself: it is corrected along with the state that it drives.
+    """
 
     mean: Tensor  # (B, dim)
     change: Tensor  # of the mean by the last observation, (B, dim)
-    weighted: Tensor  # what errors say of it, Cᵀξ, (B, dim)
     covariance: Tensor  # (B, dim, dim)
     errors: Mapping[Any, Any]
+
+    @cached_property
+    def weighted(self) -> Tensor:
+        solved: Tensor = torch.linalg.solve(self.covariance, self.change)
+        return solved
 
     @property
     def value(self) -> Tensor:

@@ -347,7 +347,7 @@ class KalmanStateNode(
         }
         covariance = state_covariance(ctx)[:, place, place]
         mean, change = ctx.state.belief.mean[:, place], evidence.correction[:, place]
-        return ClusterPosterior(mean, change, evidence.weighted_error[:, place], covariance, errors)
+        return ClusterPosterior(mean, change, covariance, errors)
 
     def _own_covariance(self, ctx: Context) -> Tensor:
         return state_covariance(ctx)[:, : self.dim, : self.dim]

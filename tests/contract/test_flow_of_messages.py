@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import pcnet as pc
-from pcnet.graphs import Level, adaptive_filter, hierarchy, odem
+from pcnet.graphs import Cause, Level, adaptive_filter, hierarchy, odem
 from support.recorded import stack
 
 EVERY = 5
@@ -51,6 +51,15 @@ def separately():
     return pc.Model(graph, pc.adaptive_filtering(learn_every=EVERY))
 
 
+def pushed(x, force, _):
+    return torch.cat([x[..., 1:], force - x[..., :1]], -1)
+
+
+def one_filter(flow, **options):
+    given = {"process_noise_sd": 0.1, "observation_noise_sd": 0.05, "hypotheses": None}
+    return adaptive_filter(flow, 2, 0.05, **(given | options))
+
+
 MODELS = {
     "two levels": lambda: stacked(Level(fade, 1, process_noise_sd=0.3, learn_noise=True, initial_mean=[1.0])),
     "three levels": lambda: stacked(
@@ -60,10 +69,10 @@ MODELS = {
     ),
     "categories": lambda: stacked(pc.CategoricalNode("which", values=[[0.5], [2.0]], stay=0.9)),
     "bank": lambda: adaptive_filter(spring, 2, 0.05, parameter_mean=[1.0], parameter_sd=0.3),
-    "one filter": lambda: adaptive_filter(
-        *(spring, 2, 0.05),
-        **{"parameter_mean": [1.0], "parameter_sd": 0.3, "hypotheses": None},
-        **{"process_noise_sd": 0.1, "observation_noise_sd": 0.05},
+    "one filter": lambda: one_filter(spring, parameter_mean=[1.0], parameter_sd=0.3),
+    "hidden cause": lambda: one_filter(pushed, causes={"force": Cause(correlation_time=1.0)}),
+    "switching": lambda: one_filter(
+        pushed, switching=pc.CategoricalNode("push", values=[[0.0], [1.0]], stay=0.95), initial_mean=[1.0, 0.0]
     ),
     "apart": separately,
     "causes": lambda: pc.Model(stack(), pc.odem(every=EVERY)),
@@ -105,7 +114,8 @@ def test_a_mean_that_has_moved_has_received_an_error(name, engine):
 def test_the_error_sent_up_a_stack_is_the_one_that_moved_the_level_above(engine):
     """A Kalman update with the message ξ: m ← m + P ξ (identity mapping), P as it was predicted at the last act."""
     record = pc.Record((*pc.Record.flow().quantities, "covariance"), messages=True)
-    model = MODELS["two levels"]()
+    # without a noise level of its own that is uncertain, the covariance that is reported is the one that is used
+    model = stacked(Level(fade, 1, process_noise_sd=0.3, initial_mean=[1.0]))
     result = model.run(motion(), record=record, engine=engine)
     sent = result.message("theta1", "x2")[:, 0]
     predicted = result.message("x2", "theta1")[:, 0]
