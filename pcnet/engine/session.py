@@ -602,7 +602,7 @@ class Session:
         return self.result_of(self.recorder)
 
     def final_result(self) -> Result:
-        """Everything that was recorded in a run that is over; warns of parameters on which the data say nothing."""
+        """Everything that was recorded in a run that is over; warns of parameters that the data do not determine."""
         result = self.result()
         for remark in remarks(result):
             warnings.warn(remark, UserWarning, stacklevel=3)

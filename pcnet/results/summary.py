@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 LAST = 0.1  # share of the run over which a belief has settled if it hardly moved
 SETTLED = 1.0  # a belief has settled if its mean moved by less than this over that time, in standard deviations
 FAR = 4.0  # a mean so many prior standard deviations from its prior mean was held back by a prior that is too narrow
-INFORMED = 0.98  # share of the prior standard deviation that is left of a parameter on which the data say nothing
+INFORMED = 0.98  # share of the prior standard deviation that is left of a parameter that the data do not determine
 ENOUGH = 200  # observations after which a parameter that has not moved is worth a warning
 
 
@@ -170,8 +170,8 @@ def _note(line: Line) -> str | None:
     """What is remarkable about a parameter."""
     if line.left > INFORMED and abs(line.change) < 0.5:
         return (
-            f"{line.label} is where its prior was ({100 * line.left:.0f} % of the prior sd is left): the data say "
-            "nothing about it. Observe what it changes, fix it, or give more data"
+            f"{line.label} is where its prior was ({100 * line.left:.0f} % of the prior sd is left): the data do "
+            "not determine it. Observe what it changes, fix it, or give more data"
         )
     if abs(line.change) > FAR:
         return (
