@@ -110,9 +110,9 @@ def graph_of(sensors=None, learn=False, rates=RATES, **chain):
     return graph
 
 
-@pytest.mark.parametrize("learn", [False, True])
-@pytest.mark.parametrize("engine", ["eager", "compiled"])
-@pytest.mark.parametrize("kind", ["chain", "dwell", "gaps"])
+@pytest.mark.parametrize(
+    ("kind", "engine", "learn"), [("chain", "eager", False), ("dwell", "compiled", True), ("gaps", "eager", True)]
+)
 def test_it_is_the_interacting_multiple_model_filter(kind, engine, learn):
     """Moments, probabilities and evidence; with the covariance as a whole and by source."""
     _, seen, _ = world(40)
