@@ -4,9 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 RUNTIME := $(VENV)/.runtime
+ARENA := $(VENV)/.arena
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps
 
-.PHONY: demo paper-demo paper calibration systems test test-all lint docs bench soak attack build clean
+.PHONY: demo paper-demo paper calibration systems arena test test-all lint docs bench soak attack build clean
 
 # every package by version and hash; the lock files are complete, so that no dependencies are looked for.
 # This one is what a user needs, and what `make demo` sets up; the tools of development come on top of it
@@ -38,6 +39,13 @@ calibration: $(STAMP)  ## 100 held-out seeds a cell beside Kalman filters that a
 systems: $(STAMP)  ## the adaptive filter on twenty-four systems of many kinds, with ablations; a report in output/systems
 	$(BIN)/python -m studies.systems output/systems
 	$(BIN)/python -m studies.systems output/ablations --ablations --first-seed 3000 --seeds 8 --only stiff,chaotic,sine,neuron,outliers,channels,irregular,jump
+
+$(ARENA): $(STAMP) requirements-calibration.lock requirements-arena.lock
+	$(INSTALL) --require-hashes -r requirements-calibration.lock -r requirements-arena.lock
+	touch $(ARENA)
+
+arena: $(ARENA)  ## filters of other packages on the same data with the same information, in 20 minutes; goes on where it stopped
+	$(BIN)/python -m studies.arena output/arena
 
 test: lint  ## lint, types and the quick tests
 	$(BIN)/python -m pytest -n 2 --dist worksteal

@@ -14,12 +14,13 @@ CUDA = re.compile("torch|nvidia|cuda|triton")
 CALIBRATION = ["jax==0.6.2", "jaxlib==0.6.2", "tensorflow-probability==0.25.0", "jaxtyping", "optax", "fastprogress"]
 """What the filters of dynamax need. dynamax itself asks for a nightly build of tensorflow-probability."""
 RUNTIME, TORCH = "requirements-runtime.lock", "requirements-torch.lock"
-MAIN, LAST = "requirements.lock", "requirements-calibration.lock"
+MAIN, LAST, ARENA = "requirements.lock", "requirements-calibration.lock", "requirements-arena.lock"
 ABOUT = {
     RUNTIME: "What pcnet needs beside torch: versions, and the hashes of all their files.",
     MAIN: "What development needs beside: versions, and the hashes of all their files.",
     TORCH: "torch as the usual index has it, which for Linux is built for CUDA, and the libraries that this needs.",
     LAST: "What `make calibration` installs beside: dynamax, and what its filters need.",
+    ARENA: "What `make arena` installs beside requirements-calibration.lock: the other packages of its rivals.",
 }
 
 
@@ -58,6 +59,9 @@ def main() -> None:
     }
     last = compiled(CALIBRATION, known + pins[LAST]) | compiled(["dynamax"], pins[LAST], "--no-deps")
     locks[LAST] = {name: each for name, each in last.items() if name not in found}
+    rivals = [each for each in project["optional-dependencies"]["arena"] if not each.startswith("dynamax")]
+    arena = compiled(rivals, known + pins[LAST] + pins[ARENA])
+    locks[ARENA] = {name: each for name, each in arena.items() if name not in found and name not in last}
     for name, each in locks.items():
         text = f"# {ABOUT[name]}\n# Made by docs/lock.py.\n" + "".join(each[package] for package in sorted(each))
         (ROOT / name).write_text(text)

@@ -34,7 +34,7 @@ def test_every_pin_is_a_release_with_hashes():
 
 def test_the_makefile_installs_nothing_without_a_hash():
     uses = [line for line in (ROOT / "Makefile").read_text().splitlines() if "$(INSTALL)" in line]
-    assert len(uses) == 5
+    assert len(uses) == 6
     for line in uses:
         assert line.count("$(INSTALL)") == line.count("--require-hashes -r requirements") or line.endswith(" -e .")
     assert "--no-deps" in re.search("^INSTALL := (.*)$", (ROOT / "Makefile").read_text(), re.M).group()

@@ -1,0 +1,1 @@
+"""The arena: pcnet beside filters of other packages, on the same data and with the same information."""

@@ -1,0 +1,131 @@
+"""Cells of the arena: one method on one task with one kind of information, over all seeds; each is kept in a file."""
+
+from __future__ import annotations
+
+import functools
+import json
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pcnet.files import atomic_write
+from studies.arena.beliefs import Beliefs
+from studies.arena.methods import METHODS, use_one_thread
+from studies.arena.model import Information, record_of
+from studies.arena.tasks import TASKS
+from studies.systems.design import Realisation, simulate
+from studies.systems.trials import SDS
+
+Array = NDArray[Any]
+LIMIT = 60.0  # CPU seconds of a cell, after which it gets no further seed
+
+
+class Cell(NamedTuple):
+    task: str
+    method: str
+    information: Information
+
+    def path(self, folder: Path, seeds: Sequence[int]) -> Path:
+        name = f"{self.task}-{self.method}-{self.information}-{seeds[0]}-{len(seeds)}.json"
+        return folder / "cells" / name
+
+
+def list_cells(tasks: Sequence[str], methods: Sequence[str]) -> list[Cell]:
+    """All cells, task by task. Without parameters, two kinds of information are the same as the other two."""
+    found = []
+    for name in tasks:
+        task = TASKS[name]
+        for key in methods:
+            for information in METHODS[key].told if METHODS[key].entered(task) else ():
+                if task.system.parameters or information in ("everything", "neither"):
+                    found.append(Cell(name, key, information))
+    return found
+
+
+def run_cell(cell: Cell, seeds: Sequence[int], folder: Path, deadline: float) -> bool:
+    """Run a cell and write its file, unless it is there or the time is over; whether the file is there."""
+    path = cell.path(folder, seeds)
+    if path.exists():
+        return True
+    if time.time() > deadline:
+        return False
+    use_one_thread()
+    content = {**cell._asdict(), **measure(cell, seeds)}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_write(path) as file:
+        file.write(json.dumps(content).encode())
+    return True
+
+
+def measure(cell: Cell, seeds: Sequence[int]) -> dict[str, Any]:
+    """Rows of scores, one per seed, or why there are none."""
+    method, task = METHODS[cell.method], TASKS[cell.task]
+    missing = method.missing()
+    if missing is not None:
+        return {"missing": missing, "rows": []}
+    data = _simulated(cell.task, tuple(seeds))
+    rows: list[dict[str, float]] = []
+    started = time.process_time()
+    apply = method.build(task, cell.information)
+    built = time.process_time() - started
+    for index, seed in enumerate(seeds):
+        record = record_of(task, data, index)
+        began = time.process_time()
+        try:
+            beliefs = apply(record)
+            failure = ""
+        except Exception as error:  # a rival's failure is a result
+            beliefs, failure = None, f"{type(error).__name__}: {error}".splitlines()[0][:120]
+        seconds = time.process_time() - began
+        row: dict[str, Any] = {"seed": seed, "seconds": seconds, "first": seconds + built, "failure": failure}
+        rows.append({**row, **score(cell.task, data, index, beliefs)})
+        if time.process_time() - started > LIMIT:
+            break
+    return {"missing": None, "rows": rows, "wanted": len(seeds)}
+
+
+@functools.lru_cache(maxsize=2)
+def _simulated(name: str, seeds: tuple[int, ...]) -> Realisation:
+    return simulate(TASKS[name].system, seeds)
+
+
+def score(name: str, data: Realisation, index: int, beliefs: Beliefs | None) -> Mapping[str, float]:
+    """Scores of one seed; errors of states relative to their spread, of parameters in prior standard deviations."""
+    if beliefs is None or not (np.isfinite(beliefs.mean).all() and np.isfinite(beliefs.sd).all()):
+        return {"lost": 1.0}
+    system = TASKS[name].system
+    half, states = system.samples // 2, data.states[index].numpy()
+    error = ((beliefs.mean - states) / data.scale.numpy()) ** 2
+    inside = (np.abs(beliefs.mean - states) <= SDS * beliefs.sd).astype(float)
+    found = {
+        "lost": 0.0,
+        "whole": float(error.mean()),
+        "half": float(error[half:].mean()),
+        "coverage": float(inside.mean()),
+        "effective": sum(effective_size(inside[:, i]) for i in range(system.dim)),
+        "log_score": beliefs.log_score,
+    }
+    if len(beliefs.theta):
+        away = (beliefs.theta - np.array(system.parameters_at(1.0))) / np.array(system.prior_sd)
+        close = np.abs(away) <= SDS * beliefs.theta_sd / np.array(system.prior_sd)
+        found |= {"parameters": float((away**2).mean()), "parameter_coverage": float(close.mean())}
+    return found
+
+
+def effective_size(values: Array) -> float:
+    """Number of independent values with the variance of the mean of a series, T / (1 + 2 Σ ρ) up to the first ρ < 0."""
+    centred = values - values.mean()
+    variance = float(centred @ centred)
+    if variance == 0.0:
+        return 1.0
+    total = 1.0
+    for lag in range(1, len(values) // 2):
+        correlation = float(centred[lag:] @ centred[:-lag]) / variance
+        if correlation < 0:
+            break
+        total += 2 * correlation
+    return len(values) / total
