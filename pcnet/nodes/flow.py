@@ -1,5 +1,6 @@
 """What both kinds of state share: a flow, mappings, their parameters, and a first value from the first observation."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,8 @@ from pcnet.model.protocols import ForecastContext, Forecasts
 from pcnet.numerics.branching import eager_only, holds
 from pcnet.numerics.laplace import pseudo_inverse
 
+BEGINNINGS, SEARCH_STEPS = (0.0, 1.0, -1.0), 20
+"""Where a search for the first value begins, relative to the given one, and its number of steps."""
 MAX_HALVINGS = 30  # how often a step towards the first observation is halved before it is given up
 Context = NodeContext[Any, Any]
 
@@ -101,6 +104,49 @@ def first_value(
         eager_only("the search for the first value of a state")
         step = torch.where(worse[:, None], 0.5 * step, step)
     return torch.where(worse[:, None], value, value + step)
+
+
+def searched_value(
+    value: Tensor,
+    linearise: Callable[[Tensor], Mapping[Predicts, Linearisation]],
+    errors: Callable[[Tensor], Mapping[Predicts, PredictionError]],
+) -> Tensor:
+    """The value (B, dim) with the smallest errors from below that Gauss–Newton steps find.
+
+    One step is enough for linear mappings. Others are searched from several beginnings: at a value of 0 a logarithm is
+    infinite, and a square has no slope. Elements that no mapping depends on keep their value.
+
+    Args:
+        value: The first of the beginnings.
+        linearise: Gives the mappings to the nodes below, linearised at a value.
+        errors: Gives the errors from below at a value.
+    """
+    slopes = linearise(value)
+    found = first_value(value, slopes, errors)
+    if holds(_is_linear(slopes, linearise(found))):
+        return found
+    eager_only("the search for the first value of a state")
+    best, least = value, torch.full_like(value[:, 0], math.inf)
+    for shift in BEGINNINGS:
+        found = value + shift
+        size = _squared(errors(found))
+        for _ in range(SEARCH_STEPS):
+            found, before = first_value(found, linearise(found), errors), size
+            size = _squared(errors(found))
+            if not holds((size < 0.99 * before).any()):
+                break
+        known = torch.cat([each.jacobian[..., : value.shape[-1]] for each in linearise(found).values()], 1)
+        found = torch.where(known.abs().sum(1).expand_as(value) > 0, found, value)
+        better = size < 0.99 * least
+        best, least = torch.where(better[:, None], found, best), torch.where(better, size, least)
+    return best
+
+
+def _is_linear(before: Mapping[Predicts, Linearisation], after: Mapping[Predicts, Linearisation]) -> Tensor:
+    """Whether mappings have the same slopes at two values, and none has no slope at all."""
+    pairs = [(each.jacobian, after[link].jacobian) for link, each in before.items()]
+    same = [((new - old).abs() <= 1e-6 * old.abs()).all() & (old.abs().sum(-1) > 0).all() for old, new in pairs]
+    return torch.stack(same).all()
 
 
 def _squared(errors: Mapping[Predicts, PredictionError]) -> Tensor:

@@ -10,13 +10,14 @@ from pydantic import Field, SkipValidation
 from torch import Tensor
 
 from pcnet.errors import GraphError, SettingError
+from pcnet.functions.linearisation import Linearisation as Linearised
 from pcnet.model.context import Neighbours
 from pcnet.model.links import AnyLink, Drives, Parametrises, Predicts, Weighs
 from pcnet.model.messages import BlockPosterior, ClusterPosterior, GaussianPrediction, PredictionError, ScoreError
 from pcnet.model.node import BatchSpec, Energy, ErrorShape, Node, Recordable
 from pcnet.model.protocols import ChecksSteps, KeepsNoiseScales, SmoothingLayout, Smooths, StartsAtPeaks
 from pcnet.nodes.augmented_layout import Noises, make_layout
-from pcnet.nodes.flow import check_state, checked_flow, first_value
+from pcnet.nodes.flow import check_state, checked_flow, searched_value
 from pcnet.nodes.input import InputNode
 from pcnet.nodes.kalman_belief import Context, Evidence, KalmanBound, KalmanState, Linearisation, Motion, Reference
 from pcnet.nodes.kalman_cluster import first_values, make_cluster
@@ -268,15 +269,17 @@ class KalmanStateNode(
             ctx.propose(start(ctx, value, None))
             return {link: ctx.error(link) for link in ctx.below_of(Predicts)}
 
+        def linearise(value: Tensor) -> dict[Predicts, Linearised]:
+            ctx.propose(start(ctx, value, None))
+            mean, found = ctx.state.belief.mean, {}
+            for link in ctx.below_of(Predicts):
+                mapping = ctx.bound.cluster.mappings[link]
+                at = arguments(ctx, mapping, mean, known_arguments(ctx))
+                found[link] = mapping.linearise(at[:, None], parameters_of(ctx, link.child, mean), 1)
+            return found
+
         value, spread = first_belief(ctx, ctx.state)
-        ctx.propose(start(ctx, value, None))
-        mappings = {}
-        for link in ctx.below_of(Predicts):
-            theta = parameters_of(ctx, link.child, ctx.state.belief.mean)
-            mapping = ctx.bound.cluster.mappings[link]
-            at = arguments(ctx, mapping, ctx.state.belief.mean, known_arguments(ctx))
-            mappings[link] = mapping.linearise(at[:, None], theta, 1)
-        return start(ctx, first_value(value, mappings, errors), spread)
+        return start(ctx, searched_value(value, linearise, errors), spread)
 
     def too_long(self, ctx: Context) -> str | None:
         """An explicit step h is unstable where |hλ| of an eigenvalue λ of ∂f/∂x is above a limit."""

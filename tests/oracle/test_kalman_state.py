@@ -779,3 +779,23 @@ def test_an_update_through_a_square(linearisation, bend):
     gain = 2 * m * p / spread
     assert float(session.mean("x").squeeze()) == pytest.approx(m + gain * (y - expected), rel=1e-6)
     assert float(session.sd("x").squeeze()) ** 2 == pytest.approx(p - gain**2 * spread, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("mapping", "value"),
+    [
+        (lambda x: x.log(), 12.0),
+        (lambda x: x.abs().sqrt(), 30.0),
+        (lambda x: x**2, 3.0),
+        (lambda x: x.abs().clamp_min(1e-3).log(), 0.05),
+        (lambda x: x.exp(), -2.0),
+        (lambda x: x / (1 + x.abs()), 4.0),
+    ],
+)
+def test_the_first_value_is_found_through_a_mapping_that_is_not_linear(mapping, value):
+    """The state that is seen is the inverse of the mapping at the observation; the hidden one stays at 0."""
+    seen = mapping(torch.tensor([value], dtype=torch.float64))
+    flow = pc.systems.linear([[0.0, 0.0], [0.0, 0.0]])
+    options = {"mapping": lambda x, _: mapping(x[..., :1]), "linearisation": "taylor", "initial_sd": 0.1}
+    session = single_filter(flow, 2, 0.1, **options).start().step(seen)
+    np.testing.assert_allclose(session.mean("x")[0], [value, 0.0], rtol=1e-3, atol=1e-6)
