@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import hashlib
+import importlib.metadata
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -12,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+import pcnet
 from pcnet.files import atomic_write
 from studies.arena.beliefs import Beliefs
 from studies.arena.methods import METHODS, use_one_thread
@@ -33,6 +36,26 @@ class Cell(NamedTuple):
         name = f"{self.task}-{self.method}-{self.information}-{seeds[0]}-{len(seeds)}.json"
         return folder / "cells" / name
 
+    def read(self, folder: Path, seeds: Sequence[int]) -> dict[str, Any] | None:
+        """What a former run has measured; None if nothing, or with another state of pcnet if the method is pcnet's."""
+        path = self.path(folder, seeds)
+        if not path.exists():
+            return None
+        content: dict[str, Any] = json.loads(path.read_text())
+        return content if content["code"] == code_of(self.method) else None
+
+
+@functools.cache
+def code_of(method: str) -> str:
+    """Digest of pcnet's sources for its own methods, the version of the package for others."""
+    package = METHODS[method].package
+    if package != "pcnet":
+        return "" if METHODS[method].missing() else importlib.metadata.version(package)
+    digest = hashlib.sha256()
+    for path in sorted(Path(pcnet.__file__).parent.rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
 
 def list_cells(tasks: Sequence[str], methods: Sequence[str]) -> list[Cell]:
     """All cells, task by task. Without parameters, two kinds of information are the same as the other two."""
@@ -48,13 +71,13 @@ def list_cells(tasks: Sequence[str], methods: Sequence[str]) -> list[Cell]:
 
 def run_cell(cell: Cell, seeds: Sequence[int], folder: Path, deadline: float) -> bool:
     """Run a cell and write its file, unless it is there or the time is over; whether the file is there."""
-    path = cell.path(folder, seeds)
-    if path.exists():
+    if cell.read(folder, seeds) is not None:
         return True
     if time.time() > deadline:
         return False
     use_one_thread()
-    content = {**cell._asdict(), **measure(cell, seeds)}
+    content = {**cell._asdict(), "code": code_of(cell.method), **measure(cell, seeds)}
+    path = cell.path(folder, seeds)
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path) as file:
         file.write(json.dumps(content).encode())
@@ -78,6 +101,8 @@ def measure(cell: Cell, seeds: Sequence[int]) -> dict[str, Any]:
         try:
             beliefs = apply(record)
             failure = ""
+        except ImportError:  # of this environment, not of the filter
+            raise
         except Exception as error:  # a rival's failure is a result
             beliefs, failure = None, f"{type(error).__name__}: {error}".splitlines()[0][:120]
         seconds = time.process_time() - began

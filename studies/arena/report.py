@@ -13,7 +13,7 @@ import pandas as pd
 from studies.arena.cells import LIMIT, Cell
 from studies.arena.methods import METHODS
 from studies.arena.tasks import TASKS
-from studies.arena.verdicts import judge, losses
+from studies.arena.verdicts import NEAR, judge, losses
 from studies.reporting import number, render_html, table, write_files
 
 COLUMNS = {
@@ -103,7 +103,9 @@ def _score(judged: pd.DataFrame) -> str:
         part = judged[(judged["method"] == "pcnet") & (judged["information"] == key)]
         good = part["verdict"].isin(["best", "within 5 %"]).sum()
         sound = part["coverage"].between(0.90, 0.98).sum()
-        text = f"- {title}: best or within 5 % in {good} of {len(part)} tasks; coverage 90–98 % in {sound}"
+        later = ((part["failure"] == "") & (part["half_ratio"] <= NEAR)).sum()
+        text = f"- {title}: best or within 5 % in {good} of {len(part)} tasks, by the second half alone in {later}; "
+        text += f"coverage 90–98 % in {sound}"
         times = _slower(judged[judged["information"] == key])
         lines.append(text + (f"; time per observation {times} that of the fastest rival" if times else ""))
     return "The adaptive filter of pcnet,\n\n" + "\n".join(lines)

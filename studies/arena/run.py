@@ -49,7 +49,7 @@ def run_arena(
     folder, deadline = Path(folder), time.time() + 60 * minutes
     chosen = range(first_seed, first_seed + seeds)
     cells = list_cells([name for name in TASKS if name in tasks or not tasks], list(methods) or list(METHODS))
-    waiting = [cell for cell in cells if not cell.path(folder, chosen).exists()]
+    waiting = [cell for cell in cells if cell.read(folder, chosen) is None]
     log(f"{len(cells)} cells, {len(cells) - len(waiting)} of them done before")
     if (processes or cores()) == 1:
         for done, cell in enumerate(waiting, 1):

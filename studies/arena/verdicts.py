@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -59,9 +58,8 @@ def judge(cells: Sequence[Cell], seeds: Sequence[int], folder: Path) -> pd.DataF
 
     The oracle takes no part in the contest: its ratio is to the best of the others.
     """
-    paths = [cell.path(folder, seeds) for cell in cells]
-    found = [summarise(json.loads(path.read_text())) for path in paths if path.exists()]
-    table = pd.DataFrame(found)
+    contents = [cell.read(folder, seeds) for cell in cells]
+    table = pd.DataFrame([summarise(content) for content in contents if content is not None])
     if table.empty:
         return table
     for name in ("whole", "half", "parameters", "coverage", "parameter_coverage", "log_score", "low", "high"):
@@ -70,6 +68,8 @@ def judge(cells: Sequence[Cell], seeds: Sequence[int], folder: Path) -> pd.DataF
     best = contest.groupby(["task", "information"])["whole"].min()
     keys = pd.MultiIndex.from_frame(table[["task", "information"]])
     table["ratio"] = table["whole"].to_numpy() / best.reindex(keys).to_numpy()
+    later = contest.groupby(["task", "information"])["half"].min()
+    table["half_ratio"] = table["half"].to_numpy() / later.reindex(keys).to_numpy()
     table["verdict"] = [_verdict(*row) for row in zip(table["method"], table["failure"], table["ratio"], strict=True)]
     return table
 
@@ -81,7 +81,8 @@ def _verdict(method: str, failure: str, ratio: float) -> str:
         return "oracle"
     if ratio <= 1:
         return "best"
-    return "within 5 %" if ratio <= NEAR else f"{100 * (ratio - 1):.0f} % behind"
+    behind = 100 * (ratio - 1)
+    return "within 5 %" if ratio <= NEAR else f"{behind:.{0 if behind >= 9.95 else 1}f} % behind"
 
 
 def losses(table: pd.DataFrame) -> list[str]:
@@ -93,19 +94,27 @@ def losses(table: pd.DataFrame) -> list[str]:
         others = table[(table["task"] == cell["task"]) & (table["information"] == cell["information"])]
         winner = others[others["verdict"] == "best"]
         text = f"**{TASKS[cell['task']].system.title}**, {METHODS[cell['method']].title}, told {cell['information']}: "
-        text += f"{cell['verdict']} (coverage {100 * cell['coverage']:.0f} %)"
+        text += cell["verdict"]
+        if not math.isnan(cell["coverage"]):
+            text += f" (coverage {100 * cell['coverage']:.0f} %)"
         if len(winner) and winner.index[0] != cell.name:
             text += f"; best: {METHODS[winner.iloc[0]['method']].title}"
-            text += f". {reason(cell, winner.iloc[0])}"
+            text += f". {reason(cell, winner.iloc[0])}".rstrip(" .") + "."
         found.append(text)
     return found
 
 
 def reason(cell: pd.Series[Any], best: pd.Series[Any]) -> str:
-    """Where the error arises: at the start, in the parameters, or throughout."""
-    if cell["half"] <= NEAR * best["half"]:
-        return "The second half of the run is equal: it is lost while noise and parameters are found."
+    """Where the error arises: in the intervals, at the start, in the parameters, or throughout."""
+    if cell["failure"] == "overconfident":
+        ratio = cell["whole"] / best["whole"]
+        return f"Its intervals are too narrow; its error is {ratio:.2f} times the best."
+    if cell["failure"]:
+        return ""
+    later = cell["half"] / best["half"]
+    if later <= NEAR:
+        return f"In the second half its error is {later:.2f} times the best: the loss is at the start."
     if cell["parameters"] > NEAR * best["parameters"]:
         ratio = cell["parameters"] / best["parameters"]
-        return f"The error persists in the second half, where that of the parameters is {ratio:.1f} times as large."
-    return f"The error persists in the second half, {cell['half'] / best['half']:.2f} times the best."
+        return f"In the second half it is {later:.2f} times the best; that of the parameters is {ratio:.1f} times."
+    return f"It persists: in the second half it is {later:.2f} times the best."

@@ -11,7 +11,7 @@ import torch
 
 from pcnet.errors import SettingError
 from studies.arena.beliefs import Beliefs
-from studies.arena.cells import Cell, effective_size, list_cells, run_cell, score
+from studies.arena.cells import Cell, code_of, effective_size, list_cells, run_cell, score
 from studies.arena.likelihood import fit, search
 from studies.arena.methods import METHODS
 from studies.arena.model import DiscreteModel, Noise, Record, block_diagonal
@@ -105,13 +105,14 @@ def test_verdicts(tmp_path):
     for each, content in zip(cells, contents, strict=True):
         path = each.path(tmp_path, [1])
         path.parent.mkdir(exist_ok=True)
-        path.write_text(json.dumps(content))
+        path.write_text(json.dumps({**content, "code": code_of(each.method)}))
     table = judge(cells, [1], tmp_path)
     assert table["verdict"].tolist() == ["10 % behind", "best", "within 5 %", "overconfident", "diverged", "too slow"]
     lost = losses(table)
     assert len(lost) == 2
     assert "10 % behind" in lost[0]
     assert "best: dynamax EKF" in lost[0]
+    assert "in the second half it is 1.10 times" in lost[0]
     assert summarise(contents[0])["microseconds"] == pytest.approx(0.5e6 / TASKS["tracking"].system.samples)
 
 
@@ -136,6 +137,9 @@ def test_a_tiny_run_is_not_done_twice(tmp_path, monkeypatch):
     before = first.path(tmp_path, [DEVELOPMENT]).stat().st_mtime_ns
     assert run_cell(first, [DEVELOPMENT], tmp_path, 0.0)
     assert first.path(tmp_path, [DEVELOPMENT]).stat().st_mtime_ns == before
+    path = first.path(tmp_path, [DEVELOPMENT])
+    path.write_text(path.read_text().replace(code_of("pcnet"), "older"))
+    assert first.read(tmp_path, [DEVELOPMENT]) is None  # pcnet has changed since
     with pytest.raises(SettingError, match="there is no task 'trackin'"):
         run_arena(tmp_path, tasks=["trackin"])
 
