@@ -420,7 +420,7 @@ def made(**changes):
 def holding(traces, batch, times):
     roles = {"x": "state", "y": "sensory", "theta": "parameter", "lambda_x": "precision", "lambda_y": "precision"}
     empty = np.zeros(batch)
-    about = {"fallbacks": {}, "observations": T, "roles": roles, "summary": "", "schedule": ""}
+    about = {"fallbacks": {}, "observations": T, "roles": roles, "graph": "", "schedule": ""}
     return Result(traces=traces, batch_shape=batch, times=times, free_action=empty, **about)
 
 
