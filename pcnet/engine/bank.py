@@ -20,6 +20,7 @@ CAPACITIES = (4, 8, 16)
 """Numbers of rows that a bank shrinks to; more are kept as they are, because binding anew costs more than they do."""
 REVIEWS = ((256, 8), (2048, 64), (math.inf, 256))
 """Until so many observations, rows are reviewed at every so many."""
+LOST = 1e4  # what a row loses in nats with an observation that it cannot take in, while others can
 MERGE_FROM = 16  # observation from which rows are merged
 RESTART_AFTER, RESTART_BELOW = 64, 0.01
 """A row with parameters that stand still restarts at the best row after so many observations below this weight."""
@@ -43,6 +44,19 @@ class Bank(NamedTuple):
         grown = self.log_weight + (evidence - self.evidence)
         return normalise(np.where(np.isfinite(grown), grown, -np.inf))
 
+    def weights(self, evidence: Array, limit: float) -> Array:
+        """Weights (..., K, B) then; 0 for rows that are more than `limit` nats behind the best one."""
+        now = self.now(evidence)
+        weight = np.where(now > now.max(-2, keepdims=True) - limit, np.exp(now), 0.0)
+        normalised: Array = weight / weight.sum(-2, keepdims=True).clip(np.finfo(np.float64).tiny)
+        return normalised
+
+    def total(self, evidence: Array) -> Array:
+        """Log-evidence of the mixture since the last review, (..., B); NaN where no row is left."""
+        grown = self.log_weight + (evidence - self.evidence)
+        total: Array = log_sum_exp(np.where(np.isfinite(grown), grown, -np.inf))[..., 0, :]
+        return np.where(np.isfinite(total), total, np.nan)
+
 
 class Traits(NamedTuple):
     """What rows are compared by: log-levels (K, B, l), means and standard deviations (K, B, q)."""
@@ -57,6 +71,16 @@ class Review(NamedTuple):
 
     bank: Bank
     source: Indices
+
+
+def evidence(sums: Array, missed: Array) -> Array:
+    """Sums of log-evidence of rows, less LOST for each observation that a row has lost and another one has not.
+
+    Args:
+        sums: Sums of the log-evidence of what rows took in, (..., K, B).
+        missed: Number of observations that they have lost, (..., K, B); NaN for rows that have stopped.
+    """
+    return sums - LOST * (missed - np.fmin.reduce(missed, -2, keepdims=True))
 
 
 def log_sum_exp(values: Array) -> Array:

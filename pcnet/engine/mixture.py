@@ -10,10 +10,12 @@ import torch
 from torch import Tensor
 
 from pcnet.engine import bank as banks
+from pcnet.engine import rows
 from pcnet.engine.bank import Array, Bank, Indices, Traits
 from pcnet.engine.choice import EngineChoice
 from pcnet.engine.divergence import DivergenceLog
 from pcnet.engine.inputs import Observation, time_of
+from pcnet.engine.mixture_recording import MixtureRecording
 from pcnet.engine.opening import SHARE, Opening, sizes_of
 from pcnet.engine.run import Run, Snapshot, common_batch_shape
 from pcnet.engine.screen import Suspects
@@ -32,31 +34,15 @@ from pcnet.engine.state import GraphState
 from pcnet.engine.threads import ThreadLimit, exclusive
 from pcnet.errors import DivergenceError, ScheduleError
 from pcnet.model.hypotheses import Hypotheses
-from pcnet.model.links import Weighs
 from pcnet.model.model import Engine, RunOptions
 from pcnet.model.node import BatchSpec
-from pcnet.model.protocols import Assumes, AssumesNoiseLevels, KeepsNoiseScales, StartsAtPeaks
+from pcnet.model.protocols import AssumesNoiseLevels
 from pcnet.numerics.mixtures import mean_of, mix
-from pcnet.numerics.trees import tree_map
 from pcnet.results.recorder import ENERGY, EVIDENCE, Column, Record, Recorder
 from pcnet.results.result import Divergence, Result, Smoothed
 
 if TYPE_CHECKING:
     from pcnet.engine.forecast import Draws, Forecast
-
-MOST_GATHERED = 2**16
-"""Rows times observations that are gathered before they are reduced to those of the mixture."""
-RESCALED = {8: 25.0, 32: 16.0, 64: 10.0, 128: 6.0, 256: 4.0, 512: 2.5, 1024: 1.5, 2048: 1.0}
-"""Observations after which fixed parts of noises are tied to what was learned of their levels, times this factor. Too
-much is safe, and too little is not: then the evidence favours levels near zero."""
-LOST = 1e4  # what a row loses in nats with an observation that it cannot take in, while others can
-
-
-class _Part(NamedTuple):
-    """Times, and what rows have recorded then, (T, K·B, ...) by name, with their weights (T, K, B)."""
-
-    times: list[float]
-    values: dict[str, Tensor]
 
 
 class _Newest(NamedTuple):
@@ -76,10 +62,9 @@ class MixtureSession(Session):
 
     _bank: Bank
     _trail: Trail | None
-    _table: Recorder
+    _recording: MixtureRecording
     _shape: torch.Size
     _newest: _Newest
-    _gathered: list[_Part]
 
     @property
     def _next_review(self) -> int:
@@ -95,60 +80,44 @@ class MixtureSession(Session):
     # --- rows ----------------------------------------------------------------------------------------------------
     def _bind(self, observation: Observation, total: int | None) -> Run:
         self._shape = common_batch_shape(self.model, observation)
-        self._total, self._gathered = total, []
+        self._total = total
         self._sum = np.zeros(self._shape.numel())  # log-evidence up to the last review
         self._reviewed, self._collected = 0, np.zeros(self._shape.numel())
         self._last_energy = torch.zeros(self._shape, dtype=torch.float64)
         self._opening = Opening([], {}) if self.hypotheses.guess else None
         self._trail = trail_for(self.graph, self.record, self.smooth)
         run = self._begin(self._unknown([observation]))
-        self._table = self.recorder_for(self.record)
+        self._recording = self._new_recording()
         return run
 
     def _begin(self, guess: Mapping[str, Tensor]) -> Run:
         """Start all rows; guess: log-variances (B, n) of the precision nodes whose first guess is to be found."""
         batch = self._shape.numel()
-        self._bind_rows(1)
-        starts = {name: node for name, node in self._nodes.items() if isinstance(node, StartsAtPeaks)}
-        parts = {name: node.start_peaks(self.context(name)) for name, node in starts.items()}
-        peaks = {name: each for name, each in parts.items() if each is not None} if len(starts) == 1 else {}
-        weights = np.concatenate([each.weights.double().numpy() for each in peaks.values()]) if peaks else np.ones(1)
-        self._bank, process, observation = banks.start(self.hypotheses, batch, weights)
+        peaks = rows.first_peaks(self._bind_rows(1))
+        weights = np.ones(1) if peaks is None else peaks[1].weights.double().numpy()
+        self._bank, *levels = banks.start(self.hypotheses, batch, weights)
         run = self._bind_rows(self._bank.rows)
-        state, program = run.now.state, run.program
-        nodes = dict(state.nodes)
-        for name, each in peaks.items():
-            offsets = each.offsets.repeat(self._bank.rows // len(weights), 1).repeat_interleave(batch, 0)
-            nodes[name] = starts[name].start_at(program.bound[name], nodes[name], offsets, each.narrowing)
-        for name, node in self._nodes.items():
-            if isinstance(node, AssumesNoiseLevels):
-                factors = observation if self._weighs_observations(name) else process
-                shift = torch.as_tensor(np.repeat(factors, batch)).to(program.zeros)[:, None]
-                if name in guess:
-                    found = guess[name].to(shift).repeat(self._bank.rows, 1)
-                    nodes[name] = node.with_guess(program.bound[name], nodes[name], found)
-                nodes[name] = node.assume(program.bound[name], nodes[name], shift)
-        run.now = run.now._replace(state=state._replace(nodes=nodes))
-        self._assume_kinds(run)
+        rows.start(run, batch, (levels[0], levels[1]), peaks, guess)
+        rows.assume_kinds(run, self.hypotheses, self._bank)
         run.first = run.now.state
         return run
 
-    def _weighs_observations(self, name: str) -> bool:
-        return all(link.child.observes for link in self.graph.below(self.graph[name]) if isinstance(link, Weighs))
+    def _new_recording(self) -> MixtureRecording:
+        return MixtureRecording(self.recorder_for(self.record), self.record.every)
 
-    def _bind_rows(self, rows: int, acting: Engine | None = None) -> Run:
+    def _bind_rows(self, count: int, acting: Engine | None = None) -> Run:
         """A run of so many rows, with an engine of its own. acting: the engine that acted before."""
         before = self._engine
         self._engine = EngineChoice(self.engine)
         self._engine.eager_ticks = before.eager_ticks
         if acting is not None:
             self._engine.continue_with(acting)
-        shape = torch.Size((rows, *self._shape))
+        shape = torch.Size((count, *self._shape))
         spec = BatchSpec(shape.numel(), self.dtype, self.device, shape)
         policy = "stop" if self.on_divergence == "raise" else self.on_divergence
         smooth = self.smooth is not False
         self._run = run = Run(self.model, spec, self._engine, self._raw_record, policy, {}, smooth)
-        known = None if before.lead is None else before.lead.engine.known.with_rows(self._shape.numel(), rows)
+        known = None if before.lead is None else before.lead.engine.known.with_rows(self._shape.numel(), count)
         self._engine.choose(run, self._total, known)
         if self._engine.lead is not None and before.lead is not None:
             self._engine.lead.engine.compiled_ticks += before.lead.engine.compiled_ticks
@@ -171,21 +140,6 @@ class MixtureSession(Session):
             self.record.messages,
         )
         return record if self.smooth is False else with_smoothing(record)
-
-    def _assume_kinds(self, run: Run) -> None:
-        """Let each row have the walk and the outliers that the bank says."""
-        now, program = run.now, run.program
-        rates = np.array([0.0, *(walk**2 for walk in self.hypotheses.walks)])[self._bank.walk].reshape(-1)
-        shares = (self.hypotheses.outliers * self._bank.robust).reshape(-1)
-        values = {
-            "walk": torch.as_tensor(rates).to(program.zeros) / program.interval,
-            "outliers": torch.as_tensor(shares).to(program.zeros),
-        }
-        nodes = dict(now.state.nodes)
-        for name, node in self._nodes.items():
-            if isinstance(node, Assumes) and node.assumption in values:
-                nodes[name] = node.assume(program.bound[name], nodes[name], values[node.assumption])
-        run.now = now._replace(state=now.state._replace(nodes=nodes))
 
     # --- observations --------------------------------------------------------------------------------------------
     @exclusive
@@ -241,67 +195,44 @@ class MixtureSession(Session):
         if self._opening is not None and self._opening.is_complete(self.graph):
             self._replay()
             return
-        rows, (evidence, energy, _) = self._bank.rows, self._newest
+        evidence, energy, _ = self._newest
         if self.on_divergence == "raise" and not np.isfinite(self._bank.now(evidence)).any(0).all():
             events = run.snapshot.log.events
             why = f": {events[-1].why}" if events else ""
             raise DivergenceError(f"all hypotheses have diverged by observation {self.tick}{why}")
         lost = self.diverged
         tick, passed = self.tick, self.tick - self._reviewed
-        walks = any(isinstance(node, Assumes) and node.assumption == "walk" for node in self._nodes.values())
-        found = banks.review(self.hypotheses, self._bank, evidence, self._traits, tick, passed, walks)
+        before = np.arange(self._bank.rows)[:, None]
+        found = banks.review(self.hypotheses, self._bank, evidence, self._traits, tick, passed, rows.has_walks(run))
         self._last_energy = torch.as_tensor(energy).reshape(self._shape)
-        self._sum = self._sum + self._total_evidence(evidence)
+        self._sum = self._sum + self._bank.total(evidence)
         self._reviewed, self._collected = tick, np.zeros_like(self._sum)
-        same = found.bank.rows == rows and bool((found.source == np.arange(rows)[:, None]).all())
+        same = len(found.source) == len(before) and bool((found.source == before).all())
         self._bank = found.bank
         if not same:
-            self._reduce()
+            self._recording.reduce()
             self._copy_rows(found.source, lost)
-        if tick in RESCALED:
-            self._rescale(RESCALED[tick])
-
-    def _rescale(self, factor: float) -> None:
-        """Tie parts of noises with a fixed scale to what was learned of their levels so far."""
-        run = self._bound
-        nodes = {name: node for name, node in self._nodes.items() if isinstance(node, KeepsNoiseScales)}
-        nodes = {name: node for name, node in nodes.items() if node.has_scales(run.program.bound[name])}
-        if nodes:
+        if tick in rows.RESCALED and rows.has_scales(self._bound):
+            self._recording.reduce()
             with torch.inference_mode():
-                self._reduce()
-                weights, now = self.weights.reshape(self._bank.rows, -1), run.now
-                changed = {
-                    name: node.rescaled(run.program.bound[name], now.state.nodes[name], weights, factor)
-                    for name, node in nodes.items()
-                }
-                run.now = now._replace(state=now.state._replace(nodes={**now.state.nodes, **changed}))
-                run.show()
+                rows.rescale(self._bound, self._row_weights, rows.RESCALED[tick])
 
     def _copy_rows(self, source: Indices, lost: Divergence) -> None:
         """Continue with copies of these rows (K, B); lost: batch elements of which no row is left."""
-        now, batch = self._bound.now, source.shape[1]
-        index = torch.as_tensor(source * batch + np.arange(batch)).reshape(-1)
-
-        def pick(value: Tensor) -> Tensor:
-            return value[index].contiguous()
-
+        now, index, batch = self._bound.now, rows.places(source), source.shape[1]
         with torch.inference_mode():
-            nodes = {name: tree_map(pick, state) for name, state in now.state.nodes.items()}
-            rest = {name: pick(getattr(now.state, name)) for name in now.state._fields[1:]}
-            relative = None if now.relative_dt is None else pick(now.relative_dt)
-            same = len(source) == self._bound.program.spec.batch_shape[0]
+            state, first = (rows.copies(each, index) for each in (now.state, self._bound.first))
+            relative = None if now.relative_dt is None else now.relative_dt[index]
             if self._trail is not None:
                 self._trail.branch(index)
-            first = self._bound.first
-            begun = {name: tree_map(pick, state) for name, state in first.nodes.items()}
+            same = len(source) == self._bound.program.spec.batch_shape[0]
             run = self._bound if same else self._bind_rows(len(source), self.acting_engine)
-            state = run.now.state._replace(nodes=nodes, **rest)
             at, node = (value.reshape(-1) for value in lost)
             gone = np.flatnonzero(at >= 0).tolist()
             stopped = {row * batch + b: (int(at[b]), str(node[b])) for row in range(len(source)) for b in gone}
             run.now = now._replace(state=state, relative_dt=relative, log=DivergenceLog(now.log.events, stopped))
-            self._assume_kinds(run)
-            run.first = run.first._replace(nodes=begun)
+            rows.assume_kinds(run, self.hypotheses, self._bank)
+            run.first = run.first._replace(nodes=first.nodes)
             if run.rescue is not None:
                 run.rescue.forget()
                 run.keep_for_rescue()
@@ -342,28 +273,13 @@ class MixtureSession(Session):
         return found
 
     def _evidence(self, sums: Tensor, missed: Tensor) -> Array:
-        """Sums of log-evidence of rows (..., K·B) as (..., K, B).
-
-        An observation that only some rows have lost counts against them.
-        """
+        """Sums of log-evidence of rows (..., K·B) as (..., K, B), less what lost observations cost."""
         shape = (*sums.shape[:-1], self._bank.rows, -1)
-        lost = missed.reshape(shape).double().cpu().numpy()
-        least = np.fmin.reduce(lost, -2, keepdims=True)  # NaN for rows that have stopped
-        evidence: Array = sums.reshape(shape).double().cpu().numpy() - LOST * (lost - least)
-        return evidence
+        return banks.evidence(*(value.reshape(shape).double().cpu().numpy() for value in (sums, missed)))
 
     def _evidence_now(self) -> Array:
         state = self._bound.now.state
         return self._evidence(state.sum_accuracy, state.missed)
-
-    def _total_evidence(self, evidence: Array) -> Array:
-        """Log-evidence of the mixture since the last review, (..., B), from sums of rows (..., K, B).
-
-        NaN where no row is left.
-        """
-        grown = self._bank.log_weight + (evidence - self._bank.evidence)
-        total: Array = banks.log_sum_exp(np.where(np.isfinite(grown), grown, -np.inf))[..., 0, :]
-        return np.where(np.isfinite(total), total, np.nan)
 
     def _replay(self) -> None:
         """Start again with first guesses from the first observations, and take these in once more."""
@@ -382,11 +298,11 @@ class MixtureSession(Session):
         self._collect()
         if self._trail is not None:
             self._trail.clear()
-        kept = self._sum, self._total_evidence(self._evidence_now())
+        kept = self._sum, self._bank.total(self._evidence_now())
         self._reviewed = 0
         with torch.inference_mode():
             self._begin(guess)
-        table, self._table = self._table, self.recorder_for(self.record)
+        recording, self._recording = self._recording, self._new_recording()
         series, moments, done = *Opening(list(observations), {}).series(), 0
         while done < len(observations):
             lead = None if self.watchers else self._engine.lead
@@ -397,8 +313,8 @@ class MixtureSession(Session):
             done += max(1, ahead)
             self._look()
         self._collect()
-        self._table, self._sum = table, kept[0] + kept[1]
-        self._collected = self._total_evidence(self._evidence_now())
+        self._recording, self._sum = recording, kept[0] + kept[1]
+        self._collected = self._bank.total(self._evidence_now())
         self._sum = self._sum - self._collected
 
     # --- the mixture ---------------------------------------------------------------------------------------------
@@ -418,25 +334,21 @@ class MixtureSession(Session):
 
     def _weights(self, evidence: Array) -> Array:
         """Weights of rows (..., K, B) in the mixture; none for rows that are about to be dropped."""
-        now = self._bank.now(evidence)
-        limit = self.hypotheses.drop + 1.0  # rows that begin at the limit must not depend on rounding
-        weight = np.where(now > now.max(-2, keepdims=True) - limit, np.exp(now), 0.0)
-        normalised: Array = weight / weight.sum(-2, keepdims=True).clip(np.finfo(np.float64).tiny)
-        return normalised
+        return self._bank.weights(evidence, self.hypotheses.drop + 1.0)  # rows at the limit must not depend on rounding
 
     @exclusive
     def read(self, node: str, quantity: str) -> Tensor:
         quantities = self.graph[node].quantities
         if not isinstance(quantity, str) or quantity not in quantities:
             raise ScheduleError(f"{self.graph[node].title} has no {quantity!r}; it has: {', '.join(quantities)}")
-        rows, batch = self._bank.rows, self._shape.numel()
+        count, batch = self._bank.rows, self._shape.numel()
 
         def get(name: str) -> Tensor:
             value = quantities[name].read(self.context(node))
-            return value.reshape(1, rows, batch, *value.shape[1:])
+            return value.reshape(1, count, batch, *value.shape[1:])
 
         with torch.inference_mode():
-            weight = self.weights.reshape(1, rows, batch).to(self.program.zeros)
+            weight = self.weights.reshape(1, count, batch).to(self.program.zeros)
             mixed = mix(quantity, get, weight, "sd" in quantities, mean_of(quantity, quantities))[0]
         return mixed.reshape(*self._shape, *mixed.shape[1:])
 
@@ -451,24 +363,14 @@ class MixtureSession(Session):
         if self._trail is not None:
             self._trail.add(without_smoothing(found))
         evidence = self._evidence(found[EVIDENCE], found["missed"])
-        total = np.concatenate([self._collected[None], self._total_evidence(evidence)])
+        total = np.concatenate([self._collected[None], self._bank.total(evidence)])
         self._collected = total[-1]
         self._newest = _Newest(evidence[-1], total[-2] - total[-1], {name: value[-1] for name, value in found.items()})
         if self._opening is not None:
             self._opening.add_means(self._mixed_means(found, evidence))
-        kept = [i for i in range(len(times)) if (first + i + 1) % self.record.every == 0]
-        if not kept or not self._table.columns:
-            return
-        found = found | {
-            "accuracy": torch.as_tensor(np.diff(total, axis=0)),
-            EVIDENCE: torch.as_tensor(total[1:] + self._sum),
-        }
-        found["weight"] = torch.as_tensor(self._weights(evidence))
-        if len(kept) < len(times):
-            times, found = [times[i] for i in kept], {name: value[kept] for name, value in found.items()}
-        self._gathered.append(_Part(times, found))
-        if sum(len(part.times) for part in self._gathered) * self._bank.rows * self._shape.numel() > MOST_GATHERED:
-            self._reduce()
+        found |= {"accuracy": torch.as_tensor(np.diff(total, axis=0)), EVIDENCE: torch.as_tensor(total[1:] + self._sum)}
+        weight = torch.as_tensor(self._weights(evidence)).to(self.program.zeros)
+        self._recording.add(first, times, found, weight)
 
     def _mixed_means(self, found: Mapping[str, Tensor], evidence: Array) -> dict[str, Tensor]:
         """Means (T, B, dim) of states of the mixture, from what rows have recorded, and their evidence (T, K, B)."""
@@ -479,38 +381,15 @@ class MixtureSession(Session):
             means[name] = mix("mean", rows.__getitem__, weight, has_sd=True).reshape(shape)
         return means
 
-    def _reduce(self) -> None:
-        """Reduce what was gathered of the rows to that of the mixture."""
-        parts, self._gathered = self._gathered, []
-        if not parts:
-            return
-        times = [t for part in parts for t in part.times]
-        found = {name: torch.cat([part.values[name] for part in parts]) for name in parts[0].values}
-        weight = found["weight"].to(self.program.zeros)
-        values = {}
-        for name in self._table.columns:
-            if name in ("accuracy", EVIDENCE):
-                values[name] = found[name].to(weight)
-            else:
-                node, dot, quantity = name.rpartition(".")
-                beside = {
-                    q: found[f"{node}{dot}{q}"]
-                    for q in ("mean", "sd", quantity, quantity.removesuffix("_sd"))
-                    if f"{node}{dot}{q}" in found
-                }
-                rows = {q: value.reshape(*weight.shape, *value.shape[2:]) for q, value in beside.items()}
-                values[name] = mix(quantity, rows.__getitem__, weight, "sd" in rows, mean_of(quantity, rows))
-        self._table.add_block(times, values)
-
     def _collect(self) -> None:
         """Bring the table of what was recorded of the mixture up to date."""
         self._gather()
-        self._reduce()
+        self._recording.reduce()
 
     @property
     def recorder(self) -> Recorder:
         self._collect()
-        return self._table
+        return self._recording.table
 
     def recorder_for(self, record: Record) -> Recorder:
         bound, rows = self._bound, self._bound.recorder_for(record).columns
@@ -544,7 +423,7 @@ class MixtureSession(Session):
 
     @property
     def _log_evidence(self) -> Tensor:
-        total = self._sum + self._total_evidence(self._evidence_now())
+        total = self._sum + self._bank.total(self._evidence_now())
         return torch.as_tensor(total).reshape(self._shape)
 
     @property
@@ -565,7 +444,7 @@ class MixtureSession(Session):
         state = self._bound.now.state
         now = self._evidence_now()
         before = self._evidence(state.sum_accuracy - state.accuracy, state.missed)
-        return torch.as_tensor(self._total_evidence(before) - self._total_evidence(now)).reshape(self._shape)
+        return torch.as_tensor(self._bank.total(before) - self._bank.total(now)).reshape(self._shape)
 
     @property
     def diverged(self) -> Divergence:
@@ -598,7 +477,8 @@ class MixtureSession(Session):
     def result_of(self, recorder: Recorder, last: int | None = None) -> Result:
         """The rows of a recorder as a result; smoothed beliefs are those of the mixture of the rows that are left."""
         result = super().result_of(recorder, last)
-        if self._trail is None or self._trail.lag is not None or recorder is not self._table or last is not None:
+        table = self._recording.table
+        if self._trail is None or self._trail.lag is not None or recorder is not table or last is not None:
             return result
         with torch.inference_mode():
             found = mixed(smoothed_nodes(self.program, self._trail.rows()), self._row_weights)
@@ -650,7 +530,7 @@ class MixtureSession(Session):
         acting: Engine | None = None,
     ) -> None:
         self._restore_screen(further)
-        self._shape, self._total, self._gathered = torch.Size(batch_shape[1:]), None, []
+        self._shape, self._total = torch.Size(batch_shape[1:]), None
         self._bank = Bank(*(further.pop(f"bank/{name}").numpy() for name in Bank._fields))
         self._sum, self._collected = further.pop("sum").numpy(), further.pop("collected").numpy()
         self._reviewed, self._last_energy = int(further.pop("reviewed")), further.pop("last_energy")
@@ -665,7 +545,7 @@ class MixtureSession(Session):
             run.show()
             if self._trail is not None:
                 self._trail.check(run)
-        self._table = self.recorder_for(self.record)
+        self._recording = self._new_recording()
 
     @exclusive
     def __deepcopy__(self, memo: dict[int, Any]) -> MixtureSession:
@@ -675,7 +555,7 @@ class MixtureSession(Session):
         if self._run is not None:
             further, now = self.further_tensors(), self._bound.now
             made.restore(list(self.program.spec.batch_shape), lambda _: now, further, self.acting_engine)
-            made._table.restore(*self._table.state())
+            made._recording.table.restore(*self._recording.table.state())
         return made
 
     @exclusive

@@ -1,0 +1,135 @@
+"""The rows of a bank of hypotheses as states of a run: how they start, what they assume, and how they are copied."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pcnet.engine.bank import Array, Bank, Indices
+from pcnet.engine.run import Run
+from pcnet.engine.state import GraphState, NodeStates
+from pcnet.model.graph import Graph
+from pcnet.model.hypotheses import Hypotheses
+from pcnet.model.links import Weighs
+from pcnet.model.protocols import Assumes, AssumesNoiseLevels, KeepsNoiseScales, StartsAtPeaks
+from pcnet.numerics.mixtures import Peaks
+from pcnet.numerics.trees import tree_map
+
+RESCALED = {8: 25.0, 32: 16.0, 64: 10.0, 128: 6.0, 256: 4.0, 512: 2.5, 1024: 1.5, 2048: 1.0}
+"""Observations after which fixed parts of noises are tied to what was learned of their levels, times this factor. Too
+much is safe, and too little is not: then the evidence favours levels near zero."""
+
+
+def first_peaks(run: Run) -> tuple[str, Peaks] | None:
+    """The state whose first belief is divided into several narrower ones, and these; None if there is none."""
+    starts = {name: node for name, node in run.program.nodes.items() if isinstance(node, StartsAtPeaks)}
+    if len(starts) != 1:
+        return None
+    ((name, node),) = starts.items()
+    peaks = node.start_peaks(run.space.contexts[name])
+    return None if peaks is None else (name, peaks)
+
+
+def start(
+    run: Run,
+    batch: int,
+    levels: tuple[Array, Array],
+    peaks: tuple[str, Peaks] | None,
+    guess: Mapping[str, Tensor],
+) -> None:
+    """Let all rows of a run start at their noise levels and peaks.
+
+    Args:
+        run: A run of K·B batch elements.
+        batch: B.
+        levels: Logs of the factors of process and of observation variances of each row, (K,).
+        peaks: Of `first_peaks`.
+        guess: Log-variances (B, n) of the precision nodes whose first guess is to be found.
+    """
+    state, program, rows = run.now.state, run.program, len(levels[0])
+    nodes = dict(state.nodes)
+    if peaks is not None:
+        name, (offsets, narrowing, _) = peaks
+        node = program.nodes[name]
+        assert isinstance(node, StartsAtPeaks)
+        offsets = offsets.repeat(rows // len(offsets), 1).repeat_interleave(batch, 0)
+        nodes[name] = node.start_at(program.bound[name], nodes[name], offsets, narrowing)
+    for name, node in program.nodes.items():
+        if isinstance(node, AssumesNoiseLevels):
+            factors = levels[_weighs_observations(program.model.graph, name)]
+            shift = torch.as_tensor(np.repeat(factors, batch)).to(program.zeros)[:, None]
+            if name in guess:
+                found = guess[name].to(shift).repeat(rows, 1)
+                nodes[name] = node.with_guess(program.bound[name], nodes[name], found)
+            nodes[name] = node.assume(program.bound[name], nodes[name], shift)
+    _set_nodes(run, nodes)
+
+
+def _weighs_observations(graph: Graph, name: str) -> bool:
+    return all(link.child.observes for link in graph.below(graph[name]) if isinstance(link, Weighs))
+
+
+def _set_nodes(run: Run, nodes: NodeStates) -> None:
+    now = run.now
+    run.now = now._replace(state=now.state._replace(nodes=nodes))
+
+
+def assume_kinds(run: Run, hypotheses: Hypotheses, bank: Bank) -> None:
+    """Let each row have the walk and the outliers that the bank says."""
+    program = run.program
+    rates = np.array([0.0, *(walk**2 for walk in hypotheses.walks)])[bank.walk].reshape(-1)
+    shares = (hypotheses.outliers * bank.robust).reshape(-1)
+    values = {
+        "walk": torch.as_tensor(rates).to(program.zeros) / program.interval,
+        "outliers": torch.as_tensor(shares).to(program.zeros),
+    }
+    nodes = dict(run.now.state.nodes)
+    for name, node in program.nodes.items():
+        if isinstance(node, Assumes) and node.assumption in values:
+            nodes[name] = node.assume(program.bound[name], nodes[name], values[node.assumption])
+    _set_nodes(run, nodes)
+
+
+def has_walks(run: Run) -> bool:
+    """Whether there are parameters that can walk."""
+    return any(isinstance(node, Assumes) and node.assumption == "walk" for node in run.program.nodes.values())
+
+
+def has_scales(run: Run) -> bool:
+    """Whether there are parts of noises with a fixed scale."""
+    return bool(_scaled(run))
+
+
+def _scaled(run: Run) -> dict[str, KeepsNoiseScales]:
+    nodes = {name: node for name, node in run.program.nodes.items() if isinstance(node, KeepsNoiseScales)}
+    return {name: node for name, node in nodes.items() if node.has_scales(run.program.bound[name])}
+
+
+def rescale(run: Run, weights: Tensor, factor: float) -> None:
+    """Tie parts of noises with a fixed scale to what was learned of their levels so far.
+
+    weights: of the rows, (K, B).
+    """
+    nodes, bound = run.now.state.nodes, run.program.bound
+    changed = {name: node.rescaled(bound[name], nodes[name], weights, factor) for name, node in _scaled(run).items()}
+    _set_nodes(run, {**nodes, **changed})
+    run.show()
+
+
+def places(source: Indices) -> Tensor:
+    """The batch elements (K·B,) from which those of another bank continue, given the row (K, B) of each."""
+    batch = source.shape[1]
+    return torch.as_tensor(source * batch + np.arange(batch)).reshape(-1)
+
+
+def copies(state: GraphState, index: Tensor) -> GraphState:
+    """Copies of some batch elements of a state."""
+
+    def pick(value: Tensor) -> Tensor:
+        return value[index].contiguous()
+
+    nodes = {name: tree_map(pick, each) for name, each in state.nodes.items()}
+    return GraphState(nodes, *(pick(value) for value in state[1:]))
