@@ -66,8 +66,8 @@ bench: $(STAMP)  ## microseconds an observation, beside filters of other package
 soak: $(STAMP)  ## a million observations: constant memory, sound beliefs, the same digits after a resumption
 	$(BIN)/python examples/soak.py
 
-attack: $(STAMP)  ## damage, kills, outliers and nonsense, many times over, in a quarter of an hour; a table of tries and failures
-	OMP_NUM_THREADS=1 $(BIN)/python tests/attack.py
+attack: $(STAMP)  ## damage, kills, outliers and nonsense, many times over, in a quarter of an hour; a table of tries and failures, with WRITE=1 into the docs
+	OMP_NUM_THREADS=1 $(BIN)/python tests/attack.py $(if $(WRITE),--write)
 
 test-all: lint  ## all tests, with whole-run reproductions that take minutes, and most of them again with compiled code
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "slow or not slow"

@@ -3,7 +3,8 @@
     make attack
 
 It is bounded to a quarter of an hour. Each part is a process of its own, two at a time, and has a short version among
-the tests, which this repeats more often. A part that does not end in its time has failed.
+the tests, which this repeats more often. A part that does not end in its time has failed. `make attack WRITE=1` puts
+the table into the documentation.
 """
 
 import argparse
@@ -43,6 +44,8 @@ from system import test_study as study
 from unit import test_csv_table as tables
 
 LIMIT = 840  # seconds for all parts
+PAGE = Path(__file__).parents[1] / "docs" / "attack.md"
+BEGIN, END = "<!-- table of make attack WRITE=1 -->\n", "<!-- end of the table -->\n"
 ENGINES = ("eager", "compiled")
 
 
@@ -262,7 +265,7 @@ PARTS = [  # the longest first
     Part("bit flips in studies", 10_000, lambda n, folder: total(study.flips_of_a_study(folder, n))),
     Part("bit flips in results", 10_000, result_flips),
     Part("bit flips in checkpoints and their segments", 10_000, checkpoint_flips),
-    Part("mutated specifications, at most a second each", 20_000, lambda n, _: mutated_specifications(n)),
+    Part("mutated specifications, at most a second each", 50_000, lambda n, _: mutated_specifications(n)),
     Part("mutated CSV tables, against Python's csv module", 50_000, lambda n, _: len(tables.differences(n)[1])),
     Part("outliers of 10 to 1e300, compiled engine: the usual error 100 observations later", 100, outliers("compiled")),
     Part("outliers of 10 to 1e300, eager engine", 5, outliers("eager")),
@@ -291,12 +294,14 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--share", type=float, default=1.0, help="share of the tries")
     parser.add_argument("--part", type=int, help="number of the only part to run")
+    parser.add_argument("--write", action="store_true", help="put the table into the documentation")
     given, begun = parser.parse_args(), time.monotonic()
     if given.part is not None:
         run_part(given.part, max(1, round(PARTS[given.part].tries * given.share)))
         return
 
     def process(number):
+        """Run a part in a process of its own; the row of the table, and the number of failures."""
         part, started = PARTS[number], time.monotonic()
         tries = max(1, round(part.tries * given.share))
         command = [sys.executable, __file__, "--part", str(number), "--share", str(given.share)]
@@ -309,15 +314,20 @@ def main():
             os.killpg(running.pid, signal.SIGKILL)  # with all that it has started
             running.wait()
         shown = "not tried" if failures == -1 else failures
-        print(f"| {part.name} | {tries:,} | {shown} | {time.monotonic() - started:.0f} s |", flush=True)
-        return tries, failures
+        row = f"| {part.name} | {tries:,} | {shown} | {time.monotonic() - started:.0f} s |"
+        print(row, flush=True)
+        return row, tries, 1 if isinstance(failures, str) else max(failures, 0)
 
-    print("| attack | tries | failures | time |\n| --- | --- | --- | --- |", flush=True)
+    head = "| attack | tries | failures | time |\n| --- | --- | --- | --- |"
+    print(head, flush=True)
     with ThreadPoolExecutor(2) as pool:
-        rows = list(pool.map(process, range(len(PARTS))))
-    failed = sum(1 if isinstance(failures, str) else max(failures, 0) for _, failures in rows)
-    print(f"\n{sum(tries for tries, _ in rows):,} tries, {failed} failures, {time.monotonic() - begun:.0f} s")
-    sys.exit(bool(failed))
+        rows, tries, failures = zip(*pool.map(process, range(len(PARTS))), strict=True)
+    whole = f"{sum(tries):,} tries, {sum(failures)} failures, {time.monotonic() - begun:.0f} s on two cores."
+    print(f"\n{whole}")
+    if given.write:
+        before, _, rest = PAGE.read_text().partition(BEGIN)
+        PAGE.write_text("\n".join([before + BEGIN + head, *rows, "", whole, END + rest.partition(END)[2]]))
+    sys.exit(bool(sum(failures)))
 
 
 if __name__ == "__main__":

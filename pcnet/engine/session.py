@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 import sys
 import warnings
 from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
@@ -160,20 +161,22 @@ class Session:
         """Warn once of integration steps that are too long for a flow."""
         for name, node in self._nodes.items():
             if self._run is not None and not self._warned and isinstance(node, ChecksSteps):
-                found = node.too_long(self.context(name))
+                found = node.too_long(self.context(name), math.prod(self.batch_shape))
                 if found is not None:
                     self._warned = True
                     warnings.warn(found, UserWarning, stacklevel=4)
 
     def _check_observations(self, series: Mapping[str, Tensor]) -> None:
-        """Warn of sensors of which nothing was observed."""
-        empty = [name for name, value in series.items() if not bool(torch.isfinite(value).any())]
-        seen = [name for name in empty if not self._nodes[name].is_input]
-        if seen:
-            names = " and ".join(map(repr, seen))
+        """Warn of sensors of which nothing was observed, in a batch element or in all."""
+        seen = {name: torch.isfinite(value).any(-1).any(0) for name, value in series.items()}
+        empty = {n: ~some for n, some in seen.items() if not (self._nodes[n].is_input or bool(some.all()))}
+        if empty:
+            names = " and ".join(map(repr, empty))
+            some = next(iter(empty.values()))
+            where = "" if bool(some.all()) else f" in {int(some.sum())} of {some.numel()} batch elements"
             warnings.warn(
-                f"all values of {names} are NaN: nothing was observed, so that beliefs follow the flow and the priors; "
-                "check how the data were read (missing single values may be NaN)",
+                f"all values of {names}{where} are NaN: nothing was observed, so that beliefs follow the flow and the "
+                "priors; check how the data were read (missing single values may be NaN)",
                 UserWarning,
                 stacklevel=4,
             )

@@ -1,7 +1,11 @@
 """Check of a flow or mapping before a run, by calling it once."""
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from pcnet.errors import GraphError
 from pcnet.functions.base import Function
@@ -54,8 +58,10 @@ def output_size(function: Function, dim: int, parameters: int, what: str = "the 
 def _call(what: str, function: Function, x: Tensor, theta: Tensor) -> Tensor:
     given = x.clone(), theta.clone()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), _SlicesInRange(what, x.shape[0], theta):
             found = function(*given)
+    except GraphError:
+        raise
     except Exception as error:
         remedy = ""
         if "dtype" in str(error):
@@ -70,3 +76,32 @@ def _call(what: str, function: Function, x: Tensor, theta: Tensor) -> Tensor:
             f"{what} changes its arguments in place (x.mul_(2), x[..., 0] = …): write 2 * x, or torch.stack"
         )
     return found
+
+
+class _SlicesInRange(TorchFunctionMode):
+    """Refuses slices of batched values (B, n) beyond n: torch shortens them, and what is left may broadcast."""
+
+    def __init__(self, what: str, batch: int, theta: Tensor) -> None:
+        super().__init__()
+        self.what, self.batch, self.n_parameters = what, batch, theta.shape[-1]
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is Tensor.__getitem__ and args[0].dim() == 2 and args[0].shape[0] == self.batch:
+            self._check(args[0], args[1] if isinstance(args[1], tuple) else (args[1],))
+        return func(*args, **(kwargs or {}))
+
+    def _check(self, value: Tensor, index: tuple[Any, ...]) -> None:
+        full = len(index) == 2 and (index[0] is Ellipsis or index[0] == slice(None))
+        last, n = index[-1], value.shape[-1]
+        if not full or not isinstance(last, slice):
+            return
+        ends = [each for each in (last.start, last.stop) if isinstance(each, int)]
+        if any(each > n or each < -n for each in ends):
+            asked = ":".join("" if each is None else str(each) for each in (last.start, last.stop))
+            raise GraphError(
+                f"{self.what} takes [..., {asked}] of a value of size {n}, where torch gives fewer elements without a "
+                f"word. It is given {self.n_parameters} parameters: give as many as it takes (parameter_mean=[...], in "
+                "a graph ParameterNode(mean=[...])), or a slice that fits"
+            )

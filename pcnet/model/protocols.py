@@ -205,8 +205,11 @@ class ChecksSteps(ABC):
     """A state whose integration steps may be too long for its flow."""
 
     @abstractmethod
-    def too_long(self, ctx: Context) -> str | None:
-        """What is wrong with the length of its steps at the present belief, and the remedy; None if nothing is."""
+    def too_long(self, ctx: Context, elements: int) -> str | None:
+        """What is wrong with the length of its steps at the present belief, and the remedy; None if nothing is.
+
+        elements: size of the batch; there are as many further rows as there are hypotheses.
+        """
 
 
 class KeepsNoiseScales(ABC):

@@ -206,8 +206,14 @@ def _flow_jacobian(ctx: Context, mean: Tensor) -> Tensor:
     return found.expand(len(mean), motion.dim, start.shape[-1])[..., : motion.dim]
 
 
-def stability(ctx: Context) -> float:
-    """Median of |hλ| over the batch, with h an integration step and λ the largest eigenvalue of ∂f/∂x."""
-    jacobian = torch.nan_to_num(_flow_jacobian(ctx, ctx.state.belief.mean))
-    rates = torch.linalg.eigvals(jacobian).abs().amax(-1)
-    return float((ctx.dt * rates / ctx.bound.motion.substeps).median())
+def stability(ctx: Context, elements: int) -> float:
+    """The largest |hλ| over a batch, with h an integration step and λ the largest eigenvalue of ∂f/∂x.
+
+    Of the hypotheses about an element the median counts; an element whose belief is no longer finite counts as 0.
+    """
+    mean = ctx.state.belief.mean
+    jacobian = _flow_jacobian(ctx, mean)
+    finite = torch.isfinite(mean).all(-1) & torch.isfinite(jacobian).flatten(1).all(-1)
+    rates = torch.linalg.eigvals(torch.where(finite[:, None, None], jacobian, 0.0)).abs().amax(-1)
+    sizes: Tensor = (ctx.dt * rates / ctx.bound.motion.substeps).expand(len(mean))
+    return float(sizes.reshape(-1, elements).median(0).values.max())

@@ -281,18 +281,17 @@ class KalmanStateNode(
         value, spread = first_belief(ctx, ctx.state)
         return start(ctx, searched_value(value, linearise, errors), spread)
 
-    def too_long(self, ctx: Context) -> str | None:
+    def too_long(self, ctx: Context, elements: int) -> str | None:
         """An explicit step h is unstable where |hλ| of an eigenvalue λ of ∂f/∂x is above a limit."""
         limit = STABLE.get(self.integrator)
-        if limit is None or not bool(torch.isfinite(ctx.state.belief.mean).all()):
+        size = 0.0 if limit is None else stability(ctx, elements)
+        if limit is None or size <= limit:
             return None
-        size = stability(ctx)
-        if size <= limit:
-            return None
-        enough = math.ceil(2 * self.substeps * size / limit)
+        enough = 2 * self.substeps * size / limit
+        further = f", or substeps={math.ceil(enough)}" if enough <= 1000 else ""
         return (
             f"{self.title}: its flow changes too fast for steps of integrator={self.integrator!r} (|λ|dt = {size:.2g}, "
-            f"limit {limit:g}); use integrator='local_linearisation', or substeps={enough}"
+            f"limit {limit:g}); use integrator='local_linearisation'{further}"
         )
 
     def has_scales(self, bound: KalmanBound) -> bool:

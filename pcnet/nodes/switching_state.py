@@ -316,8 +316,8 @@ class SwitchingStateNode(KalmanStateNode):
     def velocity(self, ctx: Context, now: ForecastContext) -> Tensor:
         raise GraphError(f"futures of {self.title} cannot be drawn; session.forecast gives their mean and sd")
 
-    def too_long(self, ctx: Context) -> str | None:
-        return super().too_long(self._inner(ctx))
+    def too_long(self, ctx: Context, elements: int) -> str | None:
+        return super().too_long(self._inner(ctx), elements)
 
     def has_scales(self, bound: Any) -> bool:
         return False

@@ -43,7 +43,7 @@ class Record:
             return given or cls()
         if not isinstance(given, Iterable):
             raise SettingError(f"record must be a Record or names such as ['mean', 'sd'], not {given!r}")
-        if given == "flow":
+        if isinstance(given, str) and given == "flow":
             raise SettingError("record='flow' is not a quantity; for the error flow use record=pcnet.Record.flow()")
         return cls((given,) if isinstance(given, str) else tuple(given))
 

@@ -182,10 +182,19 @@ def _note(line: Line) -> str | None:
 
 
 def remarks(result: Result) -> list[str]:
-    """What a run should warn of: parameters at their priors, or far from them; of the first batch element."""
+    """What a run should warn of: parameters at their priors, or far from them; of a batch, the first and how many."""
     if result.observations < ENOUGH or not len(result.times):
         return []
-    single = result.single(0)
-    names = [name for name, role in single.roles.items() if role == "parameter"]
-    found = [_note(line) for name in names for line in _lines(single, name, 0.95)]
-    return [note for note in found if note]
+    names = [name for name, role in result.roles.items() if role == "parameter"]
+    traces = {key: trace for key, trace in result.traces.items() if key.rpartition(".")[0] in names}
+    small, count = dataclasses.replace(result, traces=traces), int(np.prod(result.batch_shape, dtype=int))
+    found: dict[tuple[str, bool], list[tuple[int, str]]] = {}  # by label and whether it is far from its prior
+    for element in range(count):
+        single = small.single(element)
+        for line in (line for name in names for line in _lines(single, name, 0.95)):
+            note = _note(line)
+            if note:
+                found.setdefault((line.label, abs(line.change) > FAR), []).append((element, note))
+    if not result.batch_shape:
+        return [note for ((_, note),) in found.values()]
+    return [f"{notes[0][1]} (batch element {notes[0][0]}; {len(notes)} of {count} in all)" for notes in found.values()]

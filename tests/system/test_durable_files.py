@@ -167,9 +167,10 @@ def killed_while_saving(folder, times, seed=0):
     """Kill a process that saves a growing recording again and again, so often; (damaged checkpoints, files left)."""
     chance, damaged = random.Random(seed), 0
     model, path = odem(orders=2), folder / "run"
-    session = model.start(engine="eager").run(Y[:2])
-    session.save(path)
-    for _ in range(times):
+    sessions = [model.start(engine=engine).run(Y[:2]) for engine in ("eager", "compiled")]
+    for turn in range(times):
+        session = sessions[turn % 2]
+        session.save(path)
         child = os.fork()
         if not child:
             for k in range(10_000):

@@ -156,6 +156,11 @@ def test_an_empty_graph():
         (lambda x: x, [r"flow of GeneralisedStateNode 'x' failed", "TypeError"]),
         (lambda x, p: x + x.mean(0), [r"flow of GeneralisedStateNode 'x'", "mixes batch elements"]),
         (lambda x, p: x[0] * x, [r"flow of GeneralisedStateNode 'x'", "mixes batch elements"]),
+        (
+            lambda x, p: x * p[..., :9].sum(-1, keepdim=True),
+            [r"takes \[\.\.\., :9\] of a value of size", "give as many"],
+        ),
+        (lambda x, p: x[:, -4:], [r"takes \[\.\.\., -4:\] of a value of size 3"]),
     ],
 )
 def test_a_flow_that_returns_the_wrong_shape_or_type_is_rejected(flow, words):

@@ -88,6 +88,29 @@ def test_a_run_warns_of_a_parameter_without_effect_and_of_empty_data():
         model.run(torch.full((5, 1), torch.nan))
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_run_warns_of_any_batch_element(recwarn):
+    """Of two elements only the second is too fast, unseen, or far from its prior."""
+
+    def run(rates, data):
+        options = {"parameter_mean": rates, "parameter_sd": 1e-3, "hypotheses": None, "initial_mean": [1.0]}
+        levels = {"process_noise_sd": 1.0, "observation_noise_sd": 1.0}
+        adaptive_filter(lambda x, theta: -theta * x, 1, 0.1, **options, **levels).run(data)
+        texts = [str(each.message) for each in recwarn]
+        recwarn.clear()
+        return "\n".join(texts)
+
+    data = torch.randn(2, 200, 1, generator=torch.Generator().manual_seed(0))
+    assert "|λ|dt = 40" in run([[0.5], [400.0]], data[:, :3])
+    data[1] = torch.nan
+    texts = run([[0.5], [0.6]], data)
+    assert "all values of 'y' in 1 of 2 batch elements are NaN" in texts
+    assert "(batch element 0; 2 of 2 in all)" in texts
+    data[1] = 1e5 * 1.05 ** torch.arange(200)[:, None]  # it grows, so that its rate is negative
+    texts = run([[0.5], [0.6]], data)
+    assert "larger prior sd (parameter_sd of adaptive_filter, sd of a ParameterNode) (batch element 1; 1 of 2" in texts
+
+
 def test_a_tidy_table_has_one_row_for_each_variable_and_time():
     result = stack_run()
     table = result.to_dataframe()
