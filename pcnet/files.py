@@ -63,6 +63,8 @@ def plain_os_errors(path: object, doing: str, error: type[PcnetError]) -> Iterat
         raise
     except OSError as why:
         raise error(explain(path, doing, why)) from None
+    except MemoryError:
+        raise error(f"{str(path)!r} cannot be {doing}: it does not fit into memory") from None
     except ValueError as why:
         if "null byte" not in str(why) and "null character" not in str(why):
             raise

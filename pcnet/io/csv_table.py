@@ -11,6 +11,7 @@
     missing = nothing, NaN, NA, null or None, in any case
 
 A table is text in UTF-8; mark is a byte-order mark. A blank line is one without cells; it may stand only at the end.
+A line has at most a million cells.
 """
 
 import math
@@ -22,9 +23,12 @@ from numpy.typing import NDArray
 
 from pcnet.errors import ObservationError
 
-NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?", re.ASCII)
+ONE = r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"
+NUMBER = re.compile(ONE, re.ASCII)
+NUMBERS = re.compile(rf"{ONE}(?:,{ONE})*", re.ASCII)  # a line of numbers alone, which most lines are
 MISSING = frozenset(("", "nan", "na", "null", "none"))
 BLANKS = " \t"
+MAX_CELLS = 1_000_000  # of a line
 
 
 class Table(NamedTuple):
@@ -46,6 +50,8 @@ def parse(content: bytes) -> Table:
         lines.pop()
     if not lines:
         raise ObservationError("there are no observations")
+    if lines[0].count(",") >= MAX_CELLS:
+        raise ObservationError(f"line 1: it has more than {MAX_CELLS:,} cells; an observation is a line")
     first = _cells(lines[0], 1)
     has_header = any(_is_name(cell) for cell in first)
     if has_header:
@@ -54,6 +60,10 @@ def parse(content: bytes) -> Table:
     if not len(rows):
         raise ObservationError("there are no observations after the header")
     for number, line in enumerate(lines[has_header:], 1 + has_header):
+        if line.count(",") == len(first) - 1 and NUMBERS.fullmatch(line):
+            rows[number - 1 - has_header] = found = [float(cell) for cell in line.split(",")]
+            if math.inf not in found and -math.inf not in found:
+                continue
         cells = _cells(line, number)
         if len(cells) != len(first):
             where = f"line {number}, column {min(len(cells), len(first)) + 1}"
@@ -92,14 +102,16 @@ def _is_name(cell: str) -> bool:
 
 
 def _check_header(names: list[str]) -> None:
+    seen = set[str]()
     for place, name in enumerate(names, 1):
         if not _is_name(name):
             what = "a number" if name.lower() not in MISSING else "missing"
             raise ObservationError(
                 f"line 1, column {place}: {name!r} is {what} beside names; a header has a name for each column"
             )
-        if names.index(name) != place - 1:
+        if name in seen:
             raise ObservationError(f"line 1, column {place}: the name {name!r} occurs more than once")
+        seen.add(name)
 
 
 def _number(cell: str, line: int, column: int) -> float:

@@ -45,11 +45,11 @@ class Journal:
             try:
                 if not lock(self._handle):
                     raise ObservationError(f"{str(path)!r} is in use; give each stream a journal of its own")
-                size = self._read(model)
+                size = self._read(model, start)
                 os.ftruncate(self._handle, size)  # without an entry that is cut off
                 os.lseek(self._handle, size, os.SEEK_SET)
                 if not size:
-                    self._write({"pcnet journal": FORMAT, "model": model, "start": start})
+                    self._write(_head(model, start))
                     os.fsync(self._handle)
                     sync_folder(self.path.parent)
             except BaseException:
@@ -57,9 +57,13 @@ class Journal:
                 raise
         self._flushed = time.monotonic()
 
-    def _read(self, model: str) -> int:
+    def _read(self, model: str, start: int) -> int:
         """Read all entries; the number of bytes that are valid."""
-        content, valid, number = read_regular(self.path, ObservationError), 0, 0
+        content, valid = read_regular(self.path, ObservationError), 0
+        if b"\n" not in content:  # nothing, a first entry that is cut off, or another file, which must not be lost
+            first = _text(_head(model, start), b"").partition(b'"start"')[0]
+            if len(content) > len(first) + 100 or content[: len(first)] != first[: len(content)]:
+                raise ObservationError(f"{str(self.path)!r} is not a journal; give a file that does not exist yet")
         for number, line in enumerate(content.split(b"\n")[:-1]):
             entry = self._entry(line, number)
             if number == 0:
@@ -117,6 +121,10 @@ class Journal:
         with plain_os_errors(self.path, "written", ObservationError):
             self.flush()
             os.close(self._handle)
+
+
+def _head(model: str, start: int) -> dict[str, Any]:
+    return {"pcnet journal": FORMAT, "model": model, "start": start}
 
 
 def _chain(before: bytes, entry: dict[str, Any]) -> bytes:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 Array = NDArray[np.float64]
 TIME_COLUMNS = ("t", "time")  # default names of the column of times
+MAX_BYTES = 2**30  # of a CSV file, which takes several times as much memory
 
 
 class ObservationTable(NamedTuple):
@@ -34,6 +35,15 @@ def read_observations(path: str | Path, channels: Mapping[str, int], time: str |
     channels: number of channels of each sensory node. time: column of times; by default "t" or "time", if there is one.
     """
     path = Path(path)
+    try:
+        return _read(path, channels, time)
+    except MemoryError:
+        raise ObservationError(
+            f"{str(path)!r} does not fit into memory; run it in parts (--resume), or line by line (--observations -)"
+        ) from None
+
+
+def _read(path: Path, channels: Mapping[str, int], time: str | None) -> ObservationTable:
     with plain_os_errors(path, "read", ObservationError):
         if not path.is_file():
             raise ObservationError(f"there is no file {str(path)!r}")
@@ -46,6 +56,8 @@ def read_observations(path: str | Path, channels: Mapping[str, int], time: str |
         raise ObservationError(f"{str(path)!r} needs another package: {error}") from None
     except ObservationError as error:
         raise ObservationError(f"{str(path)!r}: {error}") from None
+    except MemoryError:
+        raise
     except Exception as error:  # parsers raise anything for damaged files
         raise ObservationError(
             f"{str(path)!r} cannot be read: {(str(error).splitlines() or [type(error).__name__])[0]}"
@@ -64,6 +76,12 @@ def read_observations(path: str | Path, channels: Mapping[str, int], time: str |
 def _read_csv(path: Path) -> pd.DataFrame:
     import pandas as pd
 
+    size = path.stat().st_size
+    if size > MAX_BYTES:
+        raise ObservationError(
+            f"it has {size / 2**30:.1f} GB, and a CSV file may have {MAX_BYTES // 2**30}; give it as .npy or .parquet, "
+            "or line by line (--observations -)"
+        )
     header, values = csv_table.parse(read_regular(path, ObservationError))
     return pd.DataFrame(values, columns=header)
 

@@ -63,7 +63,9 @@ def parse(text: str, form: Literal["yaml", "json"] = "yaml") -> Any:
         return yaml.load(text, Loader)
     except SpecificationError:
         raise
-    except (yaml.YAMLError, ValueError, RecursionError, AttributeError, TypeError, OverflowError, MemoryError) as error:
+    except RecursionError:
+        raise SpecificationError("it is nested too deeply") from None
+    except (yaml.YAMLError, ValueError, AttributeError, TypeError, OverflowError, MemoryError) as error:
         where = getattr(error, "problem_mark", None)
         line = f" in line {where.line + 1}" if where is not None else ""
         why = getattr(error, "problem", None) or (str(error).splitlines() or [type(error).__name__])[0]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from pcnet.errors import ResultError
-from pcnet.files import atomic_write, check_target, path_of, read_regular, seal, unseal
+from pcnet.files import atomic_write, check_target, path_of, plain_os_errors, read_regular, seal, unseal
 from pcnet.results.downsample import Array
 from pcnet.results.graph_summary import GraphSummary
 
@@ -377,7 +377,8 @@ class Result:
         path = path_of(path, ResultError)
         found = read_regular(path, ResultError)
         try:
-            content = unseal(found)  # before anything else looks at it
+            with plain_os_errors(path, "read", ResultError):
+                content = unseal(found)  # before anything else looks at it
         except ValueError as error:
             raise ResultError(f"{str(path)!r} is damaged: {error}") from None
         data = _dataset(path, found if content is None else content)

@@ -123,6 +123,16 @@ def test_a_damaged_or_foreign_journal_is_refused(folder):
     assert "journal of another model" in done.stderr
 
 
+@pytest.mark.parametrize("content", [b"my only copy", b"\0" * 5000, b'{"model": "'], ids=["text", "zeros", "beginning"])
+def test_another_file_without_a_whole_line_is_not_lost(folder, content):
+    """Only the beginning of a first entry was left by a crash, and may go."""
+    path = folder / "other"
+    path.write_bytes(content)
+    done = pcnet("--journal", "other", input=LINES[0] + "\n")
+    assert (done.exit_code == 0) == content.startswith(b"{")
+    assert content.startswith(b"{") or ("is not a journal" in done.stderr and path.read_bytes() == content)
+
+
 def test_a_journal_is_for_streams(folder):
     np.savetxt("data.csv", Y, delimiter=",")
     done = CliRunner().invoke(app, ["run", "graph.yaml", "--observations", "data.csv", "--journal", "j"])

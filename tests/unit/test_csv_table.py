@@ -129,3 +129,20 @@ def test_the_report_says_what_was_taken_for_what(tmp_path):
     np.save(tmp_path / "dates.npy", np.array(["2020-01-01", "2020-01-02"], dtype="datetime64[D]"))
     with pytest.raises(ObservationError, match="must be real numbers"):
         read_observations(tmp_path / "dates.npy", {"y": 1})
+
+
+def test_files_that_are_too_large_are_refused_in_words(tmp_path, monkeypatch):
+    from pcnet.io import csv_table, readers
+
+    path = tmp_path / "y.csv"
+    path.write_text("1,2,3\n")
+    monkeypatch.setattr(csv_table, "MAX_CELLS", 2)
+    with pytest.raises(ObservationError, match="line 1: it has more than 2 cells"):
+        read_observations(path, {"y": 3})
+    monkeypatch.setattr(readers, "MAX_BYTES", 4)
+    with pytest.raises(ObservationError, match=r"give it as \.npy or \.parquet"):
+        read_observations(path, {"y": 3})
+    with (tmp_path / "y.npy").open("wb") as file:  # 2 PB, by its own account
+        np.lib.format.write_array_header_1_0(file, {"descr": "<f8", "fortran_order": False, "shape": (10**14, 3)})
+    with pytest.raises(ObservationError, match="does not fit into memory; run it in parts"):
+        read_observations(tmp_path / "y.npy", {"y": 3})
