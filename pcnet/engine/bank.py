@@ -18,8 +18,10 @@ Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 CAPACITIES = (4, 8, 16)
 """Numbers of rows that a bank shrinks to; more are kept as they are, because binding anew costs more than they do."""
-REVIEWS = ((256, 8), (2048, 64), (math.inf, 256))
-"""Until so many observations, rows are reviewed at every so many."""
+FIRST_REVIEWS = (16, 32, 64, 128, 256)
+REVIEWS = ((2048, 64), (math.inf, 256))
+"""Observations at which rows are reviewed; after these at every so many, until there are so many. A review costs as
+much as some fifty observations."""
 LOST = 1e4  # what a row loses in nats with an observation that it cannot take in, while others can
 MERGE_FROM = 16  # observation from which rows are merged
 RESTART_AFTER, RESTART_BELOW = 64, 0.01
@@ -121,6 +123,8 @@ def start(hypotheses: Hypotheses, batch: int, peaks: Array) -> tuple[Bank, Array
 
 def next_review(tick: int) -> int:
     """The number of observations after which rows are reviewed next."""
+    if tick < FIRST_REVIEWS[-1]:
+        return next(each for each in FIRST_REVIEWS if each > tick)
     step = next(every for until, every in REVIEWS if tick < until)
     return (tick // step + 1) * step
 
@@ -186,25 +190,21 @@ def _merge(
     order = np.argsort(-np.where(keep, weight, -np.inf), 0, kind="stable")
     columns = np.arange(weight.shape[1])
     most = int(keep.sum(0).max())
+    kind = np.stack([bank.walk, bank.robust], -1)
     traits: Traits | None = None
     for j in range(1, most):
-        b = order[j]
-        for i in range(j):
-            a = order[i]
-            close = keep[a, columns] & keep[b, columns]
-            close &= (bank.walk[a, columns] == bank.walk[b, columns]) & (
-                bank.robust[a, columns] == bank.robust[b, columns]
-            )
-            if not close.any():
-                continue
-            traits = traits_of_rows() if traits is None else traits
-            apart = np.abs(traits.levels[a, columns] - traits.levels[b, columns])
-            away = np.abs(traits.means[a, columns] - traits.means[b, columns])
-            close &= (apart < limit).all(-1) & (away < 0.5 * traits.sds[a, columns]).all(-1)
-            weight[a, columns] = np.where(
-                close, np.logaddexp(weight[a, columns], weight[b, columns]), weight[a, columns]
-            )
-            keep[b[close], columns[close]] = False
+        a, b = order[:j], order[j]
+        close = keep[a, columns] & keep[b, columns] & (kind[a, columns] == kind[b, columns]).all(-1)
+        if not close.any():
+            continue
+        traits = traits_of_rows() if traits is None else traits
+        apart = np.abs(traits.levels[a, columns] - traits.levels[b, columns])
+        away = np.abs(traits.means[a, columns] - traits.means[b, columns])
+        close &= (apart < limit).all(-1) & (away < 0.5 * traits.sds[a, columns]).all(-1)
+        found = np.flatnonzero(close.any(0))
+        better, worse = order[close.argmax(0)[found], found], b[found]
+        weight[better, found] = np.logaddexp(weight[better, found], weight[worse, found])
+        keep[worse, found] = False
     return weight, keep
 
 

@@ -153,12 +153,12 @@ def _unsound(program: Program, state: GraphState) -> Tensor | None:
     """
     legal = _LEGAL.get(program)
     if legal is None:
-        parts = (part for name, each in program.initial.nodes.items() for part in flatten(each, name))
+        parts = (part for name, each in program.initial.nodes.items() for part in flatten(each, name).items())
         legal = _LEGAL[program] = frozenset(path for path, part in parts if not bool(torch.isfinite(part).all()))
     floats = [
         part
         for name, each in state.nodes.items()
-        for path, part in flatten(each, name)
+        for path, part in flatten(each, name).items()
         if path not in legal and part.is_floating_point()
     ]
     if not floats or math.isfinite(sum(part.sum().item() for part in floats)):
@@ -177,9 +177,9 @@ def _culprit(i: int, program: Program, state: GraphState, outputs: Outputs) -> t
     """The first node whose belief or energy is not finite in a batch element, and which part of it."""
     nodes = program.nodes
     for name, energy in outputs.energies.items():
-        parts: dict[str, Tensor | None] = {**dict(flatten(state.nodes[name], name)), "free energy": energy.free}
+        parts: dict[str, Tensor | None] = {**flatten(state.nodes[name], name), "free energy": energy.free}
         for path, part in parts.items():
-            was = dict(flatten(program.initial.nodes[name], name)).get(path)
+            was = flatten(program.initial.nodes[name], name).get(path)
             legal = was is not None and not bool(torch.isfinite(was[i]).all())  # histories start with NaN or infinity
             if part is not None and not legal and not bool(torch.isfinite(part[i]).all()):
                 return nodes[name], f"its {path.rpartition('/')[2].replace('_', ' ')} is no longer finite"

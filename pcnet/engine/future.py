@@ -95,7 +95,7 @@ class FutureOfOne(Future):
 
     def start(self, step: float, most: int) -> Moving:
         """The beginning, whatever the step."""
-        return dict(flatten(self.node.forecast_state(self.context, self.parameters), "/future"))
+        return flatten(self.node.forecast_state(self.context, self.parameters), "/future")
 
     def _at(self, moving: Moving, given: Mapping[str, Tensor]) -> NodeContext[Any, Any]:
         state = unflatten(self.context.state, "/future", dict(moving))
@@ -104,7 +104,7 @@ class FutureOfOne(Future):
         return self.context.at(state, Now(now, step, step / self.program.interval), inputs)
 
     def step(self, moving: Moving, given: Mapping[str, Tensor]) -> Moving:
-        return dict(flatten(self.node.forecast_step(self._at(moving, given)), "/future"))
+        return flatten(self.node.forecast_step(self._at(moving, given)), "/future")
 
     def show(self, moving: Moving, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
         found = self.node.forecast_shown(self._at(moving, given), self.parameters)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -16,7 +17,8 @@ from pcnet.engine.choice import EngineChoice
 from pcnet.engine.divergence import DivergenceLog
 from pcnet.engine.inputs import Observation, time_of
 from pcnet.engine.mixture_recording import MixtureRecording
-from pcnet.engine.opening import SHARE, Opening, sizes_of
+from pcnet.engine.opening import SHARE, Opening, next_check, sizes_of
+from pcnet.engine.program import Program
 from pcnet.engine.run import Run, Snapshot, common_batch_shape
 from pcnet.engine.screen import Suspects
 from pcnet.engine.session import Session
@@ -37,7 +39,7 @@ from pcnet.model.hypotheses import Hypotheses
 from pcnet.model.model import Engine, RunOptions
 from pcnet.model.node import BatchSpec
 from pcnet.model.protocols import AssumesNoiseLevels
-from pcnet.numerics.mixtures import mean_of, mix
+from pcnet.numerics.mixtures import Peaks, mean_of, mix
 from pcnet.results.recorder import ENERGY, EVIDENCE, Column, Record, Recorder
 from pcnet.results.result import Divergence, Result, Smoothed
 
@@ -65,11 +67,17 @@ class MixtureSession(Session):
     _recording: MixtureRecording
     _shape: torch.Size
     _newest: _Newest
+    _due: int
+    _peaks: dict[str, Peaks] | None = None  # not known before the first binding
 
-    @property
-    def _next_review(self) -> int:
-        """Number of observations after which rows are reviewed."""
-        return banks.next_review(self._reviewed)
+    def _next_look(self) -> int:
+        """Number of observations after which something is to be done beside taking them in."""
+        due = [banks.next_review(self._reviewed)]
+        if self._opening is not None:
+            due.append(next_check(self.tick))
+        if rows.has_scales(self._bound):
+            due += [each for each in rows.RESCALED if each > self.tick]
+        return min(due)
 
     @property
     def hypotheses(self) -> Hypotheses:
@@ -93,13 +101,15 @@ class MixtureSession(Session):
     def _begin(self, guess: Mapping[str, Tensor]) -> Run:
         """Start all rows; guess: log-variances (B, n) of the precision nodes whose first guess is to be found."""
         batch = self._shape.numel()
-        peaks = rows.first_peaks(self._bind_rows(1))
-        weights = np.ones(1) if peaks is None else peaks[1].weights.double().numpy()
+        if self._peaks is None:
+            self._peaks = rows.first_peaks(self._bind_rows(1))
+        weights = next((each.weights.double().numpy() for each in self._peaks.values()), np.ones(1))
         self._bank, *levels = banks.start(self.hypotheses, batch, weights)
         run = self._bind_rows(self._bank.rows)
-        rows.start(run, batch, (levels[0], levels[1]), peaks, guess)
+        rows.start(run, batch, (levels[0], levels[1]), self._peaks, guess)
         rows.assume_kinds(run, self.hypotheses, self._bank)
         run.first = run.now.state
+        self._due = self._next_look()
         return run
 
     def _new_recording(self) -> MixtureRecording:
@@ -114,10 +124,10 @@ class MixtureSession(Session):
             self._engine.continue_with(acting)
         shape = torch.Size((count, *self._shape))
         spec = BatchSpec(shape.numel(), self.dtype, self.device, shape)
-        policy = "stop" if self.on_divergence == "raise" else self.on_divergence
-        smooth = self.smooth is not False
-        self._run = run = Run(self.model, spec, self._engine, self._raw_record, policy, {}, smooth)
+        policy, smooth = "stop" if self.on_divergence == "raise" else self.on_divergence, self.smooth is not False
         known = None if before.lead is None else before.lead.engine.known.with_rows(self._shape.numel(), count)
+        make = partial(Program, self.model) if known is None else partial(known.program, self.model)
+        self._run = run = Run(make(spec, smooth), self._engine, self._raw_record, policy)
         self._engine.choose(run, self._total, known)
         if self._engine.lead is not None and before.lead is not None:
             self._engine.lead.engine.compiled_ticks += before.lead.engine.compiled_ticks
@@ -149,7 +159,7 @@ class MixtureSession(Session):
                 self._take(self._reader.timed(observation), t)
             return self
         super().step(observation, t)
-        if self.tick >= self._next_review:
+        if self.tick >= self._due:
             with torch.inference_mode(), ThreadLimit(self.threads):
                 self._look()
         return self
@@ -171,7 +181,7 @@ class MixtureSession(Session):
                 self._progressed(1, bar)
                 start += 1
                 continue
-            end = min(stop, start + self._next_review - self.tick)
+            end = min(stop, start + self._due - self.tick)
             opening = self._opening
             if opening is not None:
                 ahead = ({name: value[i] for name, value in series.items()} for i in range(start, end))
@@ -187,15 +197,23 @@ class MixtureSession(Session):
             start = end
 
     def _look(self) -> None:
-        """Check that rows are left, and review them if it is time."""
-        run = self._bound
-        if self.tick < self._next_review:
+        """Replay the first observations, review rows and tie noises to their levels, each if it is time."""
+        if self.tick < self._due:
             return
         self._gather()
         if self._opening is not None and self._opening.is_complete(self.graph):
             self._replay()
             return
-        evidence, energy, _ = self._newest
+        if self.tick >= banks.next_review(self._reviewed):
+            self._review()
+        if self.tick in rows.RESCALED and rows.has_scales(self._bound):
+            with torch.inference_mode():
+                rows.rescale(self._bound, self._row_weights, rows.RESCALED[self.tick])
+        self._due = self._next_look()
+
+    def _review(self) -> None:
+        """Check that rows are left; drop, merge and copy them."""
+        run, (evidence, energy, _) = self._bound, self._newest
         if self.on_divergence == "raise" and not np.isfinite(self._bank.now(evidence)).any(0).all():
             events = run.snapshot.log.events
             why = f": {events[-1].why}" if events else ""
@@ -210,18 +228,13 @@ class MixtureSession(Session):
         same = len(found.source) == len(before) and bool((found.source == before).all())
         self._bank = found.bank
         if not same:
-            self._recording.reduce()
             self._copy_rows(found.source, lost)
-        if tick in rows.RESCALED and rows.has_scales(self._bound):
-            self._recording.reduce()
-            with torch.inference_mode():
-                rows.rescale(self._bound, self._row_weights, rows.RESCALED[tick])
 
     def _copy_rows(self, source: Indices, lost: Divergence) -> None:
         """Continue with copies of these rows (K, B); lost: batch elements of which no row is left."""
         now, index, batch = self._bound.now, rows.places(source), source.shape[1]
         with torch.inference_mode():
-            state, first = (rows.copies(each, index) for each in (now.state, self._bound.first))
+            state, first = rows.copies(now.state, index), self._bound.first
             relative = None if now.relative_dt is None else now.relative_dt[index]
             if self._trail is not None:
                 self._trail.branch(index)
@@ -232,7 +245,8 @@ class MixtureSession(Session):
             stopped = {row * batch + b: (int(at[b]), str(node[b])) for row in range(len(source)) for b in gone}
             run.now = now._replace(state=state, relative_dt=relative, log=DivergenceLog(now.log.events, stopped))
             rows.assume_kinds(run, self.hypotheses, self._bank)
-            run.first = run.first._replace(nodes=first.nodes)
+            if self.on_divergence != "raise":  # otherwise nothing is reset to it
+                run.first = run.first._replace(nodes=rows.copies(first, index).nodes)
             if run.rescue is not None:
                 run.rescue.forget()
                 run.keep_for_rescue()
@@ -243,7 +257,7 @@ class MixtureSession(Session):
             super()._start_anew(suspects)
             return
         cleaned = [(suspects.remove(each), t) for each, t in self._opening.observations]
-        self._collect()  # what was found with the suspects is no part of the new opening
+        self._gather()  # what was found with the suspects is no part of the new opening
         self._opening = Opening(cleaned, {})
         self._start_over(self._unknown([each for each, _ in cleaned]), cleaned)
 
@@ -285,7 +299,6 @@ class MixtureSession(Session):
         """Start again with first guesses from the first observations, and take these in once more."""
         opening = self._opening
         assert opening is not None
-        self._collect()
         self._opening = None  # what it holds was observed before any of it is taken in once more
         interval = self._bound.program.interval[: self._shape.numel()]
         guess = opening.guesses(self.hypotheses.guess, self.graph, self._shape, interval)
@@ -295,27 +308,24 @@ class MixtureSession(Session):
         self, guess: Mapping[str, Tensor], observations: Sequence[tuple[Observation, float | None]]
     ) -> None:
         """Start all rows again, and take in what was observed; what was recorded and summed up is kept."""
-        self._collect()
+        self._gather()
         if self._trail is not None:
             self._trail.clear()
-        kept = self._sum, self._bank.total(self._evidence_now())
-        self._reviewed = 0
+        total, self._reviewed, self._collected = self._sum + self._collected, 0, np.zeros_like(self._sum)
         with torch.inference_mode():
             self._begin(guess)
-        recording, self._recording = self._recording, self._new_recording()
+        recording, self._recording = self._recording, MixtureRecording(Recorder({}), 1)
         series, moments, done = *Opening(list(observations), {}).series(), 0
         while done < len(observations):
             lead = None if self.watchers else self._engine.lead
-            ahead = self._next_review - self.tick
+            ahead = self._due - self.tick
             ahead = 0 if lead is None or series is None else lead.take_block(series, moments, done, ahead)
             if not ahead:
                 super()._absorb(*observations[done], self._total)
             done += max(1, ahead)
             self._look()
-        self._collect()
-        self._recording, self._sum = recording, kept[0] + kept[1]
-        self._collected = self._bank.total(self._evidence_now())
-        self._sum = self._sum - self._collected
+        self._gather()
+        self._recording, self._sum = recording, total - self._collected
 
     # --- the mixture ---------------------------------------------------------------------------------------------
     @property
@@ -546,6 +556,7 @@ class MixtureSession(Session):
             if self._trail is not None:
                 self._trail.check(run)
         self._recording = self._new_recording()
+        self._due = self._next_look()
 
     @exclusive
     def __deepcopy__(self, memo: dict[int, Any]) -> MixtureSession:

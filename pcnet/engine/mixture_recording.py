@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from pcnet.numerics.mixtures import mean_of, mix
+from pcnet.numerics.mixtures import mix_columns
 from pcnet.results.recorder import EVIDENCE, Recorder
 
 MOST_GATHERED = 2**16
@@ -54,23 +55,17 @@ class MixtureRecording:
             self.reduce()
 
     def reduce(self) -> None:
-        """Bring the table up to date; to be done before there are other rows."""
+        """Bring the table up to date."""
         parts, self._gathered = self._gathered, []
-        if not parts:
-            return
+        for _, group in itertools.groupby(parts, lambda part: part.values["weight"].shape[1]):
+            self._reduce(list(group))
+
+    def _reduce(self, parts: list[_Part]) -> None:
+        """Add parts with the same number of rows to the table."""
         times = [t for part in parts for t in part.times]
         found = {name: torch.cat([part.values[name] for part in parts]) for name in parts[0].values}
-        weight, values = found["weight"], {}
-        for name in self.table.columns:
-            if name in ("accuracy", EVIDENCE):
-                values[name] = found[name].to(weight)
-            else:
-                node, dot, quantity = name.rpartition(".")
-                beside = {
-                    q: found[f"{node}{dot}{q}"]
-                    for q in ("mean", "sd", quantity, quantity.removesuffix("_sd"))
-                    if f"{node}{dot}{q}" in found
-                }
-                rows = {q: value.reshape(*weight.shape, *value.shape[2:]) for q, value in beside.items()}
-                values[name] = mix(quantity, rows.__getitem__, weight, "sd" in rows, mean_of(quantity, rows))
-        self.table.add_block(times, values)
+        weight = found.pop("weight")
+        values = {name: found.pop(name).to(weight) for name in ("accuracy", EVIDENCE)}
+        rows = {name: value.reshape(*weight.shape, *value.shape[2:]) for name, value in found.items()}
+        values |= mix_columns(rows, [name for name in self.table.columns if name not in values], weight)
+        self.table.add_block(times, {name: values[name] for name in self.table.columns})

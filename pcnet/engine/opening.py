@@ -14,6 +14,7 @@ from pcnet.model.graph import Graph
 
 LENGTH, LONGEST = 16, 4096
 """Number of observations from which first guesses are found; and of those that are kept if most are empty."""
+CHECKED = 8  # at every so many observations it is checked whether there are enough
 SHARE = 0.1
 """First guess of a noise before anything is known, as a share of the observation; and of the process noise of an
 interval, as a share of the increments of the states."""
@@ -101,6 +102,11 @@ class Opening(NamedTuple):
                 number, _, node = rest.partition("/")
                 observations[int(number)][node] = value
         return cls(list(zip(observations, times, strict=True)), means)
+
+
+def next_check(tick: int) -> int:
+    """The number of observations after which there may be enough for first guesses."""
+    return max(LENGTH, (tick // CHECKED + 1) * CHECKED)
 
 
 def sizes_of(

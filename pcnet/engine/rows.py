@@ -23,21 +23,18 @@ RESCALED = {8: 25.0, 32: 16.0, 64: 10.0, 128: 6.0, 256: 4.0, 512: 2.5, 1024: 1.5
 much is safe, and too little is not: then the evidence favours levels near zero."""
 
 
-def first_peaks(run: Run) -> tuple[str, Peaks] | None:
-    """The state whose first belief is divided into several narrower ones, and these; None if there is none."""
+def first_peaks(run: Run) -> dict[str, Peaks]:
+    """The narrower beliefs that the first belief of the only state is divided into, by its name; empty if it is not."""
     starts = {name: node for name, node in run.program.nodes.items() if isinstance(node, StartsAtPeaks)}
-    if len(starts) != 1:
-        return None
-    ((name, node),) = starts.items()
-    peaks = node.start_peaks(run.space.contexts[name])
-    return None if peaks is None else (name, peaks)
+    found = {name: node.start_peaks(run.space.contexts[name]) for name, node in starts.items() if len(starts) == 1}
+    return {name: peaks for name, peaks in found.items() if peaks is not None}
 
 
 def start(
     run: Run,
     batch: int,
     levels: tuple[Array, Array],
-    peaks: tuple[str, Peaks] | None,
+    peaks: Mapping[str, Peaks],
     guess: Mapping[str, Tensor],
 ) -> None:
     """Let all rows of a run start at their noise levels and peaks.
@@ -51,12 +48,11 @@ def start(
     """
     state, program, rows = run.now.state, run.program, len(levels[0])
     nodes = dict(state.nodes)
-    if peaks is not None:
-        name, (offsets, narrowing, _) = peaks
+    for name, (offsets, narrowing, _) in peaks.items():
         node = program.nodes[name]
         assert isinstance(node, StartsAtPeaks)
-        offsets = offsets.repeat(rows // len(offsets), 1).repeat_interleave(batch, 0)
-        nodes[name] = node.start_at(program.bound[name], nodes[name], offsets, narrowing)
+        offset = offsets.repeat(rows // len(offsets), 1).repeat_interleave(batch, 0)
+        nodes[name] = node.start_at(program.bound[name], nodes[name], offset, narrowing)
     for name, node in program.nodes.items():
         if isinstance(node, AssumesNoiseLevels):
             factors = levels[_weighs_observations(program.model.graph, name)]

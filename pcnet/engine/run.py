@@ -20,7 +20,6 @@ from pcnet.engine.tick import Failure, Inputs, NumericalError, Outputs, Workspac
 from pcnet.errors import ObservationError
 from pcnet.model.context import Now
 from pcnet.model.model import Model, OnDivergence
-from pcnet.model.node import BatchSpec
 from pcnet.model.protocols import FitsRecordedData
 from pcnet.results.recorder import Record, Recorder
 from pcnet.settings import broadcast
@@ -52,16 +51,14 @@ class Run:
 
     def __init__(
         self,
-        model: Model,
-        spec: BatchSpec,
+        program: Program,
         engine: EngineChoice,
         record: Record,
         on_divergence: OnDivergence,
-        warm_start: Mapping[str, Any],
-        smooth: bool = False,
+        warm_start: Mapping[str, Any] | None = None,
     ) -> None:
-        """warm_start: states of nodes that a fit continues from. smooth: whether states keep what a smoother needs."""
-        self.program = program = Program(model, spec, smooth)
+        """warm_start: states of nodes that a fit continues from."""
+        self.program = program
         self.engine, self.record, self.on_divergence = engine, record, on_divergence
         state = program.initial
         self.space = Workspace(program, state)

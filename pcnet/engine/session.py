@@ -702,4 +702,4 @@ class Session:
 
     def _bind_to(self, shape: torch.Size) -> Run:
         spec = BatchSpec(shape.numel(), self.dtype, self.device, shape)
-        return Run(self.model, spec, self._engine, self.record, self.on_divergence, self._warm_start)
+        return Run(Program(self.model, spec), self._engine, self.record, self.on_divergence, self._warm_start)

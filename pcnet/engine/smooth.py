@@ -242,7 +242,7 @@ class SmoothingSession(Session):
     def _bind_to(self, shape: torch.Size) -> Run:
         spec = BatchSpec(shape.numel(), self.dtype, self.device, shape)
         record, policy = with_smoothing(self.record), self.on_divergence
-        run = Run(self.model, spec, self._engine, record, policy, self._warm_start, smooth=True)
+        run = Run(Program(self.model, spec, smooth=True), self._engine, record, policy, self._warm_start)
         self._table = run.recorder_for(self.record)
         return run
 

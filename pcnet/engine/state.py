@@ -37,7 +37,7 @@ class GraphState(NamedTuple):
         """All tensors by name: x/belief/mean, or time."""
         found = {name: getattr(self, name) for name in self._fields[1:]}
         for name, state in self.nodes.items():
-            found |= dict(flatten(state, name))
+            found |= flatten(state, name)
         return found
 
     def with_tensors(self, tensors: Mapping[str, Tensor]) -> GraphState:

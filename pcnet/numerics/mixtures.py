@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -12,8 +12,9 @@ from torch import Tensor
 SHIFT, NARROW, WEIGHTS = 1.0575, 0.6716, (0.2252, 0.5496, 0.2252)
 """A standard normal density is nearly the mixture of three with these weights, at −SHIFT, 0 and SHIFT, of sd NARROW."""
 
+BOUNDED = ("mean", "sd", "covariance")
 WIDEST = 4.0
-"""Rows whose standard deviation is more than so many times the median count less in the moments of a mixture."""
+"""Rows whose standard deviation is more than so many times the median count less in these moments of a mixture."""
 
 
 class Peaks(NamedTuple):
@@ -58,8 +59,8 @@ def bending(function: Callable[[Tensor], Tensor], mean: Tensor, sd: Tensor) -> T
     return (2 * bend**2 / (linear + torch.finfo(mean.dtype).tiny)).nan_to_num(0.0, 0.0).amax(-1)
 
 
-def bounded_weights(weight: Tensor, sd: Tensor) -> Tensor:
-    """Weights (T, K, B) with a bound on the influence of rows that know next to nothing.
+def bounded_weights(weight: Tensor, *sds: Tensor) -> list[Tensor]:
+    """For each of several beliefs, weights (T, K, B) with a bound on the influence of rows that know next to nothing.
 
     A mean is moved without bound by a row with little weight whose belief is thousands of times as wide as the others,
     as those of far too much noise are under a nonlinear flow. With r the standard deviation of a row relative to the
@@ -67,19 +68,30 @@ def bounded_weights(weight: Tensor, sd: Tensor) -> Tensor:
 
     Args:
         weight: The weights, (T, K, B).
-        sd: Standard deviations of the rows, (T, K, B, ...).
+        sds: Standard deviations of the rows, (T, K, B, ...), of each belief.
     """
-    flat = torch.where(weight[..., None] > 0, sd.reshape(*weight.shape, -1), torch.nan)
-    low, high = flat.nan_to_num(torch.inf).amin(1), flat.nan_to_num(0.0).amax(1)
-    if not bool((high > WIDEST * low).any()):
-        return weight
-    ordered, order = flat.nan_to_num(torch.inf).sort(1)
-    share = weight[..., None].expand(flat.shape).gather(1, order).cumsum(1)
+    flat = [sd.reshape(*weight.shape, -1) for sd in sds]
+    sizes = [each.shape[-1] for each in flat]
+    sd = torch.where(weight[..., None] > 0, torch.cat(flat, -1), torch.nan)
+    low, high = sd.nan_to_num(torch.inf).amin(1), sd.nan_to_num(0.0).amax(1)
+    wide = [each.any(-1) for each in (high > WIDEST * low).split_with_sizes(sizes, -1)]
+    concerned = torch.stack(wide).flatten(1).any(1).tolist()
+    if not any(concerned):
+        return [weight] * len(sds)
+    ordered, order = sd.nan_to_num(torch.inf).sort(1)
+    share = weight[..., None].expand(sd.shape).gather(1, order).cumsum(1)
     half = (share < 0.5 * share[:, -1:]).sum(1, keepdim=True).clamp_max(weight.shape[1] - 1)
-    median = ordered.gather(1, half)
-    ratio = (flat / median).nan_to_num(1.0, torch.inf).amax(-1)
-    bounded = weight * (WIDEST / ratio).clamp_max(1.0) ** 2
-    return bounded * (weight.sum(1, keepdim=True) / bounded.sum(1, keepdim=True).clamp_min(torch.finfo(sd.dtype).tiny))
+    ratios = (sd / ordered.gather(1, half)).nan_to_num(1.0, torch.inf).split_with_sizes(sizes, -1)
+    total, tiny = weight.sum(1, keepdim=True), torch.finfo(sd.dtype).tiny
+    found = []
+    for ratio, where, is_concerned in zip(ratios, wide, concerned, strict=True):
+        if is_concerned:
+            bounded = weight * (WIDEST / ratio.amax(-1)).clamp_max(1.0) ** 2
+            bounded = bounded * (total / bounded.sum(1, keepdim=True).clamp_min(tiny))
+            found.append(torch.where(where[:, None], bounded, weight))  # digits must not depend on other times
+        else:
+            found.append(weight)
+    return found
 
 
 def mean_of(quantity: str, names: Collection[str]) -> str | None:
@@ -105,22 +117,63 @@ def mix(
         weight: The weights, which sum to 1; rows without weight may hold anything. The result is NaN if none has.
     """
     of = "mean" if quantity == "sd" else of
-    if has_sd and quantity in ("mean", "sd", "covariance"):
-        weight = bounded_weights(weight, get("sd"))
-    known = weight.sum(1) > 0
-
-    def average(value: Tensor) -> Tensor:
-        w = weight.reshape(*weight.shape, *(1,) * (value.dim() - 3))
-        total = torch.where(w > 0, w * value, 0.0).sum(1)
-        return torch.where(known.reshape(*known.shape, *(1,) * (total.dim() - 2)), total, torch.nan)
-
+    if has_sd and quantity in BOUNDED:
+        (weight,) = bounded_weights(weight, get("sd"))
+    value = get(quantity)
     if of is not None:
-        mean, variance = get(of), get(quantity) ** 2
-        away = mean - average(mean)[:, None]
-        return average(variance + away**2).sqrt()
+        mean = get(of)
+        return _average(value**2 + (mean - _average(mean, weight)[:, None]) ** 2, weight).sqrt()
     if quantity == "covariance":
-        covariance = get("covariance")
-        mean = get("mean").reshape(*covariance.shape[:-1])
-        away = mean - average(mean)[:, None]
-        return average(covariance + away[..., :, None] * away[..., None, :])
-    return average(get(quantity))
+        mean = get("mean").reshape(*value.shape[:-1])
+        away = mean - _average(mean, weight)[:, None]
+        return _average(value + away[..., :, None] * away[..., None, :], weight)
+    return _average(value, weight)
+
+
+def mix_columns(rows: Mapping[str, Tensor], names: Sequence[str], weight: Tensor) -> dict[str, Tensor]:
+    """Several quantities of a mixture, as `mix` gives each of them; those with the same weights are averaged at once.
+
+    Args:
+        rows: Quantities of the rows (T, K, B, ...) by node and name, such as "x.mean", with all that `mix` needs.
+        names: The quantities.
+        weight: The weights, (T, K, B).
+    """
+    sds = {name.removesuffix(".sd"): value for name, value in rows.items() if name.endswith(".sd")}
+    own = dict(zip(sds, bounded_weights(weight, *sds.values()), strict=True)) if sds else {}
+    averaged, spread, made = {}, {}, {}
+    for name in names:
+        node, dot, quantity = name.rpartition(".")
+        if quantity == "covariance":
+            made[name] = mix(quantity, lambda q, at=node + dot: rows[at + q], weight, node in own)  # type: ignore[misc]
+            continue
+        mean = node + dot + ("mean" if quantity == "sd" else quantity.removesuffix("_sd"))
+        own_weight = own.get(node, weight) if quantity in BOUNDED else weight
+        averaged[name] = rows[mean if mean in rows else name], own_weight
+        if mean != name and mean in rows:
+            spread[name] = rows[name], own_weight
+    found = _averages(averaged)
+    squares = {name: (sd**2 + (averaged[name][0] - found[name][:, None]) ** 2, w) for name, (sd, w) in spread.items()}
+    return made | found | {name: variance.sqrt() for name, variance in _averages(squares).items()}
+
+
+def _averages(values: Mapping[str, tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
+    """Averages (T, B, ...) of values (T, K, B, ...), each with its weights (T, K, B)."""
+    groups: dict[int, list[str]] = {}
+    for name, (_, weight) in values.items():
+        groups.setdefault(id(weight), []).append(name)
+    found = {}
+    for names in groups.values():
+        weight = values[names[0]][1]
+        flat = [values[name][0].reshape(*weight.shape, -1) for name in names]
+        parts = _average(torch.cat(flat, -1), weight).split_with_sizes([each.shape[-1] for each in flat], -1)
+        for name, part in zip(names, parts, strict=True):
+            found[name] = part.reshape(*part.shape[:2], *values[name][0].shape[3:])
+    return found
+
+
+def _average(value: Tensor, weight: Tensor) -> Tensor:
+    """The average (T, B, ...) of values (T, K, B, ...) by weights (T, K, B); NaN where none has weight."""
+    w = weight.reshape(*weight.shape, *(1,) * (value.dim() - 3))
+    weighted = torch.where(w > 0, w * value, 0.0)
+    total = weighted.movedim(1, -1).contiguous().sum(-1)  # digits must not depend on what is averaged beside
+    return torch.where((w > 0).any(1), total, torch.nan)

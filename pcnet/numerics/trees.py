@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import torch
@@ -46,14 +46,17 @@ def _select(mask: Tensor, new: Any, old: Any) -> Any:
     return torch.where(mask.view(-1, *(1,) * (new.dim() - 1)), new, old)
 
 
-def flatten(tree: Any, path: str) -> Iterator[tuple[str, Tensor]]:
-    """All tensors of a tree, with their paths: path/field/field."""
+def flatten(tree: Any, path: str) -> dict[str, Tensor]:
+    """All tensors of a tree by their paths: path/field/field."""
     if not isinstance(tree, tuple):
-        yield path, tree
-        return
-    names = _names(tree) or tuple(map(str, range(len(tree))))
-    for name, part in zip(names, tree, strict=True):
-        yield from flatten(part, f"{path}/{name}")
+        return {path: tree}
+    found: dict[str, Tensor] = {}
+    for name, part in zip(_names(tree) or map(str, range(len(tree))), tree, strict=True):
+        if isinstance(part, tuple):
+            found |= flatten(part, f"{path}/{name}")
+        else:
+            found[f"{path}/{name}"] = part
+    return found
 
 
 def unflatten(like: Any, path: str, tensors: dict[str, Tensor]) -> Any:

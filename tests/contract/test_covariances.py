@@ -48,7 +48,7 @@ def matrices(session):
     """All covariances and precisions of a session, the reported one with them."""
     yield "reported", session.read("x", "covariance")
     for name, state in session.state.nodes.items():
-        for path, value in flatten(state, name):
+        for path, value in flatten(state, name).items():
             if path.rpartition("/")[2] in ("covariance", "covariance_by_source", "precision") and value.numel():
                 yield path, value
 

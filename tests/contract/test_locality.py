@@ -27,7 +27,7 @@ def after(session, name, action, disturbed):
             session.replace_nodes(changed)
             outcomes.append(getattr(session.graph[name], action)(session.context(name)))
             session.replace_nodes(states)
-    pairs = zip(*(flatten(outcome, name) for outcome in outcomes), strict=True)
+    pairs = zip(*(flatten(outcome, name).items() for outcome in outcomes), strict=True)
     return all(torch.equal(a, b) for (_, a), (_, b) in pairs)
 
 

@@ -22,12 +22,18 @@ from pcnet.engine.program import Program
 from pcnet.engine.state import GraphState
 from pcnet.errors import SettingError
 from pcnet.model.digest import digest
+from pcnet.model.model import Model
+from pcnet.model.node import BatchSpec
 from pcnet.results.recorder import Record
 
 BLOCK_BYTES = 2**25
 """Most memory of the record of a block."""
 MAX_BLOCK = 8192
 """Most observations of a block; between blocks progress is shown and interrupts are obeyed."""
+
+
+MOST_KEPT = 256
+"""Batch elements up to which a program is kept for other sessions."""
 
 
 class Advanced(NamedTuple):
@@ -51,15 +57,28 @@ class Series(NamedTuple):
 
 
 class Known(NamedTuple):
-    """What an engine found out of its run: the digest of the model, and the settings that differ over the batch."""
+    """What an engine found out of its run: the digest of the model, and the settings that differ over the batch.
+
+    programs: the model bound to small batches, which sessions share.
+    """
 
     about: str
     settings: Mapping[str, Tensor]
+    programs: dict[tuple[BatchSpec, bool], Program]
 
     def with_rows(self, batch: int, rows: int) -> Known:
         """The same for another number of rows of `batch` elements each, all rows being alike."""
         each = {name: value[:batch].repeat(rows, *(1,) * (value.dim() - 1)) for name, value in self.settings.items()}
-        return Known(self.about, each)
+        return self._replace(settings=each)
+
+    def program(self, model: Model, spec: BatchSpec, smooth: bool) -> Program:
+        """The same model bound to a batch; see `Program`."""
+        found = self.programs.get((spec, smooth))
+        if found is None:
+            found = Program(model, spec, smooth)
+            if spec.batch <= MOST_KEPT:
+                self.programs[spec, smooth] = found
+        return found
 
 
 def compiled_engine(program: Program, interval: Interval, record: Record, known: Known | None = None) -> CompiledEngine:
@@ -73,10 +92,11 @@ def compiled_engine(program: Program, interval: Interval, record: Record, known:
     model = program.model
     if known is None:
         try:
-            known = Known(digest(model), varying_settings(program))
+            about, varying = digest(model), varying_settings(program)
         except SettingError as error:
             raise UntraceableError(str(error)) from None
-    about, settings = known
+        known = Known(about, varying, model.compiled.setdefault(("programs", about, *_nodes(model)), {}))
+    about, settings, _ = known
     width = width_for(program.spec.batch)
     details = (
         str(program.zeros.dtype),
@@ -86,13 +106,17 @@ def compiled_engine(program: Program, interval: Interval, record: Record, known:
         tuple(sorted(program.counted_once)),
         program.smooth,
     )
-    # weights of modules, and nodes of a graph, may have changed since an earlier session
-    key = (*details, about, *map(id, model.graph.nodes.values()))
+    key = (*details, about, *_nodes(model))
     kept: dict[object, Variants] = model.compiled
     variants = kept.get(key)
     if variants is None or not variants.is_valid:
         variants = kept[key] = Variants(Layout(program, settings), width, record, identity(model, about, details))
     return CompiledEngine(program, interval, variants, known)
+
+
+def _nodes(model: Model) -> tuple[int, ...]:
+    """The nodes of a model by identity: they, and weights of modules, may be others than in an earlier session."""
+    return tuple(map(id, model.graph.nodes.values()))
 
 
 class CompiledEngine:
@@ -201,10 +225,10 @@ class CompiledEngine:
             every = np.full((len(rows), self.program.spec.batch, rows.shape[2]), np.nan)
             every[:, self.run.elements] = rows
             rows = every
-        whole = torch.from_numpy(rows)
+        whole, record = torch.from_numpy(rows), self.run.layout.record
         return {
-            slot.name: whole[:, :, slot.places].to(slot.dtype).reshape(*rows.shape[:2], *slot.shape)
-            for slot in self.run.layout.record
+            slot.name: piece.to(slot.dtype).reshape(*rows.shape[:2], *slot.shape)
+            for slot, piece in zip(record, whole.split_with_sizes([slot.size for slot in record], 2), strict=True)
         }
 
     def _times(self, series: Series, start: int, count: int, tick: int, clock: Clock) -> _Moments:

@@ -88,15 +88,17 @@ class Layout:
 def pack(part: Sequence[Slot], tensors: Mapping[str, Tensor]) -> Array:
     """Tensors (B, ...) as memory (B, size)."""
     batch = len(next(iter(tensors.values())))
-    made = np.empty((batch, Layout.size(part)))
-    for slot in part:
-        made[:, slot.places] = tensors[slot.name].detach().cpu().reshape(batch, -1).to(torch.float64).numpy()
-    return made
+    flat = [tensors[slot.name].reshape(batch, -1) if slot.shape != () else tensors[slot.name][:, None] for slot in part]
+    made = torch.cat([value if value.dtype == torch.float64 else value.double() for value in flat], 1)
+    memory: Array = made.detach().cpu().numpy()
+    return memory
 
 
 def unpack(part: Sequence[Slot], memory: Array) -> dict[str, Tensor]:
     """Memory (B, size) as tensors (B, ...), with memory of their own."""
-    whole = torch.from_numpy(memory.copy())
-    return {
-        slot.name: whole[:, slot.places].to(slot.dtype).reshape(len(memory), *slot.shape).contiguous() for slot in part
-    }
+    whole, batch = torch.from_numpy(memory.copy()), len(memory)
+    made = {}
+    for slot, piece in zip(part, whole.split_with_sizes([slot.size for slot in part], 1), strict=True):
+        value = piece if slot.dtype == torch.float64 else piece.to(slot.dtype)
+        made[slot.name] = (value if len(slot.shape) == 1 else value.reshape(batch, *slot.shape)).contiguous()
+    return made

@@ -82,7 +82,9 @@ class CompiledRun:
     # --- memory --------------------------------------------------------------------------------------------------
     def load(self, tensors: Mapping[str, Tensor], settings: Mapping[str, Tensor], elements: NDArray[np.int64]) -> None:
         """Take over a state, (B, ...) by path, of some batch elements, and settings that differ over the batch."""
-        self.load_copies({name: value[elements] for name, value in tensors.items()}, settings, elements)
+        if len(elements) < self.program.spec.batch:
+            tensors = {name: value[elements] for name, value in tensors.items()}
+        self.load_copies(tensors, settings, elements)
 
     def load_copies(
         self, tensors: Mapping[str, Tensor], settings: Mapping[str, Tensor], elements: NDArray[np.int64]
