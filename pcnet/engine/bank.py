@@ -19,9 +19,9 @@ Indices = NDArray[np.int64]
 CAPACITIES = (4, 8, 16)
 """Numbers of rows that a bank shrinks to; more are kept as they are, because binding anew costs more than they do."""
 FIRST_REVIEWS = (16, 32, 64, 128, 256)
-REVIEWS = ((2048, 64), (math.inf, 256))
-"""Observations at which rows are reviewed; after these at every so many, until there are so many. A review costs as
-much as some fifty observations."""
+"""Observations at which rows are reviewed first, because a review costs as much as some fifty observations."""
+PERIODS = ((256, 8), (2048, 64), (math.inf, 256))
+"""Until so many observations, the share of walks is for every so many; after FIRST_REVIEWS, that is once a review."""
 LOST = 1e4  # what a row loses in nats with an observation that it cannot take in, while others can
 MERGE_FROM = 16  # observation from which rows are merged
 RESTART_AFTER, RESTART_BELOW = 64, 0.01
@@ -125,8 +125,12 @@ def next_review(tick: int) -> int:
     """The number of observations after which rows are reviewed next."""
     if tick < FIRST_REVIEWS[-1]:
         return next(each for each in FIRST_REVIEWS if each > tick)
-    step = next(every for until, every in REVIEWS if tick < until)
-    return (tick // step + 1) * step
+    return (tick // period(tick) + 1) * period(tick)
+
+
+def period(tick: int) -> int:
+    """The number of observations, after `tick` of them, for which walks get one share."""
+    return next(every for until, every in PERIODS if tick < until)
 
 
 def review(
@@ -154,7 +158,7 @@ def review(
     bank = bank._replace(log_weight=weight, evidence=evidence, age=bank.age + passed)
     kinds = range(len(hypotheses.walks) + 1) if walks and tick > hypotheses.walk_start else range(1)
     if len(kinds) > 1:
-        weight = _share(weight, bank.walk, kinds, hypotheses.walk_share)
+        weight = _share(weight, bank.walk, kinds, hypotheses.walk_share * passed / period(tick - 1))
     top = weight.max(0)
     keep = weight > top - hypotheses.drop - 1e-9
     if len(kinds) > 1:

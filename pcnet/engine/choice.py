@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from pcnet.engine.compiled.engine import Known
     from pcnet.engine.compiled.lead import Lead
     from pcnet.engine.run import Run
+    from pcnet.model.model import Model
+    from pcnet.model.node import BatchSpec
 
 FEW = 200
 """With engine="auto", a run of fewer observations than this is not worth compiling."""
@@ -43,6 +45,14 @@ class EngineChoice:
         if self._asked == "auto":
             self._wanted = "auto" if acting == "compiled" else "eager"
             self._why_eager = "" if self._wanted != "eager" else "as before"
+
+    def known_before(self, model: Model, spec: BatchSpec, smooth: bool) -> Known | None:
+        """What the compiled engine knows of a model from an earlier session; None if nothing, or if eager is wanted."""
+        if self._wanted == "eager" or not model.compiled:
+            return None
+        from pcnet.engine.compiled.engine import known_before
+
+        return known_before(model, spec, smooth)
 
     def choose(self, run: Run, total: int | None, known: Known | None = None) -> None:
         """Decide which engine acts, before the first observation.

@@ -125,7 +125,10 @@ class MixtureSession(Session):
         shape = torch.Size((count, *self._shape))
         spec = BatchSpec(shape.numel(), self.dtype, self.device, shape)
         policy, smooth = "stop" if self.on_divergence == "raise" else self.on_divergence, self.smooth is not False
-        known = None if before.lead is None else before.lead.engine.known.with_rows(self._shape.numel(), count)
+        if before.lead is None:
+            known = self._engine.known_before(self.model, spec, smooth)
+        else:
+            known = before.lead.engine.known.with_rows(self._shape.numel(), count)
         make = partial(Program, self.model) if known is None else partial(known.program, self.model)
         self._run = run = Run(make(spec, smooth), self._engine, self._raw_record, policy)
         self._engine.choose(run, self._total, known)
@@ -232,25 +235,27 @@ class MixtureSession(Session):
 
     def _copy_rows(self, source: Indices, lost: Divergence) -> None:
         """Continue with copies of these rows (K, B); lost: batch elements of which no row is left."""
-        now, index, batch = self._bound.now, rows.places(source), source.shape[1]
+        before, lead, index, batch = self._bound, self._engine.lead, rows.places(source), source.shape[1]
+        at, node = (value.reshape(-1) for value in lost)
+        gone = np.flatnonzero(at >= 0).tolist()
+        stopped = {row * batch + b: (int(at[b]), str(node[b])) for row in range(len(source)) for b in gone}
+        log = DivergenceLog(before.snapshot.log.events, stopped)
         with torch.inference_mode():
-            state, first = rows.copies(now.state, index), self._bound.first
-            relative = None if now.relative_dt is None else now.relative_dt[index]
             if self._trail is not None:
                 self._trail.branch(index)
-            same = len(source) == self._bound.program.spec.batch_shape[0]
-            run = self._bound if same else self._bind_rows(len(source), self.acting_engine)
-            at, node = (value.reshape(-1) for value in lost)
-            gone = np.flatnonzero(at >= 0).tolist()
-            stopped = {row * batch + b: (int(at[b]), str(node[b])) for row in range(len(source)) for b in gone}
-            run.now = now._replace(state=state, relative_dt=relative, log=DivergenceLog(now.log.events, stopped))
+            first, same = before.first, len(source) == before.program.spec.batch_shape[0]
+            run = before if same else self._bind_rows(len(source), self.acting_engine)
+            new = self._engine.lead
+            if lead is None or new is None or not new.copy_elements(lead, index.numpy(), log):
+                now = before.now
+                relative = None if now.relative_dt is None else now.relative_dt[index]
+                run.now = now._replace(state=rows.copies(now.state, index), relative_dt=relative, log=log)
             rows.assume_kinds(run, self.hypotheses, self._bank)
             if self.on_divergence != "raise":  # otherwise nothing is reset to it
                 run.first = run.first._replace(nodes=rows.copies(first, index).nodes)
             if run.rescue is not None:
                 run.rescue.forget()
                 run.keep_for_rescue()
-            run.show()
 
     def _start_anew(self, suspects: Suspects) -> None:
         if self._opening is None:

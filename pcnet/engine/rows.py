@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pcnet.engine.bank import Array, Bank, Indices
 from pcnet.engine.run import Run
-from pcnet.engine.state import GraphState, NodeStates
+from pcnet.engine.state import GraphState
 from pcnet.model.graph import Graph
 from pcnet.model.hypotheses import Hypotheses
 from pcnet.model.links import Weighs
@@ -61,16 +61,11 @@ def start(
                 found = guess[name].to(shift).repeat(rows, 1)
                 nodes[name] = node.with_guess(program.bound[name], nodes[name], found)
             nodes[name] = node.assume(program.bound[name], nodes[name], shift)
-    _set_nodes(run, nodes)
+    run.replace_nodes(nodes)
 
 
 def _weighs_observations(graph: Graph, name: str) -> bool:
     return all(link.child.observes for link in graph.below(graph[name]) if isinstance(link, Weighs))
-
-
-def _set_nodes(run: Run, nodes: NodeStates) -> None:
-    now = run.now
-    run.now = now._replace(state=now.state._replace(nodes=nodes))
 
 
 def assume_kinds(run: Run, hypotheses: Hypotheses, bank: Bank) -> None:
@@ -82,11 +77,11 @@ def assume_kinds(run: Run, hypotheses: Hypotheses, bank: Bank) -> None:
         "walk": torch.as_tensor(rates).to(program.zeros) / program.interval,
         "outliers": torch.as_tensor(shares).to(program.zeros),
     }
-    nodes = dict(run.now.state.nodes)
+    nodes = {}
     for name, node in program.nodes.items():
         if isinstance(node, Assumes) and node.assumption in values:
-            nodes[name] = node.assume(program.bound[name], nodes[name], values[node.assumption])
-    _set_nodes(run, nodes)
+            nodes[name] = node.assume(program.bound[name], run.node_state(name), values[node.assumption])
+    run.replace_nodes(nodes)
 
 
 def has_walks(run: Run) -> bool:
@@ -109,10 +104,11 @@ def rescale(run: Run, weights: Tensor, factor: float) -> None:
 
     weights: of the rows, (K, B).
     """
-    nodes, bound = run.now.state.nodes, run.program.bound
-    changed = {name: node.rescaled(bound[name], nodes[name], weights, factor) for name, node in _scaled(run).items()}
-    _set_nodes(run, {**nodes, **changed})
-    run.show()
+    bound = run.program.bound
+    found = {
+        name: node.rescaled(bound[name], run.node_state(name), weights, factor) for name, node in _scaled(run).items()
+    }
+    run.replace_nodes(found)
 
 
 def places(source: Indices) -> Tensor:

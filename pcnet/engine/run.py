@@ -15,7 +15,7 @@ from pcnet.engine.inputs import Observation
 from pcnet.engine.program import Program
 from pcnet.engine.recording import columns
 from pcnet.engine.rescue import Rescue
-from pcnet.engine.state import GraphState, select_nodes
+from pcnet.engine.state import GraphState, NodeStates, select_nodes
 from pcnet.engine.tick import Failure, Inputs, NumericalError, Outputs, Workspace, tick
 from pcnet.errors import ObservationError
 from pcnet.model.context import Now
@@ -90,6 +90,20 @@ class Run:
         self.snapshot = snapshot
         if self.engine.lead is not None:
             self.engine.lead.place = None
+
+    def node_state(self, name: str) -> Any:
+        """The present state of a node, without reading that of other nodes from compiled code."""
+        lead = self.engine.lead
+        return self.snapshot.state.nodes[name] if lead is None or lead.place is None else lead.node_state(name)
+
+    def replace_nodes(self, nodes: NodeStates) -> None:
+        """Replace the present states of some nodes; contexts show it from the next `show` on."""
+        lead = self.engine.lead
+        if lead is not None and lead.place is not None:
+            lead.replace_nodes(nodes)
+        else:
+            state = self.snapshot.state
+            self.now = self.snapshot._replace(state=state._replace(nodes={**state.nodes, **nodes}))
 
     @property
     def place(self) -> Snapshot | Place:

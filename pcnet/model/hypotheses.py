@@ -27,7 +27,8 @@ class Hypotheses:
         walks: Standard deviations of the walk of the parameters in one sampling interval, in prior standard deviations.
         walk_start: Observation at which copies with walks join.
         walk_cost: What they are behind then, in nats.
-        walk_share: Share of the weight that each kind of walk, and standing still, gets at each review of the copies.
+        walk_share: Share of the weight that each kind of walk, and standing still, gets for every 8 observations, after
+            256 for every 64, and after 2048 for every 256.
         drop: Copies so many nats behind are dropped.
         merge: Copies whose log-levels all agree within this are merged, if their means agree within half an sd.
         guess: Names of precision nodes whose first guess is to be found from the first observations.

@@ -95,7 +95,9 @@ def compiled_engine(program: Program, interval: Interval, record: Record, known:
             about, varying = digest(model), varying_settings(program)
         except SettingError as error:
             raise UntraceableError(str(error)) from None
-        known = Known(about, varying, model.compiled.setdefault(("programs", about, *_nodes(model)), {}))
+        known = Known(about, varying, {})
+        if program.spec.batch <= MOST_KEPT:
+            model.compiled["known", program.spec, program.smooth, *_nodes(model)] = known
     about, settings, _ = known
     width = width_for(program.spec.batch)
     details = (
@@ -112,6 +114,12 @@ def compiled_engine(program: Program, interval: Interval, record: Record, known:
     if variants is None or not variants.is_valid:
         variants = kept[key] = Variants(Layout(program, settings), width, record, identity(model, about, details))
     return CompiledEngine(program, interval, variants, known)
+
+
+def known_before(model: Model, spec: BatchSpec, smooth: bool) -> Known | None:
+    """What an earlier session has found out, if the model is still the same."""
+    known: Known | None = model.compiled.get(("known", spec, smooth, *_nodes(model)))
+    return known if known is not None and known.about == digest(model) else None
 
 
 def _nodes(model: Model) -> tuple[int, ...]:
@@ -145,6 +153,16 @@ class CompiledEngine:
         self._stopped = None if running.all() else np.flatnonzero(~running)
         if running.any():
             self.run.load(state.tensors(), self.settings, np.flatnonzero(running))
+
+    def copy_elements(self, other: CompiledEngine, index: NDArray[np.int64]) -> bool:
+        """Take over copies of batch elements of another engine (or of this one); False if some of them have stopped."""
+        if other._stopped is not None:
+            return False
+        if self is not other:
+            self._before, self._elapsed, self._stopped = self.program.initial, [], None
+            self.run.load_settings(self.settings)
+        self.run.copy_elements(other.run, index)
+        return True
 
     def state(self) -> GraphState:
         """The state after the observations that were taken in since `load`."""

@@ -76,6 +76,11 @@ class Layout:
         parts = {"state": self.state, "given": self.given, "settings": self.settings, "record": record}
         return {name: {slot.name: slot.start for slot in part} for name, part in parts.items()}
 
+    def of_node(self, name: str) -> tuple[list[Slot], slice]:
+        """The slots of the state of a node, and where they are; they follow each other."""
+        part = [slot for slot in self.state if slot.name.startswith(f"{name}/")]
+        return part, slice(part[0].start, part[-1].places.stop) if part else slice(0)
+
     @staticmethod
     def size(part: Sequence[Slot]) -> int:
         return part[-1].start + part[-1].size if part else 0

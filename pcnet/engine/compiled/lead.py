@@ -8,15 +8,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from pcnet.engine.clock import Clock
 from pcnet.engine.compiled.engine import CompiledEngine, Series
 from pcnet.engine.compiled.stepper import Stepper
+from pcnet.engine.divergence import DivergenceLog
 from pcnet.engine.inputs import Observation, Sample, time_of
 from pcnet.engine.run import Run, Snapshot
+from pcnet.engine.state import NodeStates
 from pcnet.engine.tick import Outputs
 from pcnet.errors import ObservationError
+from pcnet.numerics.trees import flatten, unflatten
 
 ROWS = 256
 """Rows that single ticks record before they go into the recorder."""
@@ -131,8 +135,7 @@ class Lead:
                 engine.load(run.snapshot.state)
                 self._loaded = run.snapshot
             place = self._at_snapshot()
-        if self._stepper is not None:
-            self._stepper.forget_derived()
+        self._forget_derived()
         made = engine.advance(series, start, count, place.tick, place.clock, run.record.every)
         if made.ticks:
             rows = place.rows
@@ -145,11 +148,43 @@ class Lead:
                 self._stepper = Stepper(engine, ROWS)
         return made.ticks
 
+    def _forget_derived(self) -> None:
+        """Let single ticks derive anew what depends on a state that others have changed."""
+        if self._stepper is not None:
+            self._stepper.forget_derived()
+
     def _at_snapshot(self) -> Place:
         """The place of the run's snapshot, whose state compiled code has loaded."""
         now = self._run.snapshot
         self._flushed = now.rows
         return Place(now.tick, now.clock, None, now.rows)
+
+    def copy_elements(self, other: Lead, index: NDArray[np.int64], log: DivergenceLog) -> bool:
+        """Go on where another one (or this one) is, with copies of its batch elements (B,), in compiled memory.
+
+        Returns:
+            Whether that could be done: the other is ahead of its run, and nothing has stopped.
+        """
+        other._settle()
+        run, place, before = self._run, other.place, other._run.snapshot
+        if place is None or not self.engine.copy_elements(other.engine, index):
+            return False
+        run.snapshot = before._replace(state=run.program.initial, relative_dt=None, log=log)
+        self._loaded, self.place, self._flushed = run.snapshot, place, place.rows
+        self._forget_derived()
+        return True
+
+    def node_state(self, name: str) -> Any:
+        """The state of a node where compiled code is."""
+        self._settle()
+        return unflatten(self._run.program.initial.nodes[name], name, self.engine.run.node_tensors(name))
+
+    def replace_nodes(self, nodes: NodeStates) -> None:
+        """Replace the states of some nodes where compiled code is."""
+        self._settle()
+        for name, state in nodes.items():
+            self.engine.run.set_node_tensors(name, flatten(state, name))
+        self._forget_derived()
 
     def catch_up(self) -> None:
         """Bring the run's snapshot and recorder to where compiled code is."""

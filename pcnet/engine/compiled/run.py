@@ -94,12 +94,32 @@ class CompiledRun:
             self._resize(elements)
         self._state[...] = self._grouped(pack(self.layout.state, tensors))
         self._stale[:] = EVERYTHING
+        self.load_settings(settings)
+
+    def load_settings(self, settings: Mapping[str, Tensor]) -> None:
+        """Take over settings that differ over the batch, (B, ...) by path."""
         if settings:
-            self._settings[...] = self._grouped(pack(self.layout.settings, settings)[elements])
+            self._settings[...] = self._grouped(pack(self.layout.settings, settings)[self.elements])
 
     def tensors(self) -> dict[str, Tensor]:
         """The state of these batch elements by path."""
         return unpack(self.layout.state, self._ungrouped(self._state))
+
+    def node_tensors(self, node: str) -> dict[str, Tensor]:
+        """The state of a node by path."""
+        part, places = self.layout.of_node(node)
+        return unpack(part, self._ungrouped(self._state[:, places]))
+
+    def set_node_tensors(self, node: str, tensors: Mapping[str, Tensor]) -> None:
+        """Replace the state of a node, (B, ...) by path."""
+        part, places = self.layout.of_node(node)
+        self._state[:, places] = self._grouped(pack(part, tensors))
+        self._stale[:] = EVERYTHING
+
+    def copy_elements(self, other: CompiledRun, index: NDArray[np.int64]) -> None:
+        """Take over the state of these batch elements of another run (or of this one), one for each of its own."""
+        self._state[...] = self._grouped(other._ungrouped(other._state)[index])
+        self._stale[:] = EVERYTHING
 
     def _grouped(self, rows: Array) -> Array:
         """(B, n) → (groups, n, lanes); the last group is filled up with the last batch element."""
