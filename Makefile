@@ -5,9 +5,11 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 RUNTIME := $(VENV)/.runtime
 ARENA := $(VENV)/.arena
+HGF_VENV := .venv-hgf
+HGF := $(HGF_VENV)/.installed
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps
 
-.PHONY: demo paper-demo paper calibration systems arena test test-all lint docs bench soak attack build clean
+.PHONY: demo paper-demo paper calibration systems arena arena-docs arena-check test test-all lint docs bench soak attack build clean
 
 # every package by version and hash; the lock files are complete, so that no dependencies are looked for.
 # This one is what a user needs, and what `make demo` sets up; the tools of development come on top of it
@@ -44,8 +46,18 @@ $(ARENA): $(STAMP) requirements-calibration.lock requirements-arena.lock
 	$(INSTALL) --require-hashes -r requirements-calibration.lock -r requirements-arena.lock
 	touch $(ARENA)
 
-arena: $(ARENA)  ## filters of other packages on the same data with the same information, in 20 minutes; goes on where it stopped
-	$(BIN)/python -m studies.arena output/arena
+# pyhgf needs an older jax than the other rivals; without it the arena runs, and says so
+$(HGF): requirements-arena-hgf.lock
+	-$(PYTHON) -m venv $(HGF_VENV) && $(HGF_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements-arena-hgf.lock && touch $(HGF)
+
+arena: $(ARENA) $(HGF)  ## filters of other packages on the same data with the same information, in 20 minutes; goes on where it stopped
+	OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m studies.arena output/arena
+
+arena-docs: arena  ## the same, and its report into docs/arena.md and the table of the README
+	$(BIN)/python -m studies.arena.publish output/arena
+
+arena-check: $(STAMP)  ## three tasks with five seeds, against stored figures of pcnet and its rivals
+	OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m studies.arena.check
 
 test: lint  ## lint, types and the quick tests
 	$(BIN)/python -m pytest -n 2 --dist worksteal
@@ -72,9 +84,10 @@ attack: $(STAMP)  ## damage, kills, outliers and nonsense, many times over, in a
 test-all: lint  ## all tests, with whole-run reproductions that take minutes, and most of them again with compiled code
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "slow or not slow"
 	PCNET_ENGINE=compiled $(BIN)/python -m pytest -n 2 --dist worksteal tests/contract tests/oracle tests/system
+	$(MAKE) arena-check
 
 build: $(STAMP)  ## wheel and sdist into dist/
 	$(BIN)/python -m build --no-isolation
 
 clean:
-	rm -rf $(VENV) dist build output .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(HGF_VENV) dist build output .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -11,16 +11,16 @@ VENDORED = {"cytoscape": ("3.34.4", "pcnet/results/page/cytoscape.min.js", "MIT"
 """Files of others that are part of the package: name, version, path and licence."""
 
 
-def pins() -> dict[str, str]:
-    """The version of every package in the lock files."""
+def pins() -> set[tuple[str, str]]:
+    """Name and version of every package in the lock files; environments may have different versions."""
     text = "".join(path.read_text() for path in sorted(ROOT.glob("requirements*.lock")))
-    return dict(re.findall(r"^([A-Za-z0-9_.-]+)==([^\s;]+)", text, re.M))
+    return set(re.findall(r"^([A-Za-z0-9_.-]+)==([^\s;]+)", text, re.M))
 
 
 def bill() -> dict[str, Any]:
     """All packages of the lock files, and all vendored files with their digests."""
     components: list[dict[str, Any]] = []
-    for name, version in sorted(pins().items()):
+    for name, version in sorted(pins()):
         purl = f"pkg:pypi/{name}@{version}"
         components.append({"type": "library", "name": name, "version": version, "purl": purl})
     for name, (version, path, licence) in VENDORED.items():

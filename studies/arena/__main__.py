@@ -16,7 +16,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 @app.command()
 def arena(
     folder: Annotated[Path, typer.Argument(help="Folder of the report and of finished cells.")] = Path("output/arena"),
-    seeds: Annotated[int, typer.Option(min=1, help="Number of realisations of each task.")] = 5,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of realisations of each task.")] = 20,
     only: Annotated[str, typer.Option(help="Names of tasks, such as neuron,lorenz; default: all.")] = "",
     methods: Annotated[str, typer.Option(help="Names of methods, such as pcnet,filterpy; default: all.")] = "",
     first_seed: Annotated[

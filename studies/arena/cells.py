@@ -6,6 +6,7 @@ import functools
 import hashlib
 import importlib.metadata
 import json
+import math
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,15 +17,17 @@ from numpy.typing import NDArray
 
 import pcnet
 from pcnet.files import atomic_write
-from studies.arena.beliefs import Beliefs
+from studies.arena import hgf_rival
+from studies.arena.beliefs import AHEAD, Beliefs, Forecasts, origins
 from studies.arena.methods import METHODS, use_one_thread
 from studies.arena.model import Information, record_of
-from studies.arena.tasks import TASKS
-from studies.systems.design import Realisation, simulate
+from studies.arena.tasks import TASKS, Task
+from studies.systems.design import Realisation
 from studies.systems.trials import SDS
 
 Array = NDArray[Any]
-LIMIT = 60.0  # CPU seconds of a cell, after which it gets no further seed
+LIMIT = 10.0  # CPU seconds of a cell, after which it gets no further seed
+SHOWN = 200  # observations at the end of the first seed that a cell keeps for the figure
 
 
 class Cell(NamedTuple):
@@ -49,6 +52,8 @@ class Cell(NamedTuple):
 def code_of(method: str) -> str:
     """Digest of pcnet's sources for its own methods, the version of the package for others."""
     package = METHODS[method].package
+    if package == "pyhgf":
+        return hgf_rival.version()
     if package != "pcnet":
         return "" if METHODS[method].missing() else importlib.metadata.version(package)
     digest = hashlib.sha256()
@@ -64,9 +69,14 @@ def list_cells(tasks: Sequence[str], methods: Sequence[str]) -> list[Cell]:
         task = TASKS[name]
         for key in methods:
             for information in METHODS[key].told if METHODS[key].entered(task) else ():
-                if task.system.parameters or information in ("everything", "neither"):
+                if has_parameters(task) or information in ("everything", "neither"):
                     found.append(Cell(name, key, information))
     return found
+
+
+def has_parameters(task: Task) -> bool:
+    """Whether there are parameters to be told or not."""
+    return bool(task.system.parameters) and not task.switches
 
 
 def run_cell(cell: Cell, seeds: Sequence[int], folder: Path, deadline: float) -> bool:
@@ -91,31 +101,44 @@ def measure(cell: Cell, seeds: Sequence[int]) -> dict[str, Any]:
     if missing is not None:
         return {"missing": missing, "rows": []}
     data = _simulated(cell.task, tuple(seeds))
-    rows: list[dict[str, float]] = []
-    started = time.process_time()
-    apply = method.build(task, cell.information)
+    rows: list[dict[str, Any]] = []
+    trace: dict[str, Any] = {}
+    started, apart = time.process_time(), 0.0
+    try:
+        apply = method.build(task, cell.information)
+    except ImportError:  # of this environment, not of the filter
+        raise
+    except Exception as error:
+        return {"missing": f"{type(error).__name__}: {error}".splitlines()[0][:200], "rows": []}
     built = time.process_time() - started
     for index, seed in enumerate(seeds):
         record = record_of(task, data, index)
         began = time.process_time()
         try:
-            beliefs = apply(record)
+            beliefs: Beliefs | None = apply(record)
             failure = ""
-        except ImportError:  # of this environment, not of the filter
+        except ImportError:
             raise
         except Exception as error:  # a rival's failure is a result
             beliefs, failure = None, f"{type(error).__name__}: {error}".splitlines()[0][:120]
-        seconds = time.process_time() - began
-        row: dict[str, Any] = {"seed": seed, "seconds": seconds, "first": seconds + built, "failure": failure}
+        seconds = time.process_time() - began + (beliefs.further_seconds if beliefs else 0.0)
+        apart += beliefs.further_seconds if beliefs else 0.0
+        row = {"seed": seed, "seconds": seconds, "first": seconds + built, "failure": failure}
         rows.append({**row, **score(cell.task, data, index, beliefs)})
-        if time.process_time() - started > LIMIT:
+        if beliefs is not None and not trace:
+            shown = data.times.numpy(), data.states[index, :, -1].numpy(), beliefs.mean[:, -1], beliefs.sd[:, -1]
+            trace = {
+                name: np.asarray(each)[-SHOWN:].tolist()
+                for name, each in zip(("times", "truth", "mean", "sd"), shown, strict=True)
+            }
+        if time.process_time() - started + apart > LIMIT:
             break
-    return {"missing": None, "rows": rows, "wanted": len(seeds)}
+    return {"missing": None, "rows": rows, "trace": trace, "wanted": len(seeds)}
 
 
 @functools.lru_cache(maxsize=2)
 def _simulated(name: str, seeds: tuple[int, ...]) -> Realisation:
-    return simulate(TASKS[name].system, seeds)
+    return TASKS[name].simulate(TASKS[name].system, seeds)
 
 
 def score(name: str, data: Realisation, index: int, beliefs: Beliefs | None) -> Mapping[str, float]:
@@ -138,7 +161,31 @@ def score(name: str, data: Realisation, index: int, beliefs: Beliefs | None) -> 
         away = (beliefs.theta - np.array(system.parameters_at(1.0))) / np.array(system.prior_sd)
         close = np.abs(away) <= SDS * beliefs.theta_sd / np.array(system.prior_sd)
         found |= {"parameters": float((away**2).mean()), "parameter_coverage": float(close.mean())}
+    if beliefs.noise is not None:
+        found["noise_x"] = float(np.mean(np.log(beliefs.noise.x / np.array(system.diffusion)) ** 2))
+        if TASKS[name].family == "gaussian":
+            found["noise_y"] = float(np.mean(np.log(beliefs.noise.y / np.array(system.observation_sd)) ** 2))
+    if beliefs.ahead is not None:
+        found["ten_steps"] = score_ahead(beliefs.ahead, states, data.scale.numpy())
     return found
+
+
+def score_ahead(ahead: Forecasts, states: Array, scale: Array) -> float:
+    """Mean log-density of the true states, in units of their spread, ten observations after origins; −∞ without any.
+
+    Args:
+        ahead: Makes the forecasts.
+        states: True ones, (T, d).
+        scale: Their spread, (d,).
+    """
+    try:
+        found = ahead(origins(len(states)), AHEAD)
+    except Exception:  # of a forecast of any package
+        return -math.inf
+    truth = states[[place + AHEAD for place in origins(len(states))]]
+    sd = np.maximum(found.sd / scale, 1e-9)
+    density = -0.5 * ((truth - found.mean) / scale / sd) ** 2 - np.log(sd) - 0.5 * math.log(2 * math.pi)
+    return float(np.nan_to_num(density.mean(), nan=-math.inf))
 
 
 def effective_size(values: Array) -> float:

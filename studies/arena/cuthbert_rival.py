@@ -1,16 +1,19 @@
-"""The filter of cuthbert that linearises conditional moments: an extended Kalman filter in square-root form."""
+"""Filter and smoother of cuthbert that linearise conditional moments: extended ones in square-root form."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from studies.arena.beliefs import Beliefs, Filter, beliefs_of
+from studies.arena.dynamax_rival import BLIND
 from studies.arena.model import DiscreteModel, Information, Record
 from studies.arena.tasks import Task
 
 
-def build(task: Task, information: Information) -> Filter:
-    """A filter under jit; it is told the noise."""
+def build(task: Task, information: Information, smooth: bool = False) -> Filter:
+    """A filter or smoother under jit; it is told the noise."""
     import cuthbert
     import jax
     import jax.numpy as jnp
@@ -20,32 +23,44 @@ def build(task: Task, information: Information) -> Filter:
     model = DiscreteModel(task, information)
     noise = model.told
     mean, covariance = model.initial(jnp, noise)
-    root_y = jnp.linalg.cholesky(model.observation_covariance(jnp, noise))
 
     def dynamics(state: Any, inputs: Any) -> Any:
-        interval, theta, _, root = inputs
-        return (lambda z: (model.step(jnp, z, interval, theta), root)), state.mean
+        interval, time, theta, _, root = inputs
+        return (lambda z: (model.step(jnp, z, interval, time, theta), root)), state.mean
 
     def observation(state: Any, inputs: Any) -> Any:
-        return (lambda z: (model.observe(jnp, z), root_y)), state.mean, inputs[2]
+        y = inputs[3]
+        seen = jnp.isfinite(y)
+
+        def expected(z: Any) -> Any:
+            variance = jnp.diagonal(model.observation_covariance(jnp, noise, z))
+            return model.observe(jnp, z), jnp.diag(jnp.sqrt(jnp.where(seen, variance, BLIND)))
+
+        return expected, state.mean, jnp.where(seen, y, 0.0)
 
     built = moments.build_filter(mean, jnp.sqrt(covariance), dynamics, observation)  # the covariance is diagonal
+    smoother = moments.build_smoother(dynamics)
 
     def root_of(interval: Any) -> Any:
         """A root of Q, which is singular at the first observation and for parameters that stand still."""
         values, vectors = jnp.linalg.eigh(model.process_covariance(jnp, noise, interval))
         return vectors * jnp.sqrt(jnp.maximum(values, 0.0))
 
-    def beliefs(intervals: Any, theta: Any, y: Any) -> Any:
-        inputs = intervals, theta, y, jax.vmap(root_of)(intervals)
+    def beliefs(intervals: Any, times: Any, theta: Any, y: Any) -> Any:
+        inputs = intervals, times, theta, y, jax.vmap(root_of)(intervals)
         states = cuthbert.filter(built, inputs, built.init_prepare())
-        variances = (states.chol_cov**2).sum(-1)
-        return states.mean[1:], variances[1:], states.log_normalizing_constant[-1]
+        evidence = states.log_normalizing_constant[-1]
+        if smooth:
+            states = cuthbert.smoother(smoother, states, inputs)
+        return states.mean[1:], (states.chol_cov @ states.chol_cov.mT)[1:], evidence
 
-    filtered = jax.jit(beliefs)
+    applied = jax.jit(beliefs)
 
     def apply(record: Record) -> Beliefs:
-        means, variances, evidence = filtered(record.intervals, record.theta, record.observations)
-        return beliefs_of(model, means, variances, float(evidence))
+        y, correction = model.readings(record)
+        means, covariances, evidence = applied(record.intervals, record.times, record.theta, y)
+        evidence = float(evidence) + correction + 0.5 * np.isnan(y).sum() * np.log(2 * np.pi * BLIND)
+        found = beliefs_of(model, record, noise, means, covariances, evidence, "extended")
+        return found._replace(ahead=None) if smooth else found
 
     return apply

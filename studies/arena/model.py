@@ -7,12 +7,12 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from studies.arena.tasks import Task
+from studies.arena.tasks import LOG_CHI2, Task
 from studies.systems.design import Realisation, matern_step
 
 Array = NDArray[Any]
 Information = Literal["everything", "noise", "parameters", "neither"]
-"""What a filter is told; flow, observation function and priors always."""
+"""What a filter is told; flow, observation function, priors and the kind of noise always."""
 SUBSTEPS = 2  # Runge–Kutta steps between two observations
 TINY = 1e-6  # variance of white noise beside coloured noise, relative to it
 SHARED_FROM = 6  # states from which a fit has one process level, and one observation level, for all
@@ -22,9 +22,8 @@ class Record(NamedTuple):
     """Observations of one seed."""
 
     times: Array  # (T,)
-    observations: Array  # (T, m)
+    observations: Array  # (T, m); NaN where nothing is seen
     theta: Array  # true parameters at each observation, (T, p), for filters that are told them
-    is_outlier: Array  # (T, m), for the particle filter alone
 
     @property
     def intervals(self) -> Array:
@@ -39,7 +38,18 @@ def record_of(task: Task, data: Realisation, seed: int) -> Record:
     """Observations of the seed with this index."""
     count = task.system.samples
     theta = np.array([task.system.parameters_at(k / count) for k in range(count)]).reshape(count, -1)
-    return Record(data.times.numpy(), data.observations[seed].numpy(), theta, data.is_outlier[seed].numpy())
+    return Record(data.times.numpy(), data.observations[seed].numpy(), theta)
+
+
+def without_gaps(record: Record, dt: float) -> tuple[Record, Array]:
+    """The record with missing observations in gaps of more than two intervals, and the places of its own ones."""
+    parts = [max(1, round(interval / dt)) if interval > 2 * dt else 1 for interval in record.intervals]
+    places = np.cumsum(parts) - 1
+    source = np.repeat(np.arange(len(parts)), parts)
+    times = np.interp(np.arange(places[-1] + 1), places, record.times)
+    y = np.full((len(times), record.observations.shape[1]), np.nan)
+    y[places] = record.observations
+    return Record(times, y, record.theta[source]), places
 
 
 class Noise(NamedTuple):
@@ -54,8 +64,9 @@ class DiscreteModel:
 
     def __init__(self, task: Task, information: Information) -> None:
         self.task, system = task, task.system
-        self.learns_theta = information in ("noise", "neither") and bool(system.parameters)
+        self.learns_theta = bool(system.parameters) and (information in ("noise", "neither") or task.switches)
         self.learns_noise = information in ("parameters", "neither")
+        self.learns_noise_y = self.learns_noise and task.family == "gaussian"
         self.d, self.m = system.dim, system.channels
         self.p = len(system.parameters) if self.learns_theta else 0
         self.coloured = system.correlation_time is not None
@@ -68,11 +79,22 @@ class DiscreteModel:
         self.fitted_x = 1 if self.shared else self.d  # number of process levels of a fit
         self.told = Noise(np.array(system.diffusion), np.array(system.observation_sd))
 
-    def step(self, xp: Any, z: Any, interval: Any, theta: Any) -> Any:
-        """Mean of z after an interval; theta: True parameters, used if they are told."""
+    def step(self, xp: Any, z: Any, interval: Any, time: Any, theta: Any) -> Any:
+        """Mean of z, (n, ...), after an interval.
+
+        Args:
+            xp: numpy or jax.numpy.
+            z: State, parameters and coloured noise.
+            interval: Its length; 0 before the first observation.
+            time: When it ends.
+            theta: True parameters, (p, ...), used if they are told.
+        """
         d, p, h = self.d, self.p, interval / SUBSTEPS
         x, theta = z[:d], z[d : d + p] if self.learns_theta else theta
-        for _ in range(SUBSTEPS):
+        if self.task.is_map:
+            clock = (time - interval,) if self.task.takes_time else ()
+            x = x + xp.where(interval > 0, 1.0, 0.0) * self.task.flow(xp, x, theta, *clock)
+        for _ in range(0 if self.task.is_map else SUBSTEPS):
             k1 = self.task.flow(xp, x, theta)
             k2 = self.task.flow(xp, x + 0.5 * h * k1, theta)
             k3 = self.task.flow(xp, x + 0.5 * h * k2, theta)
@@ -80,15 +102,32 @@ class DiscreteModel:
             x = x + h / 6 * (k1 + 2 * k2 + 2 * k3 + k4)
         parts = [x, z[d : d + p]]
         if self.coloured:
-            parts.append((z[d + p :].reshape(self.m, 2) @ self.memory.T).reshape(-1))
+            noise = z[d + p :].reshape(self.m, 2, *z.shape[1:])
+            parts.append(xp.einsum("ij,mj...->mi...", self.memory, noise).reshape(z[d + p :].shape))
         return xp.concatenate(parts)
 
     def observe(self, xp: Any, z: Any) -> Any:
+        """Mean of an observation, or of its log-square where a volatility is seen."""
         seen = self.task.observe(xp, z[: self.d])
+        if self.task.family == "poisson":
+            return xp.exp(seen)
+        if self.task.family == "volatility":
+            return seen + LOG_CHI2[0]
         return seen + z[self.d + self.p :: 2] if self.coloured else seen
 
+    def readings(self, record: Record) -> tuple[Array, float]:
+        """What Gaussian filters take in, (T, m), and what their log-evidence lacks to be that of the observations.
+
+        Returns are squared and their logs taken, as is usual for stochastic volatility; the density of a return is
+        that of the log-square, divided by the return's size.
+        """
+        if self.task.family != "volatility":
+            return record.observations, 0.0
+        size = np.abs(record.observations).clip(1e-6)
+        return 2 * np.log(size), -float(np.log(size).sum())
+
     def process_covariance(self, xp: Any, noise: Noise, interval: Any) -> Any:
-        """Q of one interval, (n, n): exact for linear flows without parameters, else interval · D²."""
+        """Q of one interval, (n, n): exact where A² = 0 and the flow is Ax, else interval · D²."""
         system, square = self.task.system, xp.diag(noise.x**2)
         block = interval * square
         if self.task.drift is not None:  # ∫ (1 + As) D² (1 + As)ᵀ ds, exact where A² = 0
@@ -102,7 +141,10 @@ class DiscreteModel:
             blocks += [noise.y[i] ** 2 * xp.asarray(self.fresh) for i in range(self.m)]
         return block_diagonal(xp, blocks)
 
-    def observation_covariance(self, xp: Any, noise: Noise) -> Any:
+    def observation_covariance(self, xp: Any, noise: Noise, z: Any) -> Any:
+        """R, (m, m): of counts it is their mean."""
+        if self.task.family == "poisson":
+            return xp.diag(self.observe(xp, z))
         return xp.diag((TINY if self.coloured else 1.0) * noise.y**2)
 
     def initial(self, xp: Any, noise: Noise) -> tuple[Any, Any]:
@@ -116,16 +158,21 @@ class DiscreteModel:
         return xp.asarray([*mean, *[0.0] * (self.dim - len(mean))]), block_diagonal(xp, blocks)
 
     def first_guess(self, record: Record) -> Array:
-        """Where a fit of the noise starts: logs of standard deviations, (d + m,) or, with many states, (2,)."""
+        """Where a fit of the noise starts: logs of standard deviations of x and y, of all together if `shared`."""
         x = np.log(0.3 * np.array(self.task.system.initial_sd))
-        y = np.log(np.diff(record.observations, axis=0).std(0) / np.sqrt(2))
-        return np.array([x.mean(), y.mean()]) if self.shared else np.concatenate([x, y])
+        if self.shared:
+            x = x.mean(keepdims=True)
+        if not self.learns_noise_y:
+            return x
+        seen = [channel[np.isfinite(channel)] for channel in record.observations.T]
+        y = np.log([np.diff(channel).std() / np.sqrt(2) for channel in seen])
+        return np.concatenate([x, y.mean(keepdims=True) if self.shared else y])
 
     def noise_of(self, xp: Any, logs: Any) -> Noise:
         """Standard deviations from what a fit varies."""
-        if self.shared:
-            return Noise(xp.exp(logs[0]) * xp.ones(self.d), xp.exp(logs[1]) * xp.ones(self.m))
-        return Noise(xp.exp(logs[: self.d]), xp.exp(logs[self.d :]))
+        x, y = logs[: self.fitted_x], logs[self.fitted_x :]
+        x = xp.exp(x) * xp.ones(self.d)
+        return Noise(x, xp.exp(y) * xp.ones(self.m) if self.learns_noise_y else xp.asarray(self.told.y))
 
 
 def block_diagonal(xp: Any, blocks: list[Any]) -> Any:

@@ -9,8 +9,11 @@ from pathlib import Path
 from pcnet.errors import SettingError
 from pcnet.sweeps.workers import cores, process_pool
 from studies.arena.cells import list_cells, run_cell
+from studies.arena.costs import measure_costs
+from studies.arena.lynx import measure_forecasts
 from studies.arena.methods import METHODS
-from studies.arena.report import Report, write
+from studies.arena.report import Extras, Report, write
+from studies.arena.spm import compare
 from studies.arena.tasks import TASKS
 
 REPORTED = 60_000
@@ -22,7 +25,7 @@ DEVELOPMENT = 3_000
 def run_arena(
     folder: str | Path,
     *,
-    seeds: int = 5,
+    seeds: int = 20,
     tasks: Sequence[str] = (),
     methods: Sequence[str] = (),
     first_seed: int = REPORTED,
@@ -49,6 +52,11 @@ def run_arena(
     folder, deadline = Path(folder), time.time() + 60 * minutes
     chosen = range(first_seed, first_seed + seeds)
     cells = list_cells([name for name in TASKS if name in tasks or not tasks], list(methods) or list(METHODS))
+    folder.mkdir(parents=True, exist_ok=True)
+    extras = Extras()
+    if not tasks and not methods and minutes > 0:
+        log("costs of packages, the lynx and hare record, SPM's data")
+        extras = Extras(measure_costs(folder, DEVELOPMENT), measure_forecasts(folder), compare())
     waiting = [cell for cell in cells if cell.read(folder, chosen) is None]
     log(f"{len(cells)} cells, {len(cells) - len(waiting)} of them done before")
     if (processes or cores()) == 1:
@@ -64,4 +72,4 @@ def run_arena(
                 cell, there = futures[future], future.result()
                 state = "" if there else " (no time left)"
                 log(f"{done} of {len(waiting)}: {cell.task}, {cell.method}, told {cell.information}{state}")
-    return write(cells, chosen, folder)
+    return write(cells, chosen, folder, extras)

@@ -1,20 +1,30 @@
-"""Tasks of the arena: systems of `studies.systems` and a few more, with their flows for numpy and jax."""
+"""Tasks of the arena: systems of `studies.systems` and further ones, with their flows for numpy and jax."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from pcnet.functions.systems import lotka_volterra
-from studies.systems.design import SYSTEMS, System, seen
+from studies.arena import flows
+from studies.arena.flows import Flow, Mapped, element
+from studies.arena.simulation import (
+    simulate_counts,
+    simulate_growth,
+    simulate_manoeuvres,
+    simulate_returns,
+    simulate_sensors,
+)
+from studies.systems.design import SYSTEMS, Realisation, System, oscillator, seen, simulate, turning, van_der_pol
 
-Flow = Callable[[Any, Any, Any], Any]
-"""f(xp, x, θ) of single vectors, where xp is numpy or jax.numpy."""
-Mapped = Callable[[Any, Any], Any]
-"""g(xp, x) of a single vector."""
+Family = Literal["gaussian", "poisson", "volatility"]
+VELOCITIES = ((0.0, 0.0, 1.0, 0.0), (0.0, 0.0, 0.0, 1.0), (0.0,) * 4, (0.0,) * 4)
+LOG_CHI2 = (-1.2703628454614782, math.pi / math.sqrt(2))
+"""Mean and standard deviation of the log of the square of a standard normal number."""
 
 
 class Task(NamedTuple):
@@ -23,73 +33,42 @@ class Task(NamedTuple):
     system: System
     flow: Flow
     observe: Mapped
-    drift: tuple[tuple[float, ...], ...] | None = None  # A of a linear flow Ax without parameters
+    drift: tuple[tuple[float, ...], ...] | None = None  # A of a flow that is nearly Ax, for its process covariance
     gate: bool = False  # whether observations are screened, where a package's documentation says how
     paper: bool = False  # whether the paper's graph is a model of it
+    simulate: Callable[[System, Sequence[int]], Realisation] = simulate
+    family: Family = "gaussian"  # of observations, given the output of `observe`
+    is_map: bool = False  # whether the flow is the increment of one step of a map
+    takes_time: bool = False  # whether the flow is f(x, θ, t)
+    sensors: Mapping[str, tuple[int, ...]] | None = None  # channels of each of several sensors
+    switches: bool = False  # whether θ is one of few values that switch; rivals without such a model let it walk
+    peaks: bool = False  # whether beliefs have several peaks
 
 
-def fitzhugh_nagumo(xp: Any, x: Any, p: Any) -> Any:
-    return xp.stack([x[0] - x[0] ** 3 / 3 - x[1] + p[0], p[1] * (x[0] + 0.7 - 0.8 * x[1])])
-
-
-def lorenz63(xp: Any, x: Any, p: Any) -> Any:
-    return xp.stack([p[0] * (x[1] - x[0]), x[0] * (p[1] - x[2]) - x[1], x[0] * x[1] - p[2] * x[2]])
-
-
-def van_der_pol(xp: Any, x: Any, p: Any) -> Any:
-    return xp.stack([x[1], p[0] * (1 - x[0] ** 2) * x[1] - x[0]])
-
-
-def pendulum(xp: Any, x: Any, p: Any) -> Any:
-    return xp.stack([x[1], -p[1] * xp.sin(x[0]) - p[0] * x[1]])
-
-
-def duffing(xp: Any, x: Any, p: Any) -> Any:
-    return xp.stack([x[1], p[1] * x[0] - x[0] ** 3 - p[0] * x[1]])
-
-
-def oscillator(xp: Any, x: Any, p: Any) -> Any:
-    return xp.stack([x[1], -p[1] * x[0] - p[0] * x[1]])
-
-
-def three_species(xp: Any, x: Any, p: Any) -> Any:
-    u, v, w = xp.exp(x[0]), xp.exp(x[1]), xp.exp(x[2])
-    return xp.stack([p[0] * v + p[1] * w, p[2] * w - p[0] * u, -p[1] * u - p[2] * v])
-
-
-def populations(xp: Any, x: Any, p: Any) -> Any:
-    rates = xp.stack([p[0] * x[1] + p[1] * x[2], p[2] * x[2] - p[0] * x[0], -p[1] * x[0] - p[2] * x[1]])
-    return x * rates
-
-
-def lorenz96(xp: Any, x: Any, p: Any) -> Any:
-    return (xp.roll(x, -1) - xp.roll(x, 2)) * xp.roll(x, 1) - x + p[0]
-
-
-def turning(xp: Any, x: Any, p: Any) -> Any:
-    return xp.stack([x[2], x[3], -p[0] * x[3], p[0] * x[2]])
-
-
-def range_and_bearing(xp: Any, x: Any) -> Any:
-    u, v = x[0] + 20.0, x[1] + 20.0
-    return xp.stack([xp.sqrt(u**2 + v**2), xp.arctan2(v, u)])
-
-
-def constant_velocity(xp: Any, x: Any, _: Any) -> Any:
-    return xp.stack([x[2], x[3], 0.0 * x[2], 0.0 * x[3]])
-
-
+# --- flows and observations of pcnet that no other study has ----------------------------------------------------------
 def _constant_velocity(x: Tensor, _: Tensor) -> Tensor:
     return torch.cat([x[..., 2:], torch.zeros_like(x[..., 2:])], -1)
 
 
-def element(*places: int) -> Mapped:
-    """Some elements of the state."""
-    return lambda xp, x: xp.stack([x[place] for place in places])
+def _double_well(x: Tensor, p: Tensor) -> Tensor:
+    return p * (x - x**3)
 
 
+def _growth(x: Tensor, p: Tensor, t: Tensor) -> Tensor:
+    return -0.5 * x + p[..., :1] * x / (1 + x**2) + p[..., 1:] * (1.2 * t).cos()[..., None]
+
+
+def _reversion(x: Tensor, p: Tensor) -> Tensor:
+    return p[..., :1] * (p[..., 1:] - x)
+
+
+def _log_rates(x: Tensor) -> Tensor:
+    return torch.stack([1.0 + x[..., 0], 1.0 - x[..., 0], 1.0 + x[..., 1]], -1)
+
+
+# --- systems that no other study has ----------------------------------------------------------------------------------
 _TRACKING = System(
-    "Constant-velocity target, 5 % outliers, irregular times and gaps",
+    "Constant-velocity target, two sensors at two rates, outliers and gaps",
     "outliers and gaps",
     _constant_velocity,
     (),
@@ -98,12 +77,43 @@ _TRACKING = System(
     (0.0, 0.0, 1.0, 0.0),
     (1.0, 1.0, 0.5, 0.5),
     (0.02, 0.02, 0.2, 0.2),
-    (0.5, 0.5),
+    (0.5, 0.5, 0.2, 0.2),
     0.2,
     500,
-    seen(0, 1),
-    irregular=True,
+    lambda x: x,
     outliers=0.05,
+)
+_MANOEUVRES = System(
+    "Target that turns left, right or not, position seen",
+    "switching",
+    turning,
+    (0.0,),
+    (0.0,),
+    (0.1,),
+    (0.0, 0.0, 1.0, 0.0),
+    (1.0, 1.0, 0.5, 0.5),
+    (0.02, 0.02, 0.05, 0.05),
+    (0.5, 0.5),
+    1.0,
+    400,
+    seen(0, 1),
+    walk=0.5,
+)
+_MILD = System(
+    "Mild van der Pol oscillator at irregular times with gaps",
+    "irregular times",
+    van_der_pol,
+    (1.0,),
+    (2.0,),
+    (1.0,),
+    (1.0, 0.0),
+    (0.5, 0.5),
+    (0.05, 0.1),
+    (0.2,),
+    0.2,
+    500,
+    seen(0),
+    irregular=True,
 )
 _PAPER = System(
     "Lotka–Volterra process of the paper, white noise",
@@ -120,32 +130,110 @@ _PAPER = System(
     1000,
     seen(0, 1, 2),
 )
+_SQUARE = System(
+    "Double well seen through x²",
+    "two peaks",
+    _double_well,
+    (2.0,),
+    (3.0,),
+    (1.0,),
+    (1.0,),
+    (0.3,),
+    (0.8,),
+    (0.3,),
+    0.1,
+    500,
+    lambda x: x**2,
+)
+_GROWTH = System(
+    "Growth model, x²/20 seen",
+    "two peaks, a map",
+    _growth,  # type: ignore[arg-type]  # it takes the time
+    (25.0, 8.0),
+    (20.0, 10.0),
+    (5.0, 2.0),
+    (0.0,),
+    (3.0,),
+    (math.sqrt(10.0),),
+    (1.0,),
+    1.0,
+    500,
+    lambda x: x**2 / 20,
+)
+_VOLATILITY = System(
+    "Stochastic volatility, returns seen",
+    "multiplicative noise",
+    _reversion,
+    (0.05, 0.0),
+    (0.1, 1.0),
+    (0.05, 1.0),
+    (0.0,),
+    (1.0,),
+    (0.3,),
+    (LOG_CHI2[1],),
+    1.0,
+    1000,
+    lambda x: x,
+)
+_SPIKES = System(
+    "Spikes of three neurons in a hidden rhythm",
+    "counts",
+    oscillator,
+    (0.3, 2.0),
+    (0.5, 3.0),
+    (0.4, 1.0),
+    (1.0, 0.0),
+    (0.5, 0.5),
+    (0.05, 0.5),
+    (1.0,) * 3,
+    0.1,
+    600,
+    _log_rates,
+)
 
 TASKS: Mapping[str, Task] = {
-    "neuron": Task(SYSTEMS["neuron"], fitzhugh_nagumo, element(0)),
-    "lorenz": Task(SYSTEMS["chaotic"], lorenz63, element(0)),
-    "stiff": Task(SYSTEMS["stiff"], van_der_pol, element(0)),
-    "pendulum": Task(SYSTEMS["sine"], pendulum, lambda xp, x: xp.stack([xp.sin(x[0])])),
+    "neuron": Task(SYSTEMS["neuron"], flows.fitzhugh_nagumo, element(0)),
+    "lorenz": Task(SYSTEMS["chaotic"], flows.lorenz63, element(0)),
+    "stiff": Task(SYSTEMS["stiff"], flows.van_der_pol, element(0)),
+    "mild": Task(_MILD, flows.van_der_pol, element(0)),
+    "pendulum": Task(SYSTEMS["sine"], flows.pendulum, flows.sine),
     "tracking": Task(
         _TRACKING,
-        constant_velocity,
-        element(0, 1),
-        drift=((0.0, 0.0, 1.0, 0.0), (0.0, 0.0, 0.0, 1.0), (0.0,) * 4, (0.0,) * 4),
+        flows.constant_velocity,
+        element(0, 1, 2, 3),
+        drift=VELOCITIES,
         gate=True,
+        simulate=simulate_sensors,
+        sensors={"position": (0, 1), "velocity": (2, 3)},
     ),
-    "jump": Task(SYSTEMS["jump"], van_der_pol, element(0)),
-    "paper": Task(_PAPER, populations, element(0, 1, 2), paper=True),
-    "wells": Task(SYSTEMS["wells"], duffing, element(0)),
-    "smooth": Task(SYSTEMS["matern"], oscillator, element(0)),
-    "drift": Task(SYSTEMS["drift"], three_species, element(0, 1, 2)),
-    "radar": Task(SYSTEMS["radar"], turning, range_and_bearing),
+    "manoeuvres": Task(
+        _MANOEUVRES, flows.turning, element(0, 1), drift=VELOCITIES, simulate=simulate_manoeuvres, switches=True
+    ),
+    "jump": Task(SYSTEMS["jump"], flows.van_der_pol, element(0)),
+    "paper": Task(_PAPER, flows.populations, element(0, 1, 2), paper=True),
+    "wells": Task(SYSTEMS["wells"], flows.duffing, element(0)),
+    "square": Task(_SQUARE, flows.double_well, flows.square, peaks=True),
+    "growth": Task(
+        _GROWTH,
+        flows.growth,
+        flows.twentieth_of_square,
+        simulate=simulate_growth,
+        is_map=True,
+        takes_time=True,
+        peaks=True,
+    ),
+    "volatility": Task(_VOLATILITY, flows.reversion, element(0), simulate=simulate_returns, family="volatility"),
+    "spikes": Task(_SPIKES, flows.oscillator, flows.log_rates, simulate=simulate_counts, family="poisson"),
+    "smooth": Task(SYSTEMS["matern"], flows.oscillator, element(0)),
+    "drift": Task(SYSTEMS["drift"], flows.three_species, element(0, 1, 2)),
+    "radar": Task(SYSTEMS["radar"], flows.turning, flows.range_and_bearing, drift=VELOCITIES),
     "lattice": Task(
         SYSTEMS["lattice20"]._replace(
             title="Lorenz-96 with 20 states, every other one seen",
             observation_sd=(1.0,) * 10,
             observe=seen(*range(0, 20, 2)),
         ),
-        lorenz96,
+        flows.lorenz96,
         element(*range(0, 20, 2)),
     ),
 }

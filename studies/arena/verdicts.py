@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,12 @@ from studies.arena.tasks import TASKS
 
 NEAR = 1.05  # largest ratio to the best error that counts as equal
 LOWEST_COVERAGE = 0.90  # a filter is overconfident if the interval of its coverage is below
-LARGEST_ERROR = 1.5  # relative error in the second half from which a filter has diverged; 1 is that of a constant
+LARGEST_ERROR = 3.0  # relative error in the second half from which a filter has diverged; 1 is that of a constant
+FEWEST = 3  # seeds that a filter must have run before its time is over, or all that are wanted
+ROOTS = ("whole", "half", "parameters")  # means of squares
+MEANS = ("coverage", "parameter_coverage", "log_score", "ten_steps")
+LOGS = ("noise_x", "noise_y")  # means of squares of logs
+COLUMNS = (*ROOTS, *MEANS, *LOGS, "low", "high", "ratio", "half_ratio", "oracle")
 
 
 def interval(share: float, count: float, z: float = 1.96) -> tuple[float, float]:
@@ -28,57 +33,79 @@ def interval(share: float, count: float, z: float = 1.96) -> tuple[float, float]
     return centre - half, centre + half
 
 
-def summarise(content: dict[str, Any]) -> dict[str, Any]:
-    """One row of the table from a cell's file: errors are roots of means over seeds."""
+def summarise(content: Mapping[str, Any]) -> dict[str, Any]:
+    """One row of the table from a cell's file: errors are roots of means over seeds, noise is a factor."""
     rows = pd.DataFrame(content["rows"])
     found: dict[str, Any] = {key: content[key] for key in ("task", "method", "information")}
+    found["contest"] = METHODS[content["method"]].contest
     if content["missing"] is not None:
-        return {**found, "seeds": 0, "failure": "not installed"}
+        return {**found, "seeds": 0, "failure": f"not run: {content['missing']}"}
     samples = TASKS[found["task"]].system.samples
     good = rows[rows["lost"] == 0]
     later = rows["seconds"].iloc[1:] if len(rows) > 1 else rows["seconds"]
     found |= {"seeds": len(rows), "first": rows["first"].iloc[0], "microseconds": 1e6 * later.median() / samples}
-    for name in ("whole", "half", "parameters"):
-        found[name] = math.sqrt(good[name].mean()) if name in good and len(good) else math.nan
-    for name in ("coverage", "parameter_coverage", "log_score"):
-        found[name] = float(good[name].mean()) if name in good and len(good) else math.nan
+    for name in (*ROOTS, *MEANS, *LOGS):
+        value = float(good[name].mean()) if name in good and len(good) else math.nan
+        found[name] = math.sqrt(value) if name in ROOTS else math.exp(math.sqrt(value)) if name in LOGS else value
     count = float(good["effective"].sum()) if len(good) else 0.0
     found["low"], found["high"] = interval(found["coverage"], count) if len(good) else (math.nan, math.nan)
-    if len(good) < len(rows) or good["half"].max() > LARGEST_ERROR**2:
-        found["failure"] = "diverged"
+    lost = len(rows) - int((good["half"] <= LARGEST_ERROR**2).sum()) if len(good) else len(rows)
+    if lost:
+        found["failure"] = f"diverged in {lost} of {len(rows)}"
     elif found["high"] < LOWEST_COVERAGE:
         found["failure"] = "overconfident"
     else:
-        found["failure"] = "too slow" if len(rows) < content["wanted"] else ""
+        found["failure"] = "too slow" if len(rows) < min(FEWEST, content["wanted"]) else ""
     return found
 
 
 def judge(cells: Sequence[Cell], seeds: Sequence[int], folder: Path) -> pd.DataFrame:
-    """All cells that have a file, with the ratio to the best error of those that did not fail, and a verdict.
+    """All cells that have a file, with ratios to the best error of those that did not fail, and a verdict.
 
-    The oracle takes no part in the contest: its ratio is to the best of the others.
+    Errors of two filters are compared on the seeds that both have run. `oracle` is the ratio to the lowest error of the
+    filters, or of the smoothers, that are told everything.
     """
-    contents = [cell.read(folder, seeds) for cell in cells]
-    table = pd.DataFrame([summarise(content) for content in contents if content is not None])
+    contents = [content for content in (cell.read(folder, seeds) for cell in cells) if content is not None]
+    table = pd.DataFrame([summarise(content) for content in contents])
     if table.empty:
         return table
-    for name in ("whole", "half", "parameters", "coverage", "parameter_coverage", "log_score", "low", "high"):
+    errors = [_errors(content) for content in contents]
+    for name in COLUMNS:
         table[name] = table[name].astype(float) if name in table else np.nan
-    contest = table[(table["failure"] == "") & (table["method"] != "particles")]
-    best = contest.groupby(["task", "information"])["whole"].min()
-    keys = pd.MultiIndex.from_frame(table[["task", "information"]])
-    table["ratio"] = table["whole"].to_numpy() / best.reindex(keys).to_numpy()
-    later = contest.groupby(["task", "information"])["half"].min()
-    table["half_ratio"] = table["half"].to_numpy() / later.reindex(keys).to_numpy()
-    table["verdict"] = [_verdict(*row) for row in zip(table["method"], table["failure"], table["ratio"], strict=True)]
+    for place in range(len(table)):
+        cell = table.iloc[place]
+        same = table[(table["task"] == cell["task"]) & (table["contest"] == cell["contest"]) & (table["failure"] == "")]
+        rivals = same.index[same["information"] == cell["information"]]
+        told = same.index[same["information"] == "everything"]
+        for column, name, others in (
+            ("ratio", "whole", rivals),
+            ("half_ratio", "half", rivals),
+            ("oracle", "whole", told),
+        ):
+            ratios = [_ratio(errors[place], errors[other], name) for other in others if other != place]
+            table.loc[place, column] = max(ratios, default=1.0)
+    table["verdict"] = [_verdict(*each) for each in zip(table["failure"], table["ratio"], strict=True)]
     return table
 
 
-def _verdict(method: str, failure: str, ratio: float) -> str:
+def _errors(content: Mapping[str, Any]) -> pd.DataFrame:
+    rows = pd.DataFrame(content["rows"])
+    if "whole" not in rows:
+        return pd.DataFrame({"whole": [], "half": []})
+    return rows[rows["lost"] == 0].set_index("seed")[["whole", "half"]]
+
+
+def _ratio(ours: pd.DataFrame, theirs: pd.DataFrame, name: str) -> float:
+    """Ratio of root mean squares on the seeds that both have."""
+    common = ours.index.intersection(theirs.index)
+    if not len(common):
+        return math.nan
+    return math.sqrt(float(ours.loc[common, name].mean()) / float(theirs.loc[common, name].mean()))
+
+
+def _verdict(failure: str, ratio: float) -> str:
     if failure:
-        return failure
-    if method == "particles":
-        return "oracle"
+        return failure.split(":", maxsplit=1)[0]
     if ratio <= 1:
         return "best"
     behind = 100 * (ratio - 1)
@@ -91,7 +118,11 @@ def losses(table: pd.DataFrame) -> list[str]:
     for _, cell in table.iterrows():
         if not METHODS[cell["method"]].is_ours or cell["verdict"] in ("best", "within 5 %"):
             continue
-        others = table[(table["task"] == cell["task"]) & (table["information"] == cell["information"])]
+        others = table[
+            (table["task"] == cell["task"])
+            & (table["information"] == cell["information"])
+            & (table["contest"] == cell["contest"])
+        ]
         winner = others[others["verdict"] == "best"]
         text = f"**{TASKS[cell['task']].system.title}**, {METHODS[cell['method']].title}, told {cell['information']}: "
         text += cell["verdict"]
@@ -105,16 +136,17 @@ def losses(table: pd.DataFrame) -> list[str]:
 
 
 def reason(cell: pd.Series[Any], best: pd.Series[Any]) -> str:
-    """Where the error arises: in the intervals, at the start, in the parameters, or throughout."""
+    """Where the error arises: in the intervals, at the start, in parameters, in noise levels, or throughout."""
     if cell["failure"] == "overconfident":
-        ratio = cell["whole"] / best["whole"]
-        return f"Its intervals are too narrow; its error is {ratio:.2f} times the best."
+        return f"Its intervals are too narrow; its error is {cell['ratio']:.2f} times the best."
     if cell["failure"]:
         return ""
-    later = cell["half"] / best["half"]
+    later, parts = cell["half_ratio"], []
     if later <= NEAR:
         return f"In the second half its error is {later:.2f} times the best: the loss is at the start."
     if cell["parameters"] > NEAR * best["parameters"]:
-        ratio = cell["parameters"] / best["parameters"]
-        return f"In the second half it is {later:.2f} times the best; that of the parameters is {ratio:.1f} times."
-    return f"It persists: in the second half it is {later:.2f} times the best."
+        parts.append(f"that of the parameters is {cell['parameters'] / best['parameters']:.1f} times")
+    if max(cell["noise_x"], cell["noise_y"]) > 1.5:
+        levels = [number for number in (cell["noise_x"], cell["noise_y"]) if not math.isnan(number)]
+        parts.append("learned noise levels are off by factors of " + " and ".join(f"{each:.1f}" for each in levels))
+    return "; ".join([f"In the second half it is {later:.2f} times the best", *parts])

@@ -8,20 +8,28 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from scipy import stats
 
 from pcnet.errors import SettingError
-from studies.arena.beliefs import Beliefs
-from studies.arena.cells import Cell, code_of, effective_size, list_cells, run_cell, score
+from studies.arena.beliefs import Ahead, Beliefs, forecast
+from studies.arena.cells import Cell, code_of, effective_size, list_cells, run_cell, score, score_ahead
+from studies.arena.check import compare
 from studies.arena.likelihood import fit, search
+from studies.arena.lynx import read_record
 from studies.arena.methods import METHODS
-from studies.arena.model import DiscreteModel, Noise, Record, block_diagonal
+from studies.arena.model import DiscreteModel, Noise, Record, block_diagonal, without_gaps
+from studies.arena.ours import ReturnsNode
+from studies.arena.particles_rival import log_density
+from studies.arena.publish import publish
+from studies.arena.report import readme_rows
 from studies.arena.run import DEVELOPMENT, REPORTED, run_arena
-from studies.arena.tasks import TASKS
+from studies.arena.simulation import simulate_growth, simulate_manoeuvres
+from studies.arena.tasks import LOG_CHI2, TASKS
 from studies.arena.verdicts import interval, judge, losses, summarise
-from studies.systems.design import HELD_OUT, simulate
+from studies.systems.design import HELD_OUT
 
-RIVALS = [name for name in METHODS if name not in ("pcnet", "odem", "particles")]
-LEVELS = Noise(np.array([0.2, 0.3, 0.5, 0.7]), np.array([0.5, 0.5]))
+GAUSSIAN = ["dynamax-ekf", "dynamax-ukf", "cuthbert", "filterpy"]
+LEVELS = Noise(np.array([0.2, 0.3, 0.5, 0.7]), np.full(4, 0.5))
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -29,8 +37,10 @@ def test_flows_of_numpy_are_those_of_torch(name):
     task = TASKS[name]
     rng = np.random.default_rng(0)
     x, theta = rng.normal(size=task.system.dim), np.array(task.system.parameters)
-    wanted = task.system.flow(torch.as_tensor(x), torch.as_tensor(theta))
-    np.testing.assert_allclose(task.flow(np, x, theta), wanted, atol=1e-12)
+    time = (2.0,) if task.takes_time else ()
+    clock = [torch.tensor(t, dtype=torch.float64) for t in time]
+    wanted = task.system.flow(torch.as_tensor(x), torch.as_tensor(theta), *clock)
+    np.testing.assert_allclose(task.flow(np, x, theta, *time), wanted, atol=1e-12)
     np.testing.assert_allclose(task.observe(np, x), task.system.observe(torch.as_tensor(x)), atol=1e-12)
 
 
@@ -41,6 +51,82 @@ def test_process_noise_of_constant_velocity_is_that_of_the_textbook():
     assert covariance[0, 2] == covariance[2, 0] == pytest.approx(0.25 * 2)
     assert covariance[3, 3] == pytest.approx(0.49 * 2)
     assert covariance[0, 1] == 0
+
+
+def test_forecasts_of_a_linear_flow_are_those_of_its_transition():
+    """After k steps of F = exp(A dt): mean F^k m, covariance F^k P F^kᵀ + Σ F^j Q F^jᵀ."""
+    task = TASKS["tracking"]
+    model = DiscreteModel(task, "everything")
+    record = Record(0.2 * np.arange(30), np.zeros((30, 4)), np.zeros((30, 0)))
+    mean, covariance = np.array([1.0, -1.0, 0.5, 0.2]), np.diag([0.1, 0.2, 0.3, 0.4])
+    for kind in ("extended", "unscented"):
+        found = forecast(model, record, model.told, mean[None], covariance[None], [4], 3, kind)
+        transition = np.eye(4) + 0.2 * np.eye(4, k=2)
+        m, P = mean, covariance
+        for _ in range(3):
+            m = transition @ m
+            P = transition @ P @ transition.T + model.process_covariance(np, model.told, 0.2)
+        np.testing.assert_allclose(found.mean[0], m, atol=1e-9)
+        np.testing.assert_allclose(found.sd[0], np.sqrt(np.diag(P)), atol=1e-9)
+
+
+def test_gaps_are_filled_with_missing_observations():
+    record = Record(np.array([0.0, 1.0, 4.0, 5.0]), np.arange(4.0)[:, None], np.zeros((4, 0)))
+    whole, places = without_gaps(record, 1.0)
+    np.testing.assert_array_equal(whole.times, np.arange(6.0))
+    np.testing.assert_array_equal(whole.observations[:, 0], [0, 1, np.nan, np.nan, 2, 3])
+    np.testing.assert_array_equal(places, [0, 1, 4, 5])
+
+
+def test_the_growth_model_without_noise_is_its_map():
+    still = TASKS["growth"].system._replace(samples=6, diffusion=(0.0,), observation_sd=(0.0,), initial_sd=(0.0,))
+    data = simulate_growth(still, [1])
+    x = [0.0]
+    for k in range(5):
+        x.append(x[-1] / 2 + 25 * x[-1] / (1 + x[-1] ** 2) + 8 * math.cos(1.2 * k))
+    np.testing.assert_allclose(data.states[0, :, 0], x, atol=1e-12)
+    np.testing.assert_allclose(data.observations[0, :, 0], np.square(x) / 20, atol=1e-12)
+    model = DiscreteModel(TASKS["growth"]._replace(system=still), "everything")
+    for k in range(1, 6):
+        moved = model.step(np, np.array([x[k - 1]]), 1.0, float(k), np.array([25.0, 8.0]))
+        assert moved[0] == pytest.approx(x[k])
+
+
+def test_manoeuvres_keep_their_speed_without_noise():
+    still = TASKS["manoeuvres"].system._replace(samples=200, diffusion=(0.0,) * 4)
+    velocity = simulate_manoeuvres(still, [1]).states[0, :, 2:].numpy()
+    np.testing.assert_allclose(np.linalg.norm(velocity, axis=1), np.linalg.norm(velocity[0]), rtol=1e-9)
+    turned = np.diff(np.unwrap(np.arctan2(velocity[:, 1], velocity[:, 0])))
+    assert {round(float(rate), 6) for rate in turned} == {0.0, 0.2, -0.2}
+
+
+def test_two_sensors_at_two_rates():
+    task = TASKS["tracking"]
+    data = task.simulate(task.system._replace(samples=110), [1])
+    seen = np.isfinite(data.observations[0].numpy())
+    assert not seen[80:100].any()
+    assert seen[:80, :2].all()
+    np.testing.assert_array_equal(np.flatnonzero(seen[:80, 2]), np.arange(0, 80, 5))
+    assert not data.is_outlier[0, :, 2:].any()
+
+
+def test_densities_of_counts_and_returns():
+    x = np.array([[0.3, -0.2], [0.1, 0.4]])
+    rates = np.exp([1.0 + x[0], 1.0 - x[0], 1.0 + x[1]])
+    y = np.array([2.0, 4.0, 1.0])
+    expected = stats.poisson.logpmf(y[:, None], rates).sum(0)
+    np.testing.assert_allclose(log_density(TASKS["spikes"], x, y), expected, atol=1e-12)
+    expected = stats.norm.logpdf(0.7, scale=np.exp(x[0] / 2))
+    np.testing.assert_allclose(log_density(TASKS["volatility"], x[:1], np.array([0.7])), expected, atol=1e-12)
+    node = ReturnsNode("y", dim=1, dt=1.0)
+    ours = node.log_likelihood(torch.tensor([0.7]), torch.as_tensor(x[0]), torch.zeros(1))
+    np.testing.assert_allclose(ours, expected, atol=1e-7)
+
+
+def test_log_squares_have_the_moments_that_gaussian_filters_are_given():
+    """∫ log x² N(x) dx = −γ − log 2, and variance π²/2."""
+    assert LOG_CHI2[0] == pytest.approx(-np.euler_gamma - math.log(2))
+    assert LOG_CHI2[1] ** 2 == pytest.approx(math.pi**2 / 2)
 
 
 def test_blocks_stand_on_the_diagonal():
@@ -75,7 +161,7 @@ def test_repeated_values_count_once():
 
 
 def test_scores_of_the_truth():
-    data = simulate(TASKS["tracking"].system, [1, 2])
+    data = TASKS["tracking"].simulate(TASKS["tracking"].system._replace(samples=40), [1, 2])
     states = data.states[1].numpy()
     found = score("tracking", data, 1, Beliefs(states, np.ones_like(states), np.zeros(0), np.zeros(0), -1.0))
     assert (found["whole"], found["coverage"], found["lost"]) == (0.0, 1.0, 0.0)
@@ -92,6 +178,27 @@ def cell(method, whole, coverage=0.95, lost=0.0, wanted=1):
     return {**content, "rows": [row], "wanted": wanted}
 
 
+def test_errors_are_compared_on_the_seeds_that_both_have(tmp_path):
+    """Of seeds with squared errors 1, 9 and 25 the rival has run the first two, with 1.1² of each."""
+    ours, theirs = cell("pcnet", 1.0), cell("filterpy", 1.0)
+    ours["rows"] = [{**ours["rows"][0], "seed": i, "whole": e, "half": e} for i, e in enumerate((1.0, 4.0, 8.0))]
+    theirs["rows"] = [{**row, "whole": 1.21 * row["whole"]} for row in ours["rows"][:2]]
+    cells = store([ours, theirs], tmp_path)
+    table = judge(cells, [1], tmp_path)
+    np.testing.assert_allclose(table["ratio"], [1 / 1.1, 1.1])
+    assert table["verdict"].tolist() == ["best", "10 % behind"]
+
+
+def store(contents, folder):
+    """Write the files of cells."""
+    cells = [Cell(each["task"], each["method"], each["information"]) for each in contents]
+    for each, content in zip(cells, contents, strict=True):
+        path = each.path(folder, [1])
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps({**content, "code": code_of(each.method)}))
+    return cells
+
+
 def test_verdicts(tmp_path):
     contents = [
         cell("pcnet", 0.33),
@@ -101,19 +208,84 @@ def test_verdicts(tmp_path):
         cell("cuthbert", 0.0, lost=1.0),
         cell("odem", 0.20, wanted=2),
     ]
-    cells = [Cell(each["task"], each["method"], each["information"]) for each in contents]
-    for each, content in zip(cells, contents, strict=True):
-        path = each.path(tmp_path, [1])
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(json.dumps({**content, "code": code_of(each.method)}))
-    table = judge(cells, [1], tmp_path)
-    assert table["verdict"].tolist() == ["10 % behind", "best", "within 5 %", "overconfident", "diverged", "too slow"]
+    table = judge(store(contents, tmp_path), [1], tmp_path)
+    verdicts = ["10 % behind", "best", "within 5 %", "overconfident", "diverged in 1 of 1", "too slow"]
+    assert table["verdict"].tolist() == verdicts
     lost = losses(table)
     assert len(lost) == 2
     assert "10 % behind" in lost[0]
     assert "best: dynamax EKF" in lost[0]
-    assert "in the second half it is 1.10 times" in lost[0]
+    assert "In the second half it is 1.10 times" in lost[0]
     assert summarise(contents[0])["microseconds"] == pytest.approx(0.5e6 / TASKS["tracking"].system.samples)
+
+
+def test_scores_of_forecasts():
+    """The truth with sd 2 in units of the spread: the density of N(0, 4) at 0."""
+    states = np.random.default_rng(0).normal(size=(60, 2))
+    scale = np.array([0.5, 2.0])
+
+    def ahead(places, steps):
+        return Ahead(states[[place + steps for place in places]], np.tile(2 * scale, (len(places), 1)))
+
+    assert score_ahead(ahead, states, scale) == pytest.approx(stats.norm.logpdf(0, scale=2))
+    assert score_ahead(lambda *_: 1 / 0, states, scale) == -math.inf
+
+
+def test_what_has_become_worse_is_named():
+    stored = {
+        "jump, pcnet, neither": {"error": 1.0, "coverage": 0.95},
+        "jump, filterpy, neither": {"error": 0.97, "coverage": 0.95},
+    }
+    assert compare({"jump, pcnet, neither": {"error": 1.01, "coverage": 0.95}}, stored) == []
+    assert (
+        "no longer within 5 % of filterpy"
+        in compare({"jump, pcnet, neither": {"error": 1.02, "coverage": 0.95}}, stored)[0]
+    )
+    worse = compare({"jump, pcnet, neither": {"error": 1.2, "coverage": 0.7}}, stored)
+    assert len(worse) == 3
+    assert compare({"jump, pcnet, neither": {"error": math.nan, "coverage": math.nan}}, stored)
+
+
+def test_a_report_is_published(tmp_path):
+    (tmp_path / "docs" / "pictures").mkdir(parents=True)
+    (tmp_path / "figures").mkdir()
+    (tmp_path / "figures" / "arena-jump.png").write_bytes(b"picture")
+    (tmp_path / "report.md").write_text("# The arena\n\n![jump](<figures/arena-jump.png>)\n", encoding="utf-8")
+    (tmp_path / "readme.md").write_text("|new|\n", encoding="utf-8")
+    readme = tmp_path / "README.md"
+    readme.write_text("before\n<!--arena-->\n|old|\n<!--/arena-->\nafter\n", encoding="utf-8")
+    publish(tmp_path, tmp_path)
+    assert readme.read_text(encoding="utf-8") == "before\n<!--arena-->\n\n|new|\n\n<!--/arena-->\nafter\n"
+    assert "](<pictures/arena-jump.png>)" in (tmp_path / "docs" / "arena.md").read_text(encoding="utf-8")
+    assert (tmp_path / "docs" / "pictures" / "arena-jump.png").read_bytes() == b"picture"
+    assert readme_rows(pd.DataFrame()).count("\n") == 2
+
+
+def test_the_real_record_has_21_years():
+    record = read_record()
+    assert record.observations.shape == (21, 2)
+    np.testing.assert_allclose(np.exp(record.observations[0]), [30.0, 4.0])
+
+
+def test_particles_are_a_kalman_filter_where_everything_is_linear():
+    """1000 particles: means within a sixth of a standard deviation, on average."""
+    method = METHODS["particles"]
+    if method.missing():
+        pytest.skip("particles is not installed")
+    task = TASKS["tracking"]._replace(system=TASKS["tracking"].system._replace(outliers=0.0))
+    rng, x, y = np.random.default_rng(1), np.array([0.0, 0.0, 1.0, 0.0]), []
+    for _ in range(30):
+        y.append(x + np.array([0.5, 0.5, 0.2, 0.2]) * rng.normal(size=4))
+        x = (
+            x
+            + 0.2 * np.array([x[2], x[3], 0.0, 0.0])
+            + 0.2**0.5 * np.array([0.02, 0.02, 0.2, 0.2]) * rng.normal(size=4)
+        )
+    record = Record(0.2 * np.arange(30), np.array(y), np.zeros((30, 0)))
+    found, (means, sds, evidence) = method.build(task, "everything")(record), kalman(record)
+    assert np.abs((found.mean - means) / sds).mean() < 1 / 6
+    np.testing.assert_allclose(found.sd, sds, rtol=0.4)
+    assert found.log_score == pytest.approx(evidence, abs=0.1)
 
 
 def test_seeds_of_reports_are_apart():
@@ -129,6 +301,8 @@ def test_a_tiny_run_is_not_done_twice(tmp_path, monkeypatch):
     assert "No cell has run yet" in late.markdown.read_text(encoding="utf-8")
     report = run_arena(tmp_path, methods=["pcnet"], **settings)
     text = report.markdown.read_text(encoding="utf-8")
+    assert "](<figures/arena-tracking.png>)" in text
+    assert (tmp_path / "figures" / "arena-tracking.png").stat().st_size > 10_000
     assert report.left == 0
     assert "Constant-velocity target" in text
     assert "Where pcnet loses" in report.html.read_text(encoding="utf-8")
@@ -148,30 +322,32 @@ def kalman(record: Record) -> tuple[np.ndarray, np.ndarray, float]:
     """The Kalman filter of the tracking task in closed form: means, standard deviations and log-evidence."""
     system = TASKS["tracking"].system
     mean, covariance = np.array(system.initial_mean), np.diag(np.square(system.initial_sd))
-    H, means, sds, evidence = np.eye(2, 4), [], [], 0.0
+    means, sds, evidence = [], [], 0.0
     for t, y in zip(record.intervals, record.observations, strict=True):
         F = np.eye(4)
         F[0, 2] = F[1, 3] = t
         p, q = 0.02**2, 0.2**2
         one = np.array([[p * t + q * t**3 / 3, q * t**2 / 2], [q * t**2 / 2, q * t]])
         mean, covariance = F @ mean, F @ covariance @ F.T + np.kron(one, np.eye(2))
-        S, error = covariance[:2, :2] + 0.25 * np.eye(2), y - mean[:2]
+        H = np.eye(4)[np.isfinite(y)]
+        S, error = H @ (covariance + np.diag([0.25, 0.25, 0.04, 0.04])) @ H.T, H @ (np.nan_to_num(y) - mean)
         evidence -= 0.5 * (error @ np.linalg.solve(S, error) + np.linalg.slogdet(2 * np.pi * S)[1])
         gain = covariance @ H.T @ np.linalg.inv(S)
         mean, covariance = mean + gain @ error, covariance - gain @ S @ gain.T
         means.append(mean)
         sds.append(np.sqrt(np.diag(covariance)))
-    return np.array(means), np.array(sds), evidence / len(record.times)
+    return np.array(means), np.array(sds), evidence / np.isfinite(record.observations).any(1).sum()
 
 
-@pytest.mark.parametrize("name", RIVALS)
+@pytest.mark.parametrize("name", GAUSSIAN)
 def test_rivals_are_kalman_filters_where_everything_is_linear(name):
     if METHODS[name].missing() or importlib.util.find_spec(METHODS[name].package) is None:
         pytest.skip(f"{METHODS[name].package} is not installed")
     task = TASKS["tracking"]._replace(gate=False)
     times = np.cumsum(np.array([0.0, 0.1, 0.3, 0.2, 2.0, 0.1, 0.2, 0.2]))
-    y = np.random.default_rng(1).normal(size=(8, 2))
-    record = Record(times, y, np.zeros((8, 0)), np.zeros((8, 2), bool))
+    y = np.random.default_rng(1).normal(size=(8, 4))
+    y[3, 2:] = y[5] = np.nan
+    record = Record(times, y, np.zeros((8, 0)))
     found, (means, sds, evidence) = METHODS[name].build(task, "everything")(record), kalman(record)
     np.testing.assert_allclose(found.mean, means, atol=1e-4)  # dynamax has weights of sigma points in single precision
     np.testing.assert_allclose(found.sd, sds, atol=1e-4)

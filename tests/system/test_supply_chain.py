@@ -21,8 +21,8 @@ def locked():
 
 
 def test_the_bill_of_materials_lists_what_is_pinned():
-    pins = {name: version for name, version, _ in locked()}
-    assert {each["name"]: each["version"] for each in components("library")} == pins
+    pins = {(name, version) for name, version, _ in locked()}
+    assert {(each["name"], each["version"]) for each in components("library")} == pins
 
 
 def test_every_pin_is_a_release_with_hashes():
@@ -37,6 +37,8 @@ def test_the_makefile_installs_nothing_without_a_hash():
     assert len(uses) == 6
     for line in uses:
         assert line.count("$(INSTALL)") == line.count("--require-hashes -r requirements") or line.endswith(" -e .")
+    others = [line for line in (ROOT / "Makefile").read_text().splitlines() if "pip install" in line]
+    assert all("--require-hashes -r requirements" in line for line in others if not line.startswith("INSTALL := "))
     assert "--no-deps" in re.search("^INSTALL := (.*)$", (ROOT / "Makefile").read_text(), re.M).group()
 
 
