@@ -75,8 +75,8 @@ def _show_run(axes: Any, part: pd.DataFrame, traces: dict[Any, Any]) -> str | No
         axes.plot(times, mean, color=COLOURS[name], lw=1.2, label=METHODS[name].title)
     if ours is not None:
         truth = np.array(ours["truth"])
-        room = 0.6 * max(float(np.ptp(truth)), 1e-9)
-        axes.set_ylim(truth.min() - room, truth.max() + room)
+        room = max(float(np.ptp(truth)), 1e-9)
+        axes.set_ylim(truth.min() - 0.4 * room, truth.max() + 0.5 * room)
         axes.legend(loc="upper left", fontsize=7, frameon=False, ncols=3)
     axes.set_xlabel("time", fontsize=8)
     axes.set_title("last state, first seed, told neither", fontsize=9)
@@ -99,8 +99,12 @@ def _show_errors(axes: Any, part: pd.DataFrame) -> None:
     axes.axvline(1.0, color="#888888", lw=0.8)
     axes.set_xscale("log")
     largest = min(1.15 * float(part["oracle"].clip(upper=FARTHEST).max()), 1.15 * FARTHEST)
-    axes.set_xlim(min(0.95, 0.97 * float(part["oracle"].min())), max(largest, 1.3))
-    ticks = [tick for tick in (0.5, 0.8, 1.0, 1.1, 1.2, 1.5, 2.0, 3.0, 4.0) if tick <= max(largest, 1.3)]
+    limits = max(min(0.95, 0.97 * float(part["oracle"].min())), 0.97 / FARTHEST), max(largest, 1.3)
+    marks = (
+        (0.25, 0.5, 0.8, 1.0, 1.1, 1.2, 1.5, 2.0, 3.0, 4.0) if limits[1] < 2 else (0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0)
+    )
+    ticks = [tick for tick in marks if limits[0] <= tick <= limits[1]]
+    axes.set_xlim(*limits)
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.minorticks_off()
     axes.set_yticks(range(len(rows)), [ROWS[key] for key in rows])

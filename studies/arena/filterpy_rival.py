@@ -107,7 +107,7 @@ def _levels(model: DiscreteModel, record: Record, filtered: Any) -> Noise:
     def value(logs: Any) -> float:
         try:
             found: float = filtered(model.noise_of(np, logs), third)[2]
-        except np.linalg.LinAlgError:
+        except (np.linalg.LinAlgError, ValueError):  # the filter has diverged
             return -np.inf
         return found
 
