@@ -37,6 +37,7 @@ from pcnet.graphs import odem
 from pcnet.results import recorder
 from pcnet.sweeps import workers
 from support import disks, hostile
+from support.forgeries import forgeries
 from support.fuzz import Fuzz
 from support.mutations import mutated_specifications
 from system import test_durable_files as durable
@@ -65,6 +66,10 @@ def checkpoint_flips(tries, folder):
     half = tries // 2 or 1
     found = total(durable.flips(path, lambda p: pc.resume(p, model), half))
     return found + total(durable.flips(rows, lambda _: pc.resume(path, model), half))
+
+
+def forged(tries, folder):
+    return len(forgeries(folder, tries))
 
 
 def kills(tries, folder):
@@ -266,9 +271,10 @@ PARTS = [  # the longest first
     Part("bit flips in results", 10_000, result_flips),
     Part("bit flips in checkpoints and their segments", 10_000, checkpoint_flips),
     Part("mutated specifications, at most a second each", 50_000, lambda n, _: mutated_specifications(n)),
+    Part("forged checkpoints of every kind of filter, with valid digests", 1_500, forged),
     Part("mutated CSV tables, against Python's csv module", 50_000, lambda n, _: len(tables.differences(n)[1])),
-    Part("outliers of 10 to 1e300, compiled engine: the usual error 100 observations later", 100, outliers("compiled")),
-    Part("outliers of 10 to 1e300, eager engine", 5, outliers("eager")),
+    Part("outliers of 10 to 1e300, compiled engine: the usual error 100 observations later", 200, outliers("compiled")),
+    Part("outliers of 10 to 1e300, eager engine", 10, outliers("eager")),
     Part("Dask clusters whose workers or scheduler die", 3, clusters),
     Part("signals within `pcnet run`", 12, signals),
     Part("writes to a tmpfs that is full, or read-only", 96, disk),
@@ -283,7 +289,7 @@ PARTS = [  # the longest first
 def run_part(number, tries):
     """Run one part in this process, and print its failures."""
     part = PARTS[number]
-    if part.attack not in (copies, clusters, clients, pages) and not part.name.startswith("outliers"):
+    if part.attack not in (copies, clusters, clients, pages, forged) and not part.name.startswith("outliers"):
         checkpoint.INLINE, recorder.BLOCK = 1000, 4  # short recordings have segments too
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -41,6 +41,14 @@ class Bank(NamedTuple):
     def rows(self) -> int:
         return len(self.log_weight)
 
+    def check(self, rows: int, batch: int, walks: int) -> None:
+        """Raise `ValueError` unless all arrays are (rows, batch), and there are walks of all numbers."""
+        for name, value in self._asdict().items():
+            if value.shape != (rows, batch):
+                raise ValueError(f"bank/{name} has shape {value.shape}")
+        if not ((self.walk >= 0) & (self.walk <= walks)).all():
+            raise ValueError("bank/walk")
+
     def now(self, evidence: Array) -> Array:
         """Log-weights, normalised, given the sums of log-evidence (..., K, B) at some times since the last review."""
         grown = self.log_weight + (evidence - self.evidence)

@@ -44,7 +44,7 @@ state of the run; times of the recorded rows. No node has a name with a slash.""
 INLINE = 2**20  # bytes of recorded rows that stay in the checkpoint itself
 SPARSE = 64  # a tensor may be laid out over so many times its own size, and a few elements more
 
-Count = Annotated[int, Field(ge=0)]
+Count = Annotated[int, Field(ge=0, le=2**53)]
 
 
 class RecordingAbout(BaseModel):

@@ -46,6 +46,8 @@ from pcnet.results.result import Divergence, Result, Smoothed
 if TYPE_CHECKING:
     from pcnet.engine.forecast import Draws, Forecast
 
+SUMS = ("sum", "collected")  # names of sums of log-evidence in checkpoints
+
 
 class _Newest(NamedTuple):
     """What was gathered of the last observation: evidence of rows (K, B), free energy (B,), and (K·B, ...) by name."""
@@ -530,7 +532,7 @@ class MixtureSession(Session):
         self._collect()
         found = super().further_tensors()
         found |= {f"bank/{name}": torch.as_tensor(value) for name, value in self._bank._asdict().items()}
-        found |= {"sum": torch.as_tensor(self._sum), "collected": torch.as_tensor(self._collected)}
+        found |= {name: torch.as_tensor(value) for name, value in zip(SUMS, (self._sum, self._collected), strict=True)}
         found |= {"reviewed": torch.tensor(self._reviewed), "last_energy": self._last_energy}
         found |= {} if self._trail is None else self._trail.tensors()
         if self._opening is not None:
@@ -547,8 +549,12 @@ class MixtureSession(Session):
         self._restore_screen(further)
         self._shape, self._total = torch.Size(batch_shape[1:]), None
         self._bank = Bank(*(further.pop(f"bank/{name}").numpy() for name in Bank._fields))
-        self._sum, self._collected = further.pop("sum").numpy(), further.pop("collected").numpy()
-        self._reviewed, self._last_energy = int(further.pop("reviewed")), further.pop("last_energy")
+        self._bank.check(batch_shape[0], self._shape.numel(), len(self.hypotheses.walks))
+        self._sum, self._collected = (further.pop(name).reshape(self._shape.numel()).numpy() for name in SUMS)
+        self._reviewed, self._last_energy = (
+            int(further.pop("reviewed")),
+            further.pop("last_energy").reshape(self._shape),
+        )
         self._trail = trail_for(self.graph, self.record, self.smooth)
         if self._trail is not None:
             self._trail.restore(further)

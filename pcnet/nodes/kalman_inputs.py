@@ -16,6 +16,7 @@ from torch import Tensor
 from pcnet.functions.base import Function
 from pcnet.model.context import NodeContext
 from pcnet.model.links import Drives
+from pcnet.model.messages import ScoreError
 from pcnet.numerics.kalman import GaussianWithSensitivities
 from pcnet.numerics.transitions import FlowAt, FlowStep
 
@@ -50,6 +51,12 @@ class InputPath(NamedTuple):
     def after(self, dt: Tensor) -> InputPath:
         """The path from a time (B,) later on."""
         return self._replace(value=self.value + dt[:, None] * self.velocity)
+
+
+def no_error(ctx: NodeContext[Any, Any], link: Drives) -> ScoreError:
+    """The error that a known input receives: none, (B, dim)."""
+    none = torch.zeros_like(ctx.message(link).value).flatten(1)
+    return ScoreError(none, lambda: none)
 
 
 def input_blocks(specs: Iterable[tuple[Drives, InputSpec]], first: int) -> tuple[InputBlock, ...]:

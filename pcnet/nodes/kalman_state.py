@@ -30,7 +30,7 @@ from pcnet.nodes.kalman_functions import (
     known_arguments,
     parameters_of,
 )
-from pcnet.nodes.kalman_inputs import InputSpec, with_new_deviations
+from pcnet.nodes.kalman_inputs import InputSpec, no_error, with_new_deviations
 from pcnet.nodes.kalman_measurement import take_in
 from pcnet.nodes.kalman_motion import MAX_FINER, move_by_need, stability
 from pcnet.nodes.kalman_noises import lengthscales, variances
@@ -326,7 +326,7 @@ class KalmanStateNode(
             assert noise is not None
             return noise_score_error(evidence.noise.part(layout.own[link].levels), noise.levels)
         if isinstance(link, Drives):
-            return self._posterior_of_cause(ctx, link)
+            return no_error(ctx, link) if link.parent.is_input else self._posterior_of_cause(ctx, link)
         assert isinstance(link, Parametrises)
         (block,) = (each for each in layout.all_parameters if each.link is link)
         if block.is_joint:

@@ -17,7 +17,7 @@ from pcnet.nodes.flow import first_value
 from pcnet.nodes.input import InputNode
 from pcnet.nodes.kalman_belief import KalmanBound, KalmanState
 from pcnet.nodes.kalman_functions import arguments, known_arguments, parameters_of
-from pcnet.nodes.kalman_inputs import InputSpec
+from pcnet.nodes.kalman_inputs import InputSpec, no_error
 from pcnet.nodes.kalman_measurement import take_in
 from pcnet.nodes.kalman_parameters import state_covariance
 from pcnet.nodes.kalman_predictions import predict_child
@@ -238,6 +238,8 @@ class SwitchingStateNode(KalmanStateNode):
         def score(of: ScoreAndInformation) -> ScoreAndInformation:
             return ScoreAndInformation(*(average(each, weight) for each in of))
 
+        if isinstance(link, Drives) and link.parent.is_input:
+            return no_error(ctx, link)
         if isinstance(link, Drives):
             return CategoryPosterior(state.probability, state.predicted_probability)
         if isinstance(link, Weighs):

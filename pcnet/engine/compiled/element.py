@@ -44,11 +44,21 @@ def varying_settings(program: Program) -> dict[str, Tensor]:
         single = one[path]
         if value.shape == single.shape and torch.equal(value, single):
             continue
+        if _repeats(value, single, batch):
+            continue
         if value.shape != (batch, *single.shape[1:]) or single.shape[:1] != (1,):
             raise UntraceableError(f"a constant that depends on the batch: {path}")
         if not bool(((value == value[:1]) | (value.isnan() & value[:1].isnan())).all()):
             found[path] = value
     return found
+
+
+def _repeats(value: Tensor, single: Tensor, batch: int) -> bool:
+    """Whether constants (k·B, ...) of k modes are those of one batch element (k, ...), whatever the element."""
+    k = len(single) if single.dim() else 0
+    if k < 2 or value.shape != (k * batch, *single.shape[1:]):
+        return False
+    return torch.equal(value.reshape(k, batch, *single.shape[1:]), single[:, None].expand(k, batch, *single.shape[1:]))
 
 
 def _constants(program: Program) -> dict[str, Tensor]:
