@@ -13,7 +13,7 @@ from pcnet.model.hypotheses import Hypotheses
 from pcnet.model.model import Model
 from pcnet.model.node import AnyNode
 from pcnet.model.schedule import LevelNodes, adaptive_filtering
-from pcnet.nodes import CategoricalNode, KalmanStateNode, ParameterNode, SwitchingStateNode
+from pcnet.nodes import CategoricalNode, GaussianSumStateNode, KalmanStateNode, ParameterNode, SwitchingStateNode
 from pcnet.nodes.kalman_belief import Linearisation
 from pcnet.numerics.kernels import Matern
 from pcnet.numerics.transitions import IntegratorName
@@ -50,6 +50,7 @@ def adaptive_filter(
     process_noise: Literal["diffusion", "held"] = "diffusion",
     causes: Mapping[str, Cause] | None = None,
     switching: CategoricalNode | None = None,
+    peaks: int = 1,
     hypotheses: Hypotheses | None = DEFAULT,
 ) -> Model:
     """Online triple estimation for ẋ = f(x, u, θ) + ω_x, y = g(x, u) + ω_y: states, θ and both noise levels at once.
@@ -93,6 +94,8 @@ def adaptive_filter(
             v. The noise of each is "noise_" with its name.
         switching: Categories that the system switches between, one step of their clock at each observation: the flow is
             then f(x, v, θ) with v the values of the present category; inputs u follow v. See `SwitchingStateNode`.
+        peaks: Largest number of Gaussians that the belief of the state may consist of, such as 12 where it has several
+            peaks; see `GaussianSumStateNode`. 1 for a single Gaussian.
         hypotheses: The bank of hypotheses about noise levels, outliers and drift; None for a single filter, which needs
             first guesses that are about right.
     """
@@ -123,7 +126,7 @@ def adaptive_filter(
                 noise_per_channel=noise_per_channel,
             )
         }
-    kind = KalmanStateNode if switching is None else SwitchingStateNode
+    kind, several = _kind_of_state(switching, peaks)
     x = kind(
         "x",
         dim=dim,
@@ -134,6 +137,7 @@ def adaptive_filter(
         substeps=substeps,
         linearisation=linearisation,
         process_noise=process_noise,
+        **several,
     )
     noisy = {name: sensor for name, sensor in seen.items() if sensor.has_noise}
     given = {"noise_x": process_noise_sd, **{f"noise_{name}": sensor.noise_sd for name, sensor in noisy.items()}}
@@ -174,3 +178,14 @@ def adaptive_filter(
 def _check_positive(name: str, value: Any, what: str = "") -> None:
     if value is not None and not bool((to_tensor(value) > 0).all()):
         raise SettingError(f"adaptive_filter: {name} {what}must be positive, not {value!r}")
+
+
+def _kind_of_state(switching: CategoricalNode | None, peaks: int) -> tuple[type[KalmanStateNode], dict[str, Any]]:
+    """The kind of state node, and the settings that only it has."""
+    if not isinstance(peaks, int) or isinstance(peaks, bool) or peaks < 1:
+        raise SettingError(f"adaptive_filter: peaks must be a whole number from 1 on, not {peaks!r}")
+    if switching is None:
+        return (KalmanStateNode, {}) if peaks == 1 else (GaussianSumStateNode, {"peaks": peaks})
+    if peaks > 1:
+        raise SettingError("adaptive_filter: a state that switches has one belief for each category; leave out peaks")
+    return SwitchingStateNode, {}

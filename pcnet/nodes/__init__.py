@@ -3,6 +3,7 @@
 from pcnet.nodes.categorical import CategoricalNode
 from pcnet.nodes.cause import CauseNode
 from pcnet.nodes.families import BinomialNode, ChoiceNode, PoissonNode, StudentTNode
+from pcnet.nodes.gaussian_sum_state import GaussianSumStateNode
 from pcnet.nodes.generalised_state import GeneralisedStateNode
 from pcnet.nodes.input import InputNode
 from pcnet.nodes.kalman_cause import KalmanCauseNode
@@ -18,6 +19,7 @@ __all__ = [
     "CategoricalNode",
     "CauseNode",
     "ChoiceNode",
+    "GaussianSumStateNode",
     "GeneralisedStateNode",
     "InputNode",
     "KalmanCauseNode",

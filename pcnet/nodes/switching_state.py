@@ -1,90 +1,39 @@
 """Switching states: hidden states whose flow depends on a category, by interacting multiple models."""
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from pcnet.errors import GraphError
-from pcnet.model.context import Neighbours, NodeContext, Now
-from pcnet.model.links import AnyLink, Drives, Parametrises, Predicts, Weighs
-from pcnet.model.messages import BlockPosterior, CategoryPosterior, CategoryPrediction, GaussianPrediction, ScoreError
-from pcnet.model.node import BatchSpec, Energy, Recordable
-from pcnet.model.protocols import ForecastContext, ForecastStart, ForecastStep, SmoothingLayout
+from pcnet.model.context import Neighbours
+from pcnet.model.links import AnyLink, Drives
+from pcnet.model.messages import CategoryPosterior, CategoryPrediction
+from pcnet.model.node import BatchSpec
 from pcnet.nodes.categorical import CategoricalNode
-from pcnet.nodes.flow import first_value
 from pcnet.nodes.input import InputNode
-from pcnet.nodes.kalman_belief import KalmanBound, KalmanState
-from pcnet.nodes.kalman_functions import arguments, known_arguments, parameters_of
-from pcnet.nodes.kalman_inputs import InputSpec, no_error
-from pcnet.nodes.kalman_measurement import take_in
-from pcnet.nodes.kalman_parameters import state_covariance
-from pcnet.nodes.kalman_predictions import predict_child
-from pcnet.nodes.kalman_start import first_belief, start, started
-from pcnet.nodes.kalman_state import OVERFLOW, KalmanStateNode
-from pcnet.nodes.likelihood import LikelihoodNode
-from pcnet.nodes.modes import (
-    average,
-    context_of_modes,
-    errors_of_modes,
-    inwards,
-    mixed,
-    moments,
-    outwards,
-    repeated,
-    spec_of_modes,
-    spec_of_noise,
-    spread,
-    transition_of,
-)
-from pcnet.nodes.precision import noise_score_error
-from pcnet.nodes.sensory import SensoryNode
-from pcnet.numerics.branching import holds
-from pcnet.numerics.kalman import PredictiveDistribution, ScoreAndInformation
-from pcnet.numerics.laplace import standard_deviations
-from pcnet.numerics.mixtures import Peaks
-from pcnet.numerics.trees import tree_map
+from pcnet.nodes.kalman_inputs import InputSpec
+from pcnet.nodes.kalman_state import KalmanStateNode
+from pcnet.nodes.mixture_state import Context, MixtureStateNode
+from pcnet.nodes.modes import mixed, transition_of
 from pcnet.settings import settings
 
 
-class SwitchingState(NamedTuple):
-    """The joint belief of category and state: probabilities, and the belief about the state in each category."""
-
-    modes: KalmanState  # (B, k, ...)
-    probability: Tensor  # of each stage of each category, (B, k, s)
-    sent: tuple[GaussianPrediction, ...]  # moments of what all modes predict of each node below
-    predicted_probability: Tensor  # before the last observation, (B, k, s)
-    gain: Tensor  # log-evidence of the mixture minus that of its moments, of the last observation, (B,)
-
-
-class SwitchingBound(NamedTuple):
-    """Constants of a run."""
-
-    modes: KalmanBound  # of k·B elements, mode by mode
-    k: int
-    link: Drives  # from the category
-
-
-Context = NodeContext[Any, Any]
-
-
 @settings
-class SwitchingStateNode(KalmanStateNode):
+class SwitchingStateNode(MixtureStateNode):
     """A hidden state whose flow f(x, v, θ) depends on a category that switches: interacting multiple models.
 
     A `CategoricalNode` drives it, and has one value of v for each category. A belief is carried for each category. In
     `predict` each starts from the mixture of all, weighed by the probability of having been there, with the same
     moments; in `update` categories are weighed by their predictive likelihoods. Noise levels and parameters are learned
     as by a `KalmanStateNode`, whose settings it has.
-
-    Nodes below receive the moments of the mixture. The energy of the node is what the evidence of the mixture is more
-    than that of its moments.
     """
 
     switches: ClassVar[bool] = True
-    joins_causes: ClassVar[bool] = False
-    keeps_low_rank: ClassVar[bool] = False
+
+    @property
+    def alternative(self) -> str:
+        return ", with categories that predict its parameters"
 
     def check_as_child(self, link: AnyLink) -> None:
         if isinstance(link, Drives) and not isinstance(link.parent, (CategoricalNode, InputNode)):
@@ -92,240 +41,46 @@ class SwitchingStateNode(KalmanStateNode):
         if not (isinstance(link, Drives) and isinstance(link.parent, CategoricalNode)):
             super().check_as_child(link)
 
-    def check_as_parent(self, link: AnyLink) -> None:
-        super().check_as_parent(link)
-        if not isinstance(link.child, SensoryNode) or isinstance(link.child, LikelihoodNode):
-            raise GraphError(
-                f"{self.title} predicts observations with Gaussian noise only, a SensoryNode; for {link.child.name!r} "
-                "use a KalmanStateNode, with categories that predict its parameters"
-            )
-
     def check(self, links: Neighbours, like: Tensor) -> None:
-        categories = [link for link in links.above_of(Drives) if isinstance(link.parent, CategoricalNode)]
-        if len(categories) != 1:
+        if len(_categories(links)) != 1:
             raise GraphError(f"{self.title} needs one category: graph.drives(CategoricalNode(...), {self.name})")
         super().check(links, like)
 
-    def bind(self, links: Neighbours, spec: BatchSpec) -> Any:
-        if links.smooth:
-            raise GraphError(f"{self.title} cannot be smoothed: leave out smooth, or use a KalmanStateNode")
-        (link,) = (each for each in links.above_of(Drives) if isinstance(each.parent, CategoricalNode))
-        assert isinstance(link.parent, CategoricalNode)
-        k = link.parent.categories
-        noise = {of: spec_of_noise(each, spec.batch, k) for of, each in links.noise.items()}
-        modes = super().bind(links._replace(noise=noise), spec_of_modes(spec, k))
-        return SwitchingBound(modes, k, link)
+    def counts(self, links: Neighbours) -> tuple[int, int]:
+        (category,) = _categories(links)
+        return category.categories, category.stages
 
     def _input_spec(self, link: Drives, spec: BatchSpec) -> InputSpec:
         assert isinstance(link.parent, (InputNode, CategoricalNode))
         return link.parent.input_spec(spec)
 
-    def init(self, bound: Any, spec: BatchSpec) -> Any:
-        k = bound.k
-        modes = outwards(super().init(bound.modes, spec_of_modes(spec, k)), k)
-        s = bound.link.parent.stages
-        weight = spec.zeros(k, s) + 1 / (k * s)
-        sent = moments(inwards(modes).sent, weight.sum(-1), k)
-        return SwitchingState(modes, weight, sent, weight, spec.zeros())
-
-    def _inner(self, ctx: Context, modes: KalmanState | None = None) -> Context:
-        """The context of all modes at once."""
-        modes = ctx.state.modes if modes is None else modes
-        return context_of_modes(ctx, inwards(modes), ctx.bound.modes, ctx.bound.k)
-
-    def _outer(self, ctx: Context, state: KalmanState, probability: Tensor | None = None) -> SwitchingState:
-        """The state with these modes, of k·B elements."""
-        k = ctx.bound.k
-        probability = ctx.state.probability if probability is None else probability
-        sent = moments(state.sent, probability.sum(-1), k)
-        return SwitchingState(outwards(state, k), probability, sent, probability, ctx.state.gain)
-
-    def _started(self, ctx: Context) -> Any:
-        inner = self._inner(ctx)
-        begun = started(inner)
-        if begun is inner.state:
-            return ctx.state
-        fresh = (inner.state.reference.variance == 0).all(1)[: len(ctx.state.gain)]
-        message = ctx.message(ctx.bound.link)
-        assert isinstance(message, CategoryPrediction)
-        probability = torch.where(fresh[:, None, None], message.first, ctx.state.probability)
-        return self._outer(ctx, begun, probability)
-
-    def initialise(self, ctx: Context) -> Any:
-        ctx.propose(self._started(ctx))
-        if self.initial_mean is not None:
-            return ctx.state
-        k, inner = ctx.bound.k, self._inner(ctx)
-
-        def with_value(value: Tensor, spread: Tensor | None) -> SwitchingState:
-            return self._outer(ctx, start(inner, repeated(value, k), spread))
-
-        def errors(value: Tensor) -> dict[Predicts, Any]:
-            ctx.propose(with_value(value, None))
-            return {link: ctx.error(link) for link in ctx.below_of(Predicts)}
-
-        value, covariance = first_belief(inner, inner.state)
-        here = slice(len(value) // k)
-        mappings = {}
-        for link in ctx.below_of(Predicts):
-            theta = parameters_of(inner, link.child, inner.state.belief.mean)
-            at = arguments(inner, link.function, inner.state.belief.mean, known_arguments(inner))
-            mappings[link] = link.function.linearise(at[here, None], theta[here], 1)
-        return with_value(first_value(value[here], mappings, errors), covariance)
-
-    def prediction(self, ctx: Context, link: AnyLink) -> Any:
-        assert isinstance(link, Predicts)
-        sent = ctx.state.sent[ctx.below.index(link)]
-        levels = ctx.bound.modes.layout.below[link].levels
-
-        def restricted() -> GaussianPrediction:
-            return GaussianPrediction(sent.distribution.of_levels(levels), sent.lagged_covariance)
-
-        keys = (*sent.distribution, sent.lagged_covariance)
-        return ctx.cached(f"prediction of {link.child.name}", restricted, *keys)
+    def first_probability(self, ctx: Context) -> Tensor:
+        return _message(ctx).first
 
     def predict(self, ctx: Context) -> Any:
         """Mix the modes, and let each move by its own flow."""
         ctx.propose(self._started(ctx))
-        state, message = ctx.state, ctx.message(ctx.bound.link)
-        assert isinstance(message, CategoryPrediction)
+        state = ctx.state
         still = (ctx.time == state.modes.time[:, 0])[:, None, None]  # the first observation: nothing has moved yet
-        probability, weight = transition_of(state.probability, message.transition)
+        probability, weight = transition_of(state.probability, _message(ctx).transition)
         probability = torch.where(still, state.probability, probability)
         weight = torch.where(still, torch.eye(ctx.bound.k, dtype=weight.dtype, device=weight.device), weight)
         modes = state.modes._replace(belief=mixed(state.modes.belief, weight))
-        return self._outer(ctx, super().predict(self._inner(ctx, modes)), probability)
-
-    def update(self, ctx: Context) -> Any:
-        """Measurement update of each mode, and of the probabilities of the categories."""
-        evidence = tree_map(torch.zeros_like, ctx.state.modes.evidence)
-        nothing = ctx.state._replace(modes=ctx.state.modes._replace(evidence=evidence))
-        ctx.propose(nothing._replace(gain=torch.zeros_like(nothing.gain)))
-        k = ctx.bound.k
-        for i, link in enumerate(ctx.below_of(Predicts)):
-            inner = self._inner(ctx)
-            if i:  # predict again, after the updates so far
-                sent, whole = list(inner.state.sent), list(ctx.state.sent)
-                sent[i] = predict_child(inner, inner.state, link, sent[i].lagged_covariance)
-                (whole[i],) = moments((sent[i],), self._weight(ctx), k)
-                modes = outwards(inner.state._replace(sent=tuple(sent)), k)
-                ctx.propose(ctx.state._replace(modes=modes, sent=tuple(whole)))
-                inner = self._inner(ctx)
-            of_modes, of_all = inner.state.sent[i].distribution, ctx.state.sent[i].distribution
-            assert isinstance(of_modes, PredictiveDistribution) and isinstance(of_all, PredictiveDistribution)
-            found = errors_of_modes(ctx.error(link), of_all, of_modes, k)
-            updated = take_in(inner, link, of_modes, found.error)
-            log_weight = ctx.state.probability.log() + found.log_likelihood[..., None]
-            total = log_weight.flatten(1).logsumexp(1)
-            probability = (log_weight - total[:, None, None]).exp()
-            gain = ctx.state.gain + total - found.of_moments
-            # the predictions stay those that the errors are about
-            ctx.propose(ctx.state._replace(modes=outwards(updated, k), probability=probability, gain=gain))
-        diverged = ~torch.isfinite(self._covariance(ctx)).flatten(1).all(1)
-        if holds(diverged.any()):
-            ctx.mark_diverged(diverged, OVERFLOW)
-        return ctx.state
-
-    def retune(self, ctx: Context) -> Any:
-        ctx.propose(self._started(ctx))
-        retuned = super().retune(self._inner(ctx))
-        return ctx.state._replace(modes=outwards(retuned, ctx.bound.k))
+        return self._outer(ctx, KalmanStateNode.predict(self, self._inner(ctx, modes)), probability)
 
     def error(self, ctx: Context, link: AnyLink) -> Any:
-        state, layout, weight = ctx.state, ctx.bound.modes.layout, self._weight(ctx)
-        evidence, belief = state.modes.evidence, state.modes.belief
+        if isinstance(link, Drives) and not link.parent.is_input:
+            return CategoryPosterior(ctx.state.probability, ctx.state.predicted_probability)
+        return super().error(ctx, link)
 
-        def score(of: ScoreAndInformation) -> ScoreAndInformation:
-            return ScoreAndInformation(*(average(each, weight) for each in of))
 
-        if isinstance(link, Drives) and link.parent.is_input:
-            return no_error(ctx, link)
-        if isinstance(link, Drives):
-            return CategoryPosterior(state.probability, state.predicted_probability)
-        if isinstance(link, Weighs):
-            noise = ctx.message(link).noise
-            assert noise is not None
-            return noise_score_error(score(evidence.noise).part(layout.own[link].levels), noise.levels)
-        assert isinstance(link, Parametrises)
-        (block,) = (each for each in layout.all_parameters if each.link is link)
-        if not block.is_joint:
-            found, information = score(evidence.parameters).part(block.sensitivities)
-            return ScoreError(found, lambda: information)
-        place, mean = block.elements, belief.mean[..., block.elements]
+def _categories(links: Neighbours) -> list[CategoricalNode]:
+    """The categories that drive the state."""
+    return [link.parent for link in links.above_of(Drives) if isinstance(link.parent, CategoricalNode)]
 
-        def covariance() -> Tensor:
-            inside = belief.covariance_by_source[..., place, place].sum(2)
-            return average(inside, weight) + spread(mean, weight)
 
-        return BlockPosterior(average(mean, weight), average(evidence.correction[..., place], weight), covariance)
-
-    def _weight(self, ctx: Context) -> Tensor:
-        """Probability of each category, (B, k)."""
-        return ctx.state.probability.sum(-1)  # type: ignore[no-any-return]
-
-    def _mean(self, ctx: Context) -> Tensor:
-        return average(ctx.state.modes.belief.mean[..., : self.dim], self._weight(ctx))
-
-    def _covariance(self, ctx: Context) -> Tensor:
-        """Covariance of the mixture, (B, dim, dim)."""
-        weight, mean = self._weight(ctx), ctx.state.modes.belief.mean[..., : self.dim]
-        inside = outwards(state_covariance(self._inner(ctx)), ctx.bound.k)
-        return average(inside, weight) + spread(mean, weight)
-
-    def energy(self, ctx: Context) -> Energy:
-        """Evidence that the mixture has more than its moments, which the nodes below count."""
-        return Energy(accuracy=ctx.state.gain)
-
-    @property
-    def quantities(self) -> Mapping[str, Recordable]:
-        shape, errors = ("order", "dimension"), ("error_order", "dimension")
-
-        def evidence(name: str) -> Recordable:
-            def read(ctx: Context) -> Tensor:
-                value: Tensor = getattr(ctx.state.modes.evidence, name)[..., : self.dim]
-                return average(value, self._weight(ctx))[:, None]
-
-            return Recordable(errors, read)
-
-        return {
-            "mean": Recordable(shape, lambda ctx: self._mean(ctx)[:, None]),
-            "sd": Recordable(shape, self._covariance, lambda found: standard_deviations(found)[..., None, :]),
-            "covariance": Recordable(("element", "element_"), self._covariance),
-            "error": evidence("correction"),
-            "weighted_error": evidence("weighted_error"),
-        }
-
-    def forecast_state(self, ctx: Context, parameters: bool) -> Any:
-        state = super().forecast_state(self._inner(ctx), parameters)
-        return ctx.state._replace(modes=outwards(state, ctx.bound.k))
-
-    def forecast_step(self, ctx: Context) -> Any:
-        time = ctx.state.modes.time[:, 0]
-        return self.predict(ctx.at(ctx.state, Now(time + ctx.dt, ctx.dt, ctx.relative_dt)))
-
-    def forecast_shown(self, ctx: Context, parameters: bool) -> ForecastStep:
-        names = [link.child.name for link in ctx.below_of(Predicts)]
-        sent = (each.distribution for each in ctx.state.sent)
-        below = {name: (each.mean, each.variance) for name, each in zip(names, sent, strict=True)}
-        return ForecastStep(self._mean(ctx), self._covariance(ctx), below)
-
-    def forecast_start(self, ctx: Context) -> ForecastStart:
-        return ForecastStart(self._mean(ctx), self._covariance(ctx))
-
-    def draws(self, ctx: Context) -> bool:
-        return False
-
-    def velocity(self, ctx: Context, now: ForecastContext) -> Tensor:
-        raise GraphError(f"futures of {self.title} cannot be drawn; session.forecast gives their mean and sd")
-
-    def too_long(self, ctx: Context, elements: int) -> str | None:
-        return super().too_long(self._inner(ctx), elements)
-
-    def has_scales(self, bound: Any) -> bool:
-        return False
-
-    def start_peaks(self, ctx: Context) -> Peaks | None:
-        return None
-
-    def smoothing_layout(self, bound: Any) -> SmoothingLayout:
-        raise GraphError(f"{self.title} cannot be smoothed: leave out smooth, or use a KalmanStateNode")
+def _message(ctx: Context) -> CategoryPrediction:
+    """What the category has sent."""
+    (found,) = (ctx.message(link) for link in ctx.above_of(Drives) if isinstance(link.parent, CategoricalNode))
+    assert isinstance(found, CategoryPrediction)
+    return found

@@ -16,6 +16,9 @@ BOUNDED = ("mean", "sd", "covariance")
 WIDEST = 4.0
 """Rows whose standard deviation is more than so many times the median count less in these moments of a mixture."""
 
+OF_ONE = "peak_"
+"""Quantities with such names are those of the row with the largest weight: they have no mean over rows."""
+
 
 class Peaks(NamedTuple):
     """A Gaussian with independent elements as a mixture of k narrower ones."""
@@ -105,7 +108,8 @@ def mix(
 ) -> Tensor:
     """A quantity of a mixture (T, B, ...), from those of its K rows (T, K, B, ...) and their weights (T, K, B).
 
-    Standard deviations and covariances include the spread of the means; all else is averaged. Means of beliefs, their
+    Standard deviations and covariances include the spread of the means; peaks are those of the row with the largest
+    weight; all else is averaged. Means of beliefs, their
     standard deviations and covariances have bounded weights.
 
     Args:
@@ -117,6 +121,8 @@ def mix(
         weight: The weights, which sum to 1; rows without weight may hold anything. The result is NaN if none has.
     """
     of = "mean" if quantity == "sd" else of
+    if quantity.startswith(OF_ONE):
+        return _of_best(get(quantity), weight)
     if has_sd and quantity in BOUNDED:
         (weight,) = bounded_weights(weight, get("sd"))
     value = get(quantity)
@@ -143,7 +149,7 @@ def mix_columns(rows: Mapping[str, Tensor], names: Sequence[str], weight: Tensor
     averaged, spread, made = {}, {}, {}
     for name in names:
         node, dot, quantity = name.rpartition(".")
-        if quantity == "covariance":
+        if quantity == "covariance" or quantity.startswith(OF_ONE):
             made[name] = mix(quantity, lambda q, at=node + dot: rows[at + q], weight, node in own)  # type: ignore[misc]
             continue
         mean = node + dot + ("mean" if quantity == "sd" else quantity.removesuffix("_sd"))
@@ -169,6 +175,12 @@ def _averages(values: Mapping[str, tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
         for name, part in zip(names, parts, strict=True):
             found[name] = part.reshape(*part.shape[:2], *values[name][0].shape[3:])
     return found
+
+
+def _of_best(value: Tensor, weight: Tensor) -> Tensor:
+    """The values (T, B, ...) of the row with the largest weight."""
+    best = weight.argmax(1).reshape(len(weight), 1, -1, *(1,) * (value.dim() - 3))
+    return value.gather(1, best.expand(-1, -1, *value.shape[2:]))[:, 0]
 
 
 def _average(value: Tensor, weight: Tensor) -> Tensor:

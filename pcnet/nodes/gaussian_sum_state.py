@@ -1,0 +1,179 @@
+"""Gaussian-sum states: hidden states whose belief may have several peaks."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from pcnet.functions.base import Function
+from pcnet.model.context import Neighbours
+from pcnet.model.links import Predicts
+from pcnet.model.node import AnyNode, Recordable
+from pcnet.nodes.kalman_belief import KalmanState
+from pcnet.nodes.kalman_functions import arguments, known_arguments, parameters_of
+from pcnet.nodes.kalman_noises import observation_noise
+from pcnet.nodes.kalman_parameters import state_covariance
+from pcnet.nodes.kalman_predictions import predict_children
+from pcnet.nodes.kalman_state import KalmanStateNode
+from pcnet.nodes.mixture_state import Context, MixtureStateNode
+from pcnet.nodes.modes import inwards, outwards
+from pcnet.numerics.branching import holds
+from pcnet.numerics.gaussian_sums import NODE, GaussianSum, Probe, bending, divide, reduce
+from pcnet.numerics.sigma_points import covariance_root
+from pcnet.numerics.trees import select, tree_map
+from pcnet.settings import settings
+
+BENT = 0.05  # a Gaussian is divided where nonlinear terms have more than this share of the linear variance
+LEAST = 1e-4  # weight of Gaussians that are worth dividing
+AHEAD = 16.0  # intervals in which a flow must matter
+PASSES = 2  # how often Gaussians are divided in a row
+
+
+@settings
+class GaussianSumStateNode(MixtureStateNode):
+    """A hidden state whose belief is a sum of Gaussians: it may have several peaks, or any other shape.
+
+    In `predict` Gaussians over which the flow or a mapping bends are divided into three narrower ones, and the nearest
+    are merged so that at most `peaks` are left, with the same mean and covariance.
+
+    Args:
+        peaks: Largest number of Gaussians.
+    """
+
+    peaks: int = Field(default=12, ge=2, le=64)
+
+    @property
+    def alternative(self) -> str:
+        return ""
+
+    def describe(self) -> str:
+        return f"{super().describe()}, at most {self.peaks} peaks"
+
+    def counts(self, links: Neighbours) -> tuple[int, int]:
+        return self.peaks, 1
+
+    def first_probability(self, ctx: Context) -> Tensor:
+        first = torch.zeros_like(ctx.state.probability)
+        first[:, 0] = 1.0
+        return first
+
+    def predict(self, ctx: Context) -> Any:
+        """Time update of each Gaussian, with divisions before it for the flow and after it for mappings."""
+        ctx.propose(self._started(ctx))
+        k = ctx.bound.k
+        probability = ctx.state.probability[..., 0]
+        state, probability = self._divided(ctx, inwards(ctx.state.modes), probability, mappings=False)
+        state = KalmanStateNode.predict(self, self._inner(ctx, outwards(state, k)))
+        before = state.belief
+        state, probability = self._divided(ctx, state, probability, mappings=True)
+        if state.belief is not before:
+            none = [each.lagged_covariance for each in state.sent]
+            state = state._replace(sent=predict_children(self._inner(ctx, outwards(state, k)), state, none))
+        return self._outer(ctx, state, probability[..., None])
+
+    @property
+    def quantities(self) -> Mapping[str, Recordable]:
+        """Those of a state, and the weights, means and standard deviations of its Gaussians."""
+        here, by_peak = slice(self.dim), ("peak", "dimension")
+
+        def sds(ctx: Context) -> Tensor:
+            covariance = outwards(state_covariance(self._inner(ctx)), ctx.bound.k)
+            variance: Tensor = covariance[..., here, here].diagonal(dim1=-2, dim2=-1)
+            return variance.clamp_min(0).sqrt()
+
+        return {
+            **super().quantities,
+            "peak_weight": Recordable(("peak",), self._weight),
+            "peak_mean": Recordable(by_peak, lambda ctx: ctx.state.modes.belief.mean[..., here]),
+            "peak_sd": Recordable(by_peak, sds),
+        }
+
+    # --- draws: a Gaussian by its weight, then a point of it; noises are the same for all -------------------------
+    def _any(self, ctx: Context) -> Context:
+        """The context of the first Gaussian."""
+        return ctx.at(tree_map(lambda value: value[:, 0], ctx.state.modes), ctx.now, bound=ctx.bound.modes)
+
+    def draws(self, ctx: Context) -> bool:
+        return KalmanStateNode.draws(self, self._any(ctx))
+
+    def stays_gaussian(self, ctx: Context) -> bool:
+        return False
+
+    def point_size(self, ctx: Context) -> tuple[int, int]:
+        """One number more, which chooses a Gaussian."""
+        n, m = super().point_size(self._any(ctx))
+        return n + 1, m
+
+    def points(self, ctx: Context, normal: Tensor, parameters: bool) -> Tensor:
+        k = ctx.bound.k
+        belief = KalmanStateNode.forecast_state(self, self._inner(ctx), parameters).belief
+        mean, root = outwards(belief.mean, k), outwards(covariance_root(belief.covariance), k)
+        upto = self._weight(ctx).cumsum(1)[:, None]
+        place = torch.special.ndtr(normal[..., -1:])
+        later = torch.constant_pad_nd((place > upto[..., :-1]).to(mean), (1, 0), value=1.0)  # at least the first
+        chosen = later - torch.constant_pad_nd(later[..., 1:], (0, 1))
+        moved = mean[:, None] + torch.einsum("bcn,bkmn->bckm", normal[..., :-1], root)
+        picked: Tensor = (chosen[..., None] * moved).sum(2)
+        return picked
+
+    def move_points(self, ctx: Context, points: Tensor, normal: Tensor) -> Tensor:
+        return super().move_points(self._any(ctx), points, normal)
+
+    def values_of(self, ctx: Context, points: Tensor) -> dict[str, Tensor]:
+        return super().values_of(self._any(ctx), points)
+
+    def white_noise_below(self, ctx: Context) -> dict[str, Tensor]:
+        return super().white_noise_below(self._any(ctx))
+
+    def _divided(self, ctx: Context, state: KalmanState, weight: Tensor, mappings: bool) -> tuple[KalmanState, Tensor]:
+        """The state, of k·B elements, with Gaussians divided where the flow or mappings bend, and weights (B, k)."""
+        k = ctx.bound.k
+        for i in range(PASSES):
+            inner = self._inner(ctx, outwards(state, k))
+            root = covariance_root(state.belief.covariance)
+            bent = outwards(self._mappings_bend(inner, root) if mappings else self._flow_bends(inner, root), k)
+            due = ((bent.amax(-1) > BENT) & (weight > LEAST)).any(1)
+            if not i and not holds(due.any()):
+                break
+            old = GaussianSum(weight, outwards(state.belief, k))
+            new = reduce(divide(old, outwards(root, k), bent, BENT, LEAST), k)
+            weight = torch.where(due[:, None], new.weight, weight)
+            state = state._replace(belief=inwards(select(due, new.parts, old.parts)))
+        return state, weight
+
+    def _flow_bends(self, inner: Context, root: Tensor) -> Tensor:
+        """How far the flow is from linear, (k·B, q)."""
+        motion, belief = inner.bound.motion, inner.state.belief
+        d = motion.dim
+        if motion.flow.is_affine:
+            return torch.zeros_like(belief.mean)
+        least = (belief.covariance.diagonal(dim1=-2, dim2=-1)[:, :d]) / (AHEAD * inner.dt[:, None]) ** 2
+        return bending(_probe(inner, motion.flow, None, root), least)
+
+    def _mappings_bend(self, inner: Context, root: Tensor) -> Tensor:
+        """How far mappings are from linear, (k·B, q)."""
+        cluster, layout = inner.bound.cluster, inner.bound.layout
+        found = torch.zeros_like(inner.state.belief.mean[:, layout.joint])
+        for link in inner.below_of(Predicts):
+            mapping = cluster.mappings[link]
+            if not mapping.is_affine:
+                noise = observation_noise(inner, layout.below[link]).sum(1)
+                found = found + bending(_probe(inner, mapping, link.child, root), noise)
+        return found
+
+
+def _probe(inner: Context, function: Function, of: AnyNode | None, root: Tensor) -> Probe:
+    """A flow, or the mapping to a node, at points that represent the beliefs."""
+    belief, joint = inner.state.belief, inner.bound.layout.joint
+    mean, q, known = belief.mean[:, joint], joint.stop, known_arguments(inner)
+    columns = root[:, joint, joint]
+    away = NODE * columns.mT
+
+    def at(points: Tensor) -> Tensor:
+        return function(arguments(inner, function, points, known), parameters_of(inner, of, points))
+
+    places = [torch.zeros_like(away[:, :1]), away, -away, 0.5 * away, -0.5 * away]
+    values = at(mean[:, None] + torch.cat(places, 1))
+    return Probe(values[:, 0], *torch.split(values[:, 1:], q, 1))
