@@ -143,6 +143,7 @@ class PredictionError(Error[Curvature]):
     compute_eliminated: Callable[[], PredictionError] | None = None
     noise: Noise | None = None  # that of the sender alone, if `precision` is that of a predictive distribution
     noise_inflation: Tensor | None = None  # factor of its variance at this observation, (B, dim), for outliers
+    outliers: Tensor | None = None  # their expected share, (B,)
     sent: Tensor | None = None  # `weighted` as it was taken in last, if the sender has a new prediction since
 
     @cached_property

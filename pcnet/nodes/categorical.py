@@ -180,7 +180,7 @@ class CategoricalNode(Node[CategoricalState, CategoricalBound], Forecasts):
             return CategoryPrediction(*ctx.bound, ctx.state.probability)
         _, mean, covariance, lagged = ctx.state
         (b, p), none = mean.shape, mean.new_zeros
-        distribution = PredictiveDistribution(mean, covariance, none(b, p, 0), none(b, 0, p, p))
+        distribution = PredictiveDistribution(mean, covariance, none(b, p, 0), none(b, 0, p, p), none(b, p))
         return ctx.cached("prediction", lambda: GaussianPrediction(distribution, lagged), mean, covariance, lagged)
 
     def update(self, ctx: Context) -> CategoricalState:

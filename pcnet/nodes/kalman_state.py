@@ -248,7 +248,7 @@ class KalmanStateNode(
                 by_source = zeros(1 + s, n, n)
                 distribution = LowRankDistribution(zeros(d), zeros(d, n), by_source, zeros(d), zeros(s), zeros(n, s))
             else:
-                distribution = PredictiveDistribution(zeros(d), zeros(d, d), zeros(d, s), zeros(s, d, d))
+                distribution = PredictiveDistribution(zeros(d), zeros(d, d), zeros(d, s), zeros(s, d, d), zeros(d))
             lagged = 0 if link.child.observes else d
             sent.append(GaussianPrediction(distribution, zeros(lagged, lagged)))
         channels, numbers = zeros(layout.level_channels.shape[1]), zeros(len(layout.all_parameters))

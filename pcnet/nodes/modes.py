@@ -22,6 +22,7 @@ from pcnet.model.node import BatchSpec
 from pcnet.numerics.coloured_noise import Noise, NoiseSpec
 from pcnet.numerics.kalman import GaussianWithSensitivities, PredictiveDistribution
 from pcnet.numerics.kernels import Kernel, White, lengthscale_of
+from pcnet.numerics.outliers import expect_outliers
 from pcnet.numerics.precision import DensePrecision
 from pcnet.numerics.trees import tree_map
 
@@ -95,9 +96,9 @@ def moments(predicted: tuple[GaussianPrediction, ...], weight: Tensor, k: int) -
     """Predictions of k·B elements as one for each batch element, of the same mean and covariance; weight (B, k)."""
     found = []
     for each in predicted:
-        mean, covariance, slope, parts = outwards(each.distribution, k)
+        mean, covariance, *others = outwards(each.distribution, k)
         total = average(covariance, weight) + spread(mean, weight)
-        matched = PredictiveDistribution(average(mean, weight), total, average(slope, weight), average(parts, weight))
+        matched = PredictiveDistribution(average(mean, weight), total, *(average(other, weight) for other in others))
         found.append(GaussianPrediction(matched, matched.mean.new_zeros(len(mean), 0, 0)))
     return tuple(found)
 
@@ -167,23 +168,41 @@ def errors_of_modes(
     """
     weighted, precision = error.weighted[:, 0], error.precision.dense()
     there = precision.diagonal(dim1=-2, dim2=-1) > 0
-    extra = torch.zeros_like(weighted)
-    noise = error.noise
+    moved = torch.bmm(sent.covariance, weighted[..., None])[..., 0]
     if error.noise_inflation is not None:
-        assert noise is not None
-        extra = noise.variance * (error.noise_inflation - 1)
-    raw = torch.bmm(sent.covariance, weighted[..., None])[..., 0] + extra * weighted
-    seen = repeated(there, k)
-    away = torch.where(seen, repeated(raw + sent.mean, k) - modes.mean, 0.0)
-    own = DensePrecision.of_covariance(modes.covariance + repeated(extra, k).diag_embed(), seen)
-    pulls = own.weigh(away[:, None])
-    fit = (pulls[:, 0] * away).sum(-1)
-    by_mode = outwards(0.5 * (own.log_det - fit), k)
-    whole = DensePrecision.of_covariance(sent.covariance + extra.diag_embed(), there)
-    of_moments = 0.5 * (whole.log_det - (weighted * torch.where(there, raw, 0.0)).sum(-1))
-    inflation = None if error.noise_inflation is None else repeated(error.noise_inflation, k)
-    found = PredictionError(pulls, lambda: own, noise=noise_of_modes(noise, k), noise_inflation=inflation)
-    return ModeErrors(found, by_mode, of_moments)
+        moved = moved + sent.noise * (error.noise_inflation - 1) * weighted
+    value = moved + sent.mean
+    whole = _likelihood(value, sent, error.outliers, there)
+    share = None if error.outliers is None else repeated(error.outliers, k)
+    own = _likelihood(repeated(value, k), modes, share, repeated(there, k))
+    noise = noise_of_modes(error.noise, k)
+    found = PredictionError(own.weighted, lambda: own.precision, noise=noise, noise_inflation=own.inflation)
+    return ModeErrors(found, outwards(own.log_likelihood, k), whole.log_likelihood)
+
+
+class _Likelihood(NamedTuple):
+    """An observation under a predictive distribution."""
+
+    weighted: Tensor  # (B, 1, d)
+    precision: DensePrecision
+    inflation: Tensor | None  # factor of the variance of the noise, (B, d), if there may be outliers
+    log_likelihood: Tensor  # up to a constant, (B,)
+
+
+def _likelihood(
+    value: Tensor, predicted: PredictiveDistribution, outliers: Tensor | None, there: Tensor
+) -> _Likelihood:
+    """The error of an observation (B, d), of which the channels at `there` are seen; outliers: their share, (B,)."""
+    error, covariance = torch.where(there, value - predicted.mean, 0.0), predicted.covariance
+    inflation, gain = None, error.new_zeros(len(error))
+    if outliers is not None:
+        inflation, gains = expect_outliers(outliers[:, None], error, predicted.variance, predicted.noise)
+        covariance = covariance + (predicted.noise * (inflation - 1)).diag_embed()
+        gain = torch.where(there, gains, 0.0).sum(-1)
+    precision = DensePrecision.of_covariance(covariance, there)
+    weighted = precision.weigh(error[:, None])
+    fit = (weighted[:, 0] * error).sum(-1)
+    return _Likelihood(weighted, precision, inflation, 0.5 * (precision.log_det - fit) + gain)
 
 
 def transition_of(probability: Tensor, transition: Tensor) -> tuple[Tensor, Tensor]:

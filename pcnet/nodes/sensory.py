@@ -26,6 +26,7 @@ from pcnet.numerics.generalised import backward_differences, taylor_operator, ta
 from pcnet.numerics.kalman import PredictiveDistribution, ScoreAndInformation
 from pcnet.numerics.kernels import White, lengthscale_of
 from pcnet.numerics.low_rank import LowRankDistribution, LowRankPrecision, channel_scores
+from pcnet.numerics.outliers import expect_outliers
 from pcnet.numerics.precision import DensePrecision, Precision
 from pcnet.settings import Fraction, NotNegative, Positive, number, settings
 
@@ -71,7 +72,6 @@ class SensoryErrors(NamedTuple):
 
 
 Context = NodeContext[SensoryState, SensoryBound]
-OUTLIER = 100.0  # variance that an outlier has more than usual noise, in variances of that
 
 
 @settings
@@ -335,7 +335,11 @@ class SensoryNode(Node[SensoryState, SensoryBound], Forecasts, Assumes):
         found = self.sensory_errors(ctx)
         if isinstance(link, Predicts):
             return PredictionError(
-                found.weighted, lambda: found.precision, noise=self._noise(ctx), noise_inflation=found.inflation
+                found.weighted,
+                lambda: found.precision,
+                noise=self._noise(ctx),
+                noise_inflation=found.inflation,
+                outliers=None if found.inflation is None else ctx.state.outliers,
             )
         if found.distribution is None:
             assert isinstance(found.precision, Precision)
@@ -406,30 +410,17 @@ class SensoryNode(Node[SensoryState, SensoryBound], Forecasts, Assumes):
     def _with_outliers(
         self, ctx: Context, distribution: PredictiveDistribution | LowRankDistribution, error: Tensor, noise: Noise
     ) -> tuple[PredictiveDistribution | LowRankDistribution, Tensor, Tensor]:
-        """The predictive distribution with the noise that outliers ask for, its factor, and what the evidence gains.
-
-        With ε the share of outliers and s the predicted variance of a channel, of which R is noise, the channel is an
-        outlier with probability r ∝ ε N(e; 0, s + 100 R) against (1 − ε) N(e; 0, s). Its noise is then
-        R/(1 − r + r/101).
-        """
-        share, e2 = ctx.state.outliers[:, None], error**2
-        total = distribution.variance
-        wide = total + OUTLIER * noise.variance
-        log_odds = (share / (1 - share)).log() + 0.5 * (e2 * (1 / total - 1 / wide) + (total / wide).log())
-        less = (-log_odds.abs()).exp()  # the smaller of odds and 1/odds, which cannot overflow
-        probability = torch.where(log_odds > 0, 1.0, less) / (1 + less)
-        log_total = log_odds.clamp_min(0.0) + (1 + less).log()  # log(1 + odds)
-        inflation = 1 / (1 - probability + probability / (1 + OUTLIER))
-        extra = noise.variance * (inflation - 1)
-        more = total + extra
-        gain = (1 - share).log() + log_total + 0.5 * (e2 / more - e2 / total + (more / total).log())
-        gain = torch.where(ctx.state.seen > 0, gain, 0.0).sum(-1)
+        """The predictive distribution with the noise that outliers ask for, its factor, and what the evidence gains."""
+        share, known = ctx.state.outliers[:, None], distribution.noise
+        inflation, gains = expect_outliers(share, error, distribution.variance, known)
+        extra = known * (inflation - 1)
+        gain = torch.where(ctx.state.seen > 0, gains, 0.0).sum(-1)
         if isinstance(distribution, LowRankDistribution):
             return distribution.with_noise(extra), inflation, gain
         levels = torch.eye(self.dim, dtype=extra.dtype, device=extra.device)
         levels = levels if noise.levels == self.dim else torch.ones_like(levels[:1])
-        known = distribution.covariance_by_source.shape[1]  # none if levels are not learned
-        added = (levels[:known] * extra[:, None]).diag_embed()
+        learned = distribution.covariance_by_source.shape[1]  # none if levels are not learned
+        added = (levels[:learned] * extra[:, None]).diag_embed()
         robust = distribution._replace(
             covariance=distribution.covariance + extra.diag_embed(),
             covariance_by_source=distribution.covariance_by_source + added,

@@ -37,6 +37,7 @@ class PredictiveDistribution(NamedTuple):
     covariance: Tensor  # (B, d, d)
     dmean_dlogvar: Tensor  # (B, d, s)
     covariance_by_source: Tensor  # derivatives of the covariance with respect to the log-variances, (B, s, d, d)
+    noise: Tensor  # variance of the white observation noise in it, (B, d)
 
     @property
     def variance(self) -> Tensor:
@@ -175,7 +176,8 @@ def predict_observation(
     parts = mirrored(jacobian[:, None] @ known_symmetric(belief.covariance_by_source) @ jacobian.mT[:, None])
     parts.diagonal(dim1=-2, dim2=-1).add_(noise)
     total = parts.sum(1) if residual is None else parts.sum(1) + residual
-    return PredictiveDistribution(mean, total, torch.bmm(jacobian, belief.dmean_dlogvar), parts[:, 1:])
+    slope = torch.bmm(jacobian, belief.dmean_dlogvar)
+    return PredictiveDistribution(mean, total, slope, parts[:, 1:], noise.sum(1))
 
 
 def update(
