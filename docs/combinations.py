@@ -21,6 +21,7 @@ from pcnet.nodes import (
     CategoricalNode,
     CauseNode,
     ChoiceNode,
+    GaussianSumStateNode,
     GeneralisedStateNode,
     InputNode,
     KalmanCauseNode,
@@ -52,6 +53,7 @@ def states(flow: Any) -> dict[str, Make]:
         "GeneralisedStateNode": lambda name: GeneralisedStateNode(name, dim=1, orders=2, flow=flow),
         "KalmanStateNode": lambda name: KalmanStateNode(name, dim=1, flow=flow),
         "SwitchingStateNode": lambda name: SwitchingStateNode(name, dim=1, flow=flow),
+        "GaussianSumStateNode": lambda name: GaussianSumStateNode(name, dim=1, flow=flow, peaks=3),
     }
 
 
@@ -241,8 +243,8 @@ WITH_CAUSE = "KalmanStateNode with a KalmanCauseNode"
 
 def used(use: str, kind: str) -> str:
     def build(graph: pc.Graph) -> dict[str, int]:
-        theta, plain = ParameterNode("theta", mean=[0.5], sd=0.2), kind in ("GeneralisedStateNode", "KalmanStateNode")
-        x = states(decay if plain else driven)["KalmanStateNode" if kind == WITH_CAUSE else kind]("x")
+        theta, takes_v = ParameterNode("theta", mean=[0.5], sd=0.2), kind in ("SwitchingStateNode", WITH_CAUSE)
+        x = states(driven if takes_v else decay)["KalmanStateNode" if kind == WITH_CAUSE else kind]("x")
         switch(graph, x, kind)
         if kind == WITH_CAUSE:
             v = ABOVE["KalmanCauseNode"]("v")

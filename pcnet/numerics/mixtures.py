@@ -9,8 +9,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-SHIFT, NARROW, WEIGHTS = 1.0575, 0.6716, (0.2252, 0.5496, 0.2252)
-"""A standard normal density is nearly the mixture of three with these weights, at −SHIFT, 0 and SHIFT, of sd NARROW."""
+NARROW, WEIGHTS = 0.6716, (0.2144, 0.5712, 0.2144)
+SHIFT = ((1 - NARROW**2) / (2 * WEIGHTS[0])) ** 0.5
+"""A standard normal density is nearly the mixture of three with these weights, at −SHIFT, 0 and SHIFT, of sd NARROW.
+
+Both have the same variance.
+"""
 
 BOUNDED = ("mean", "sd", "covariance")
 WIDEST = 4.0

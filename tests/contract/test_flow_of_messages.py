@@ -74,6 +74,7 @@ MODELS = {
     "switching": lambda: one_filter(
         pushed, switching=pc.CategoricalNode("push", values=[[0.0], [1.0]], stay=0.95), initial_mean=[1.0, 0.0]
     ),
+    "several peaks": lambda: one_filter(spring, parameter_mean=[1.0], parameter_sd=0.3, peaks=3),
     "apart": separately,
     "causes": lambda: pc.Model(stack(), pc.odem(every=EVERY)),
     "causes, all at once": lambda: pc.Model(stack(), pc.generalised_filtering()),

@@ -9,6 +9,7 @@ from pcnet.model.schedule import adaptive_filtering
 from pcnet.nodes import (
     CategoricalNode,
     CauseNode,
+    GaussianSumStateNode,
     GeneralisedStateNode,
     KalmanCauseNode,
     KalmanStateNode,
@@ -338,6 +339,28 @@ class TestSwitchingStateNode(SwitchingModel):
 
 class TestCategoryOfASwitchingState(SwitchingModel):
     name = "mode"
+
+
+class SeveralPeaksModel(KalmanModel):
+    """A sum of Gaussians with parameters in the belief, and settings that differ over the batch."""
+
+    def build(self, scale):
+        first = torch.from_numpy(FIRST) * scale[..., None]
+        x, y = (
+            GaussianSumStateNode("x", dim=2, flow=BENT_FLOW, initial_mean=first, peaks=3),
+            SensoryNode("y", dim=3, orders=1, dt=DT),
+        )
+        graph = pc.Graph()
+        graph.predicts(x, y, via=BENT_MAPPING)
+        graph.parametrises(ParameterNode("theta", mean=[0.8, 0.3], sd=scale[..., None]), x)
+        graph.parametrises(ParameterNode("gain", mean=[1.1], sd=0.3), x, of=y)
+        graph.weighs(PrecisionNode("noise_x", mean=scale[..., None], sd=1.0, correlation_time=0.4 * scale), x)
+        graph.weighs(PrecisionNode("noise_y", mean=[0.7, 1.2, 0.3], sd=1.0, kernel=pc.kernels.White()), y)
+        return graph
+
+
+class TestGaussianSumStateNode(SeveralPeaksModel):
+    name = "x"
 
 
 class CauseModel(KalmanModel):

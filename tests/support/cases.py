@@ -13,6 +13,7 @@ from pcnet.nodes import (
     CategoricalNode,
     CauseNode,
     ChoiceNode,
+    GaussianSumStateNode,
     GeneralisedStateNode,
     InputNode,
     KalmanCauseNode,
@@ -137,6 +138,21 @@ def of_switching():
     return graph, adaptive_filtering(), of_levels()[2], np.cumsum(np.linspace(0.02, 0.1, TICKS)).tolist()
 
 
+WELLS = pc.TracedFunction(lambda x, _: torch.stack([x[..., 1], x[..., 0] - x[..., 0] ** 3], -1))
+SQUARE = pc.TracedFunction(lambda x, _: x[..., :1] ** 2)
+
+
+def of_several_peaks(flow=WELLS, mapping=SQUARE):
+    """An oscillator between two wells, of which the square of the position is seen."""
+    x = GaussianSumStateNode("x", dim=2, flow=flow, peaks=3)
+    graph, y = pc.Graph(), SensoryNode("y", dim=1, orders=1, dt=0.05, outliers=0.05)
+    graph.predicts(x, y, via=mapping)
+    graph.weighs(PrecisionNode("nx", prior_precision=100.0, sd=0.5, kernel=White()), x)
+    graph.weighs(PrecisionNode("ny", prior_precision=100.0, sd=0.5, kernel=White()), y)
+    stream = [None if row is None else row[:1] ** 2 for row in of_levels()[2]]
+    return graph, adaptive_filtering(), stream, np.cumsum(np.linspace(0.02, 0.1, TICKS)).tolist()
+
+
 def of_causes():
     """A spring that is pushed by a hidden force, whose own level above is driven by an input."""
     pushed = pc.systems.linear([[0.0, 1.0], [-1.0, -0.1]], causes=[[0.0], [1.0]])
@@ -205,5 +221,6 @@ CASES = {
     "levels": of_levels,
     "categories": of_categories,
     "switching": of_switching,
+    "several peaks": of_several_peaks,
     "causes": of_causes,
 }

@@ -140,6 +140,9 @@ CASES = {
     "stack": stacked,
     "families": lambda: from_cases(cases.of_families),
     "switching": lambda: from_cases(cases.of_switching),
+    "several peaks": lambda: from_cases(
+        lambda: cases.of_several_peaks(pc.systems.linear([[0.0, 1.0], [-1.0, 0.0]]), pc.systems.linear([[1.0, 0.0]]))
+    ),
     "causes": lambda: from_cases(cases.of_causes),
     "sensors": lambda: (two_sensors(), {"a": np.ones((5, 1)), "b": np.ones((5, 1))}),
 }
