@@ -83,7 +83,8 @@ def judge(cells: Sequence[Cell], seeds: Sequence[int], folder: Path) -> pd.DataF
             ("oracle", "whole", told),
         ):
             ratios = [_ratio(errors[place], errors[other], name) for other in others if other != place]
-            table.loc[place, column] = max(ratios, default=1.0)
+            least = [1.0] if column == "oracle" and place in others else []
+            table.loc[place, column] = max([*ratios, *least], default=1.0 if place in others else math.nan)
     table["verdict"] = [_verdict(*each) for each in zip(table["failure"], table["ratio"], strict=True)]
     return table
 
