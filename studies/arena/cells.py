@@ -26,7 +26,6 @@ from studies.systems.design import Realisation
 from studies.systems.trials import SDS
 
 Array = NDArray[Any]
-LIMIT = 10.0  # CPU seconds of a cell, after which it gets no further seed
 SHOWN = 200  # observations at the end of the first seed that a cell keeps for the figure
 
 
@@ -131,7 +130,7 @@ def measure(cell: Cell, seeds: Sequence[int]) -> dict[str, Any]:
                 name: np.asarray(each)[-SHOWN:].tolist()
                 for name, each in zip(("times", "truth", "mean", "sd"), shown, strict=True)
             }
-        if time.process_time() - started + apart > LIMIT:
+        if time.process_time() - started + apart > method.seconds:
             break
     return {"missing": None, "rows": rows, "trace": trace, "wanted": len(seeds)}
 

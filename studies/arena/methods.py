@@ -41,6 +41,7 @@ class Method(NamedTuple):
     told: tuple[Information, ...]
     entered: Callable[[Task], bool] = lambda _: True  # tasks that it is a filter of
     contest: Contest = "filter"
+    seconds: float = 12.0  # CPU time after which a cell gets no further seed
 
     def missing(self) -> str | None:
         """Why the method cannot run here, or None."""
@@ -73,7 +74,9 @@ METHODS: Mapping[str, Method] = {
         "dynamax UKF", "dynamax", partial(dynamax_rival.build, kind="unscented"), ("everything", "noise", "neither")
     ),
     "cuthbert": Method("cuthbert EKF", "cuthbert", cuthbert_rival.build, ("everything", "noise")),
-    "filterpy": Method("filterpy UKF", "filterpy", filterpy_rival.build, ("everything", "noise", "neither")),
+    "filterpy": Method(
+        "filterpy UKF", "filterpy", filterpy_rival.build, ("everything", "noise", "neither"), seconds=7.0
+    ),
     "filterpy-imm": Method(
         "filterpy IMM",
         "filterpy",
@@ -110,7 +113,7 @@ METHODS: Mapping[str, Method] = {
         "dynamax UKS",
         "dynamax",
         partial(dynamax_rival.build, kind="unscented", smooth=True),
-        ("everything", "neither"),
+        ("everything",),
         _smoothed,
         "smoother",
     ),

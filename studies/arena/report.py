@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from studies.arena.cells import LIMIT, Cell
+from studies.arena.cells import Cell
 from studies.arena.figures import draw
 from studies.arena.hgf_rival import version as hgf_version
 from studies.arena.methods import METHODS
@@ -34,9 +34,9 @@ cases. The log-score is the mean log-density of one-step forecasts of y, "ten" t
 spread, ten observations ahead, at ten origins in the second half: −∞ if there was no forecast. Times are CPU times: \
 per observation the median of all seeds but the first, with the cost of fitting the noise; the first result includes \
 compilation. A verdict compares filters with the same information by their error in the whole run, on the seeds that \
-both have run: a cell begins no further seed after {LIMIT:.0f} s. A filter failed if it diverged (not finite, or a \
-relative error above {LARGEST_ERROR:g} in the second half of a seed), if it is overconfident (the interval of its \
-coverage is below 90 %), or if it is too slow (fewer than {FEWEST} seeds in that time).
+both have run: a cell begins no further seed after 12 s, or 7 s of filterpy. A filter failed if it diverged (not \
+finite, or a relative error above {LARGEST_ERROR:g} in the second half of a seed), if it is overconfident (the \
+interval of its coverage is below 90 %), or if it is too slow (fewer than {FEWEST} seeds in that time).
 
 All filters know flow, observation function, priors, the kind of noise, and the correlation time of coloured noise. \
 Rivals hold parameters in the augmented state and take two Runge–Kutta steps between observations. Gaps are filled \
