@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import gc
 import hashlib
 import importlib.metadata
 import json
 import math
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -86,6 +88,9 @@ def run_cell(cell: Cell, seeds: Sequence[int], folder: Path, deadline: float) ->
         return False
     use_one_thread()
     content = {**cell._asdict(), "code": code_of(cell.method), **measure(cell, seeds)}
+    if "jax" in sys.modules:
+        sys.modules["jax"].clear_caches()  # compiled code of one cell is of no use to the next, and fills the memory
+    gc.collect()
     path = cell.path(folder, seeds)
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path) as file:

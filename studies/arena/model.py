@@ -15,7 +15,7 @@ Information = Literal["everything", "noise", "parameters", "neither"]
 """What a filter is told; flow, observation function, priors and the kind of noise always."""
 SUBSTEPS = 2  # Runge–Kutta steps between two observations
 TINY = 1e-6  # variance of white noise beside coloured noise, relative to it
-SHARED_FROM = 6  # states from which a fit has one process level, and one observation level, for all
+SHARED_FROM = 6  # states from which all filters know that there is one process level and one observation level
 
 
 class Record(NamedTuple):

@@ -21,7 +21,7 @@ from pcnet.numerics.kernels import Matern, White
 from pcnet.results.recorder import Record as Recorded
 from pcnet.settings import number, settings
 from studies.arena.beliefs import Ahead, Array, Beliefs, Filter
-from studies.arena.model import Information, Noise, Record
+from studies.arena.model import SHARED_FROM, Information, Noise, Record
 from studies.arena.simulation import STAY, TURNS
 from studies.arena.tasks import Task
 
@@ -106,8 +106,12 @@ def _model(task: Task, information: Information) -> Model:
         options |= {"parameter_mean": list(system.prior_mean), "parameter_sd": list(system.prior_sd)}
     told_noise = information in ("everything", "noise")
     rules = replace(DEFAULT, process_factors=(1.0,), observation_factors=(1.0,)) if told_noise else DEFAULT
+    shared = system.dim >= SHARED_FROM  # all levels are the same, which rivals know as well
+    if shared:
+        options["noise_per_channel"] = False
     if told_noise:
-        options |= {"process_noise_sd": list(system.diffusion), "noise_sd": KNOWN, "hypotheses": rules}
+        level = system.diffusion[0] if shared else list(system.diffusion)
+        options |= {"process_noise_sd": level, "noise_sd": KNOWN, "hypotheses": rules}
     if task.is_map:
         options |= {"integrator": "euler"}
     if task.switches:
@@ -123,11 +127,11 @@ def _model(task: Task, information: Information) -> Model:
     if task.sensors:
         sensors = {}
         for name, channels in task.sensors.items():
-            level = [system.observation_sd[place] for place in channels] if told_noise else None
-            sensors[name] = Sensor(mapping=_part(mapping, channels), noise_sd=level)  # type: ignore[arg-type]
+            noise: Any = [system.observation_sd[place] for place in channels] if told_noise else None
+            sensors[name] = Sensor(mapping=_part(mapping, channels), noise_sd=noise)
         return adaptive_filter(flow, system.dim, system.dt, sensors=sensors, **options)
     if told_noise:
-        options["observation_noise_sd"] = list(system.observation_sd)
+        options["observation_noise_sd"] = system.observation_sd[0] if shared else list(system.observation_sd)
     if system.correlation_time is not None:
         options["correlation_time_y"] = Matern(number(system.correlation_time), number(1.5))
     return adaptive_filter(flow, system.dim, system.dt, mapping=mapping, channels=system.channels, **options)

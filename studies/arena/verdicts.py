@@ -18,6 +18,7 @@ NEAR = 1.05  # largest ratio to the best error that counts as equal
 LOWEST_COVERAGE = 0.90  # a filter is overconfident if the interval of its coverage is below
 LARGEST_ERROR = 3.0  # relative error in the second half from which a filter has diverged; 1 is that of a constant
 FEWEST = 3  # seeds that a filter must have run before its time is over, or all that are wanted
+LEAST_FIRST = ("neither", "parameters", "noise", "everything")
 ROOTS = ("whole", "half", "parameters")  # means of squares
 MEANS = ("coverage", "parameter_coverage", "log_score", "ten_steps")
 LOGS = ("noise_x", "noise_y")  # means of squares of logs
@@ -114,9 +115,10 @@ def _verdict(failure: str, ratio: float) -> str:
 
 
 def losses(table: pd.DataFrame) -> list[str]:
-    """Cells of pcnet that failed or are more than 5 % behind, with the measured reason."""
+    """Cells of pcnet that failed or are more than 5 % behind, with the measured reason; those told least come first."""
     found = []
-    for _, cell in table.iterrows():
+    order = table.assign(place=table["information"].map(LEAST_FIRST.index), smoother=table["contest"] == "smoother")
+    for _, cell in order.sort_values(["smoother", "place"], kind="stable").iterrows():
         if not METHODS[cell["method"]].is_ours or cell["verdict"] in ("best", "within 5 %"):
             continue
         others = table[
@@ -132,6 +134,8 @@ def losses(table: pd.DataFrame) -> list[str]:
         if len(winner) and winner.index[0] != cell.name:
             text += f"; best: {METHODS[winner.iloc[0]['method']].title}"
             text += f". {reason(cell, winner.iloc[0])}".rstrip(" .") + "."
+        elif len(others) > 1:
+            text += "; all others failed as well" if (others["failure"] != "").all() else ""
         found.append(text)
     return found
 
