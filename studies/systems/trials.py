@@ -41,6 +41,7 @@ ABLATIONS: Mapping[str, Mapping[str, Any]] = {
     "levels not learned": {"noise_sd": 1e-3},
 }
 """Settings of variants of the filter, each without one of its parts."""
+ABLATED_FROM = ("x × 50, y ÷ 50", "none")  # first guesses that variants are run from: a wrong one, and none
 
 
 class Trial(NamedTuple):
@@ -66,7 +67,7 @@ def list_trials(names: Sequence[str], ablations: bool = False) -> list[Trial]:
         found += [Trial(name, rival, "") for rival in rivals]
         found += [Trial(name, "pcnet", guess.name) for guess in GUESSES]
         if ablations:
-            found += [Trial(name, f"pcnet: {part}", guess.name) for part in ABLATIONS for guess in GUESSES]
+            found += [Trial(name, f"pcnet: {part}", guess) for part in ABLATIONS for guess in ABLATED_FROM]
     return found
 
 

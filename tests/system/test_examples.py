@@ -119,6 +119,16 @@ def test_categories_follow_a_target_that_turns(run):
     assert float(re.findall(r"turn rate (0\.\d+)", printed)[0]) == pytest.approx(0.12, rel=0.15)
 
 
+def test_two_peaks_are_better_than_one(run):
+    printed, pictures = run("two_wells.py", "--samples", "200", "--peaks", "4")
+    assert pictures == 1
+    seen, true = zip(
+        *re.findall(r"log-density (-?[\d.]+) of what is seen next, (-?[\d.]+) of the true", printed), strict=True
+    )
+    assert float(seen[0]) > float(seen[1]) + 0.05
+    assert float(true[0]) > float(true[1]) + 0.1
+
+
 def test_a_hidden_force_is_inferred(run):
     printed, pictures = run("hidden_force.py", "--samples", "600")
     assert pictures == 1
