@@ -1,7 +1,8 @@
 """Make the pictures of the documentation.
 
 Run:  python docs/pictures.py [names]            (all of them unless named; a few minutes)
-The pictures go to docs/pictures as PNG files with 256 colours, to keep the repository small.
+The pictures go to docs/pictures as PNG files with 256 colours, to keep the repository small, and two pixels for each one
+that a page shows. Their paper is white: the style sheet makes it that of the page, and inverts pictures on dark pages.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import torch
@@ -27,7 +29,8 @@ from pcnet.results.drawing import COLOURS
 
 HERE = Path(__file__).parent
 EXAMPLES = HERE.parent / "examples"
-WIDTH = 1000  # largest width in pixels
+WIDTH = 2000  # largest width in pixels
+DPI = 220
 PICTURES: dict[str, Callable[[], Figure | Path]] = {}
 
 
@@ -40,7 +43,7 @@ def store(name: str, made: Figure | Path) -> Path:
     """Store a figure or an image file as a small PNG."""
     if isinstance(made, Figure):
         buffer = io.BytesIO()
-        made.savefig(buffer, dpi=110, facecolor="white")
+        made.savefig(buffer, dpi=DPI, facecolor="white")
         image = Image.open(buffer)
     else:
         image = Image.open(made)
@@ -411,13 +414,22 @@ def page() -> Path:
     return EXAMPLES / "pictures" / "flow.png"
 
 
+SAVE = Figure.savefig
+
+
+def finely(figure: Figure, *where: object, **options: object) -> None:
+    """Save a figure with enough pixels, whatever an example asks for."""
+    SAVE(figure, *where, **options | {"dpi": DPI})  # type: ignore[arg-type]
+
+
 def example(name: str, *arguments: str, made: str) -> Path:
     """Run an example in a temporary folder; returns the path of its picture."""
     before, given, folder = Path.cwd(), sys.argv, Path(tempfile.mkdtemp())
     try:
         os.chdir(folder)
         sys.argv = [name, *arguments]
-        runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+        with mock.patch.object(Figure, "savefig", finely):
+            runpy.run_path(str(EXAMPLES / name), run_name="__main__")
     finally:
         os.chdir(before)
         sys.argv = given

@@ -24,6 +24,7 @@ from pcnet.engine.future import forecasts_alone
 from pcnet.engine.inputs import Observation, ObservationReader, Sample, sampling_periods, time_of
 from pcnet.engine.program import Program
 from pcnet.engine.recording import result_of
+from pcnet.engine.remarks import of_observations, of_times
 from pcnet.engine.run import Run, Snapshot, common_batch_shape
 from pcnet.engine.screen import Screen, Suspects
 from pcnet.engine.state import GraphState
@@ -154,7 +155,8 @@ class Session:
                 self._run_series(series, times, bar)
             self._check_steps()
         self._not_empty()
-        self._check_observations({} if series is None else series)
+        for remark in (*of_observations(self._nodes, series or {}), *of_times(times, self.intervals)):
+            warnings.warn(remark, UserWarning, stacklevel=3)
         return self
 
     def _check_steps(self) -> None:
@@ -165,21 +167,6 @@ class Session:
                 if found is not None:
                     self._warned = True
                     warnings.warn(found, UserWarning, stacklevel=4)
-
-    def _check_observations(self, series: Mapping[str, Tensor]) -> None:
-        """Warn of sensors of which nothing was observed, in a batch element or in all."""
-        seen = {name: torch.isfinite(value).any(-1).any(0) for name, value in series.items()}
-        empty = {n: ~some for n, some in seen.items() if not (self._nodes[n].is_input or bool(some.all()))}
-        if empty:
-            names = " and ".join(map(repr, empty))
-            some = next(iter(empty.values()))
-            where = "" if bool(some.all()) else f" in {int(some.sum())} of {some.numel()} batch elements"
-            warnings.warn(
-                f"all values of {names}{where} are NaN: nothing was observed, so that beliefs follow the flow and the "
-                "priors; check how the data were read (missing single values may be NaN)",
-                UserWarning,
-                stacklevel=4,
-            )
 
     def _run_one_by_one(self, items: Iterable[Observation | Sample], times: Iterable[float] | None, bar: Any) -> None:
         pairs = zip(items, itertools.repeat(None)) if times is None else zip(items, times, strict=True)

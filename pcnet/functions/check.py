@@ -43,6 +43,7 @@ def check_function(what: str, function: Function, dim: int, parameters: int, out
         raise GraphError(
             f"{what} must turn a batch of states ({batch}, {dim}) into ({batch}, {'channels' if out is None else out}),"
             f" but it returned {got}; index the last dimension (x[..., 0]) and stack along it (torch.stack([...], -1))"
+            f"{'. Its arguments are (state, causes or inputs, parameters), in this order' if split != dim else ''}"
         )
     alone = _call(what, function, x[2:3], theta[2:3])
     if tuple(alone.shape) != (1, shape[1]) or not torch.allclose(alone[0], value[2], equal_nan=True):
@@ -60,8 +61,8 @@ def _call(what: str, function: Function, x: Tensor, theta: Tensor) -> Tensor:
     try:
         with torch.no_grad(), _SlicesInRange(what, x.shape[0], theta):
             found = function(*given)
-    except GraphError:
-        raise
+    except GraphError as error:
+        raise GraphError(str(error) if what in str(error) else f"{what}: {error}") from None
     except Exception as error:
         remedy = ""
         if "dtype" in str(error):

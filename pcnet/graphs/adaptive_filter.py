@@ -103,6 +103,12 @@ def adaptive_filter(
         raise SettingError("adaptive_filter: give both parameter_mean and parameter_sd, or neither")
     if hypotheses is not None and not isinstance(hypotheses, Hypotheses):
         raise SettingError(f"adaptive_filter: hypotheses must be pcnet.Hypotheses(...) or None, not {hypotheses!r}")
+    if switching is not None and not isinstance(switching, CategoricalNode):
+        raise SettingError(
+            "adaptive_filter: switching is a node of categories, such as CategoricalNode('mode', "
+            f"values=[[0.0], [1.0]], stay=0.95), not {switching!r}"
+        )
+    _check_positive("dt", dt, "is the time between two observations as a number and ")
     _check_positive("model_error_time", model_error_time)
     _check_positive("process_noise_sd", process_noise_sd, "is a standard deviation and ")
     _check_positive("observation_noise_sd", observation_noise_sd, "is a standard deviation and ")
@@ -176,7 +182,11 @@ def adaptive_filter(
 
 
 def _check_positive(name: str, value: Any, what: str = "") -> None:
-    if value is not None and not bool((to_tensor(value) > 0).all()):
+    try:
+        right = value is None or bool((to_tensor(value) > 0).all())
+    except (ValueError, TypeError, RuntimeError):
+        right = False
+    if not right:
         raise SettingError(f"adaptive_filter: {name} {what}must be positive, not {value!r}")
 
 

@@ -215,9 +215,14 @@ def _check_hypotheses(graph: Graph, hypotheses: Hypotheses) -> None:
 def device_of(name: torch.device | str) -> torch.device:
     """A device of torch by its name."""
     try:
-        return torch.device(name)
+        device = torch.device(name)
     except (RuntimeError, TypeError, ValueError):
         raise SettingError(f"there is no device {name!r}; use 'cpu', 'cuda' or another of torch's") from None
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as why:
+        raise SettingError(f"{name!r} cannot be used: {str(why).splitlines()[0]}; use 'cpu'") from None
+    return device
 
 
 def fitting_schedule(graph: Graph) -> Schedule:

@@ -45,7 +45,11 @@ def check_state(
         functions.append((what, link.function, link.child, link.child.shape.dim))
     for what, function, of, out in functions:
         if function.takes_causes and not causes:
-            raise GraphError(f"{what} takes causes: add graph.drives(cause, {node.name})")
+            raise GraphError(
+                f"{what} takes three arguments, (state, causes or inputs, parameters), and nothing drives "
+                f"{node.name!r}: give inputs={{'u': 1}} or causes=..., in a graph graph.drives(node, {node.name}); or "
+                "take (x, theta)"
+            )
         if function.takes_time and not knows_time:
             raise GraphError(
                 f"{what} is a function of time, f(x, u, theta, t); use a KalmanStateNode, or give the time as an input"

@@ -72,6 +72,10 @@ class Smoothed(NamedTuple):
         return Interval.normal(self.mean, self.sd, probability)
 
 
+OTHER_FORMATS = (".csv", ".json", ".xlsx", ".parquet", ".npy", ".npz", ".mat", ".pkl", ".png", ".html")
+"""Endings of files that no result is written to, because other programs would take it for something else."""
+
+
 class Prior(NamedTuple):
     """Mean and standard deviation of a belief before the first observation; (..., n) each, batch dimensions first."""
 
@@ -364,6 +368,11 @@ class Result:
 
         path = path_of(path, ResultError)
         check_target(path)
+        if path.suffix.lower() in OTHER_FORMATS:
+            raise ResultError(
+                f"{str(path)!r}: a result is a NetCDF file, so name it {path.stem + '.nc'!r}; a table of it is "
+                "result.to_dataframe(), which has to_csv and others"
+            )
         buffer = io.BytesIO()
         with h5netcdf.File(buffer, "w") as opened:
             self.to_xarray().dump_to_store(H5NetCDFStore(opened))

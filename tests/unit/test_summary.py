@@ -10,7 +10,7 @@ import torch
 
 import pcnet as pc
 from pcnet.errors import ResultError
-from pcnet.graphs import adaptive_filter
+from pcnet.graphs import Sensor, adaptive_filter
 from pcnet.results.result import Prior
 from pcnet.results.summary import rounded
 from support.recorded import paper_run, stack_run
@@ -109,6 +109,16 @@ def test_a_run_warns_of_any_batch_element(recwarn):
     data[1] = 1e5 * 1.05 ** torch.arange(200)[:, None]  # it grows, so that its rate is negative
     texts = run([[0.5], [0.6]], data)
     assert "larger prior sd (parameter_sd of adaptive_filter, sd of a ParameterNode) (batch element 1; 1 of 2" in texts
+
+
+def test_a_run_warns_of_a_sensor_without_data_and_of_times_in_other_units():
+    levels = {"hypotheses": None, "process_noise_sd": 1.0}
+    sensors = {"a": Sensor(noise_sd=1.0), "b": Sensor(noise_sd=1.0)}
+    model = adaptive_filter(lambda x, _: -x, 1, 0.1, sensors=sensors, **levels)
+    with pytest.warns(UserWarning, match="all values of 'b' are NaN, or were not given"):
+        model.run({"a": np.zeros((12, 1))}, engine="eager")
+    with pytest.warns(UserWarning, match="times are 100 apart, and dt is 0.1: give both in the same unit"):
+        model.run({"a": np.zeros((12, 1)), "b": np.zeros((12, 1))}, times=100.0 * np.arange(12), engine="eager")
 
 
 def test_a_tidy_table_has_one_row_for_each_variable_and_time():
