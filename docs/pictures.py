@@ -1,7 +1,7 @@
 """Make the pictures of the documentation.
 
 Run:  python docs/pictures.py [names]            (all of them unless named; a few minutes)
-The pictures go to docs/pictures as PNG files with 256 colours, to keep the repository small, and two pixels for each one
+The pictures go to docs/pictures as PNG files with 256 colours, to keep the repository small, and two pixels for each
 that a page shows. Their paper is white: the style sheet makes it that of the page, and inverts pictures on dark pages.
 """
 
