@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 from typing import Any, NamedTuple, Self
 
 from pcnet.errors import ResultError
@@ -117,13 +118,25 @@ def _clocks(graph: Graph, schedule: Schedule | None) -> dict[str, str]:
     return clocks
 
 
+def _parts(names: list[str], links: tuple[LinkSummary, ...]) -> list[list[str]]:
+    """The parts of a graph that no link connects, in the order of their first nodes."""
+    part = {name: name for name in names}  # a name for all nodes of a part
+    for link in links:
+        old, new = part[link.child], part[link.parent]
+        part = {name: new if mine == old else mine for name, mine in part.items()}
+    return [[name for name in names if part[name] == each] for each in dict.fromkeys(part.values())]
+
+
 STACK_SPACING = 0.65  # distance, in rows, between nodes that are stacked beside another node
+WIDEST = 12  # columns of a drawing, beyond which a level is broken into several rows
+GAP = 0.5  # columns and rows between parts of a graph that no link connects
 
 
 class _Layout:
     """Rows of groups: a head node, causes (else parameters) to its left, precisions to its right.
 
-    Several nodes on one side are stacked less than a row apart; nodes attached to one of them go further out.
+    Several nodes on one side are stacked less than a row apart; nodes attached to one of them go further out. A graph
+    that would be too wide is drawn part by part, if links do not connect them, and a level in several rows.
     """
 
     def __init__(self, summary: GraphSummary) -> None:
@@ -136,19 +149,71 @@ class _Layout:
                 hosts.setdefault(link.parent, (link.child, link.kind))
         for name, (host, kind) in hosts.items():
             self.attached[host][name] = kind
+        self.level, self.hosts = level, hosts
         self.positions: dict[str, Position] = {}
+        self._place(list(level), math.inf)
+        if self._extent(list(level))[0] > WIDEST:
+            self._tile(_parts(list(level), summary.links))
+
+    def _place(self, names: list[str], widest: float) -> None:
+        """Place some of the nodes around column 0, from row 0 upwards."""
         base = 0.0
-        for row in sorted(set(level.values())):
-            heads = [name for name in level if level[name] == row and name not in hosts]
-            self._place_row(heads, base)
-            base += 1.0 + STACK_SPACING * max(0, *(max(map(self._height, self._sides(name))) - 1 for name in heads))
+        for row in sorted({self.level[name] for name in names}):
+            heads = [name for name in names if self.level[name] == row and name not in self.hosts]
+            for part in self._broken(sorted(heads, key=self._mean_column_below), widest):
+                self._place_row(part, base)
+                base += 1.0 + STACK_SPACING * max(0, *(max(map(self._height, self._sides(name))) - 1 for name in part))
+
+    def _broken(self, heads: list[str], widest: float) -> list[list[str]]:
+        """A row of heads, broken into several that are not too wide."""
+        rows: list[list[str]] = [[]]
+        width = 0
+        for name in heads:
+            mine = sum(self._beside(name)) + 1
+            if rows[-1] and width + mine > widest:
+                rows.append([])
+                width = 0
+            rows[-1].append(name)
+            width += mine
+        return rows
+
+    def _tile(self, parts: list[list[str]]) -> None:
+        """Place parts of the graph beside each other, and above each other where they would be too wide."""
+        self.positions = {}
+        tiers: list[tuple[float, float]] = []  # width and height of each row of parts
+        tier: list[list[str]] = []
+        for part in parts:
+            self._place(part, WIDEST)
+            width, height = self._extent(part)
+            if tier and tiers[-1][0] + GAP + width > WIDEST:
+                tier = []
+            if not tier:
+                tiers.append((-GAP, 0.0))
+            left, base = tiers[-1][0] + GAP, sum(high + GAP for _, high in tiers[:-1])
+            first = min(self.positions[name].column for name in part)
+            for name in part:
+                column, row = self.positions[name]
+                self.positions[name] = Position(column - first + left, row + base)
+            tiers[-1] = left + width, max(tiers[-1][1], height)
+            tier.append(part)
+        middle = (max(width for width, _ in tiers) - 1) / 2
+        self.positions = {name: Position(c - middle, r) for name, (c, r) in self.positions.items()}
+
+    def _extent(self, names: list[str]) -> tuple[float, float]:
+        """Columns and rows that nodes take."""
+        columns, rows = zip(*(self.positions[name] for name in names), strict=True)
+        return max(columns) - min(columns) + 1, max(rows) + 1
+
+    def _beside(self, name: str) -> tuple[int, int]:
+        """Columns to the left and to the right of a head."""
+        left, right = (max(map(self._reach, side), default=0) for side in self._sides(name))
+        return left, right
 
     def _place_row(self, heads: list[str], base: float) -> None:
         """Place groups in the order of what they predict and centre the row; a single head goes to column 0."""
-        heads = sorted(heads, key=self._mean_column_below)
         edge, columns = 0.0, []
         for name in heads:
-            left, right = (max(map(self._reach, side), default=0) for side in self._sides(name))
+            left, right = self._beside(name)
             columns.append(edge + left)
             edge += left + 1 + right
         shift = columns[0] if len(heads) == 1 else (edge - 1) / 2

@@ -10,7 +10,7 @@ from student_t import StudentTSensoryNode
 import pcnet as pc
 from pcnet.errors import ResultError
 from pcnet.graphs import odem
-from pcnet.results.graph_summary import GraphSummary
+from pcnet.results.graph_summary import STACK_SPACING, WIDEST, GraphSummary
 from support.recorded import stack, stack_run
 
 
@@ -87,3 +87,26 @@ def test_positions_are_distinct_and_parents_are_never_below_children(heads, gues
         if levels[a] < levels[b]:
             assert places[a].row < places[b].row
     assert structure.layout == places
+
+
+@pytest.mark.parametrize("parts", [1, 15])
+def test_a_wide_graph_is_drawn_in_several_rows(parts):
+    """Thirty sensors below one state, or two below each of fifteen: no more columns than fit on a screen."""
+    graph = pc.Graph()
+    for i in range(parts):
+        x = pc.GeneralisedStateNode(f"x{i}", dim=1, orders=1, flow=lambda x, _: -x)
+        graph.weighs(pc.PrecisionNode(f"noise_x{i}", prior_precision=1.0, sd=1.0, correlation_time=0.1), x)
+        for j in range(30 // parts):
+            graph.predicts(x, pc.SensoryNode(f"y{i}{j}", dim=1, orders=1, dt=0.1))
+    structure = GraphSummary.of(graph)
+    positions = structure.layout
+    columns = [position.column for position in positions.values()]
+    assert max(columns) - min(columns) + 1 <= WIDEST
+    assert min(columns) + max(columns) == pytest.approx(0, abs=1.5)
+    assert all(
+        abs(a.column - b.column) >= 1 or abs(a.row - b.row) >= STACK_SPACING
+        for a, b in itertools.combinations(positions.values(), 2)
+    )
+    for link in structure.links:
+        if link.kind == "predicts":
+            assert positions[link.parent].row > positions[link.child].row

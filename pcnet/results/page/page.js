@@ -38,22 +38,24 @@ function render() {
 // What happened at this time, in words.
 function describe() {
   const { frame } = state, words = [], at = (series) => flow.at(series, frame);
-  let [farthest, name] = [0, ""], seen = false;
+  let [farthest, name, origin] = [0, "", null], seen = false;
   for (const node of flow.nodes) {
     node.deviations.forEach((series, i) => {
       const value = at(series);
       seen = seen || Number.isFinite(value);
-      if (Math.abs(value) > Math.abs(farthest)) [farthest, name] = [value, node.name + (node.deviations.length > 1 ? `[${i}]` : "")];
+      if (Math.abs(value) > Math.abs(farthest)) [farthest, name, origin] = [value, node.name + (node.deviations.length > 1 ? `[${i}]` : ""), node.name];
     });
   }
   if (state.run === 2) words.push("difference of both runs");
   else if (!seen && flow.nodes.some((node) => node.deviations.length)) words.push("nothing was observed");
   else if (Math.abs(farthest) < 1) words.push("every observation was as predicted, within 1 sd");
   else words.push(`${name} was ${Math.abs(farthest).toFixed(1)} sd ${farthest > 0 ? "higher" : "lower"} than predicted`);
-  const inner = flow.nodes.filter((node) => node.role !== "sensory" && node.kind !== "precision" && flow.activity(node))
+  const above = new Set([origin]); // nodes that its errors reach
+  for (const start of above) for (const link of flow.links) if (link.child === start) above.add(link.parent);
+  const inner = flow.nodes.filter((node) => above.has(node.name) && node.role !== "sensory" && node.kind !== "precision" && flow.activity(node))
     .map((node) => [Math.abs(at(flow.activity(node).series)) || 0, node.name]).sort((a, b) => b[0] - a[0]);
   if (inner.length && inner[0][0] >= 0.05) words.push(`${inner[0][1]} took most of it (${inner[0][0].toFixed(1)} sd)`);
-  const noises = flow.nodes.filter((node) => node.rise != null).map((node) => [at(node.rise) || 0, node.name])
+  const noises = flow.nodes.filter((node) => above.has(node.name) && node.rise != null).map((node) => [at(node.rise) || 0, node.name])
     .sort((a, b) => Math.abs(b[0]) - Math.abs(a[0]));
   if (noises.length && Math.abs(noises[0][0]) >= 0.02) words.push(`${noises[0][1]}: noise ${noises[0][0] > 0 ? "rose" : "fell"} by ${Math.abs(noises[0][0]).toFixed(2)} sd`);
   const text = `t = ${flow.clock(flow.tick(frame))}: ${words.join("; ")}.`;
@@ -228,10 +230,10 @@ function rank() {
   order.forEach(([value, node], i) => {
     const button = list.children[i].firstChild, [name, bar, number] = button.children;
     button.dataset.node = flow.nodes.indexOf(node);
-    name.textContent = node.name;
+    name.textContent = `${node.name} `; // read with the number after it
     bar.style.width = `${100 * (value || 0) / top}%`;
     number.textContent = format(value);
-    button.setAttribute("aria-label", `${node.name}: surprise ${format(value)}`);
+    button.setAttribute("aria-label", `${node.name} ${format(value)}: surprise`);
   });
 }
 
