@@ -104,11 +104,9 @@ def result_of(session: Session, engine: EngineChoice, recorder: Recorder, last: 
     shape, traces = session.batch_shape, {}
     times = recorder.times[-last:] if last else recorder.times
     for name, column in recorder.columns.items():
-        values = recorder.tensor(name)
+        values = recorder.by_element(name, len(times))
         if values is not None:
-            values = values[len(values) - len(times) :]
-            array = values.movedim(0, 1).reshape(*shape, values.shape[0], *values.shape[2:])
-            traces[name] = Trace(array.numpy(), column.dims)
+            traces[name] = Trace(values.reshape(*shape, *values.shape[1:]).numpy(), column.dims)
     return Result(
         traces=traces,
         batch_shape=shape,

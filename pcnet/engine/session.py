@@ -9,6 +9,7 @@ import sys
 import warnings
 from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from threading import RLock
 from typing import TYPE_CHECKING, Any, get_args
@@ -40,6 +41,7 @@ from pcnet.results.result import Divergence, Result, Smoothed
 from pcnet.results.summary import remarks
 
 if TYPE_CHECKING:
+    from pcnet.engine.compiled.engine import Known
     from pcnet.engine.forecast import Draws, Forecast, Innovation
     from pcnet.engine.segments import Segments
 
@@ -51,6 +53,8 @@ Watcher = Callable[[float, Tensor | None], None]
 
 class Session:
     """A model at work. Made by `model.start(...)`; the options are those of `Model.run`."""
+
+    _keeps_updates = False  # whether states keep what a smoother needs
 
     def __init__(
         self,
@@ -682,11 +686,21 @@ class Session:
     def _bind(self, observation: Observation, total: int | None) -> Run:
         """Bind the model to the batch of an observation. total: number of observations of a whole run."""
         shape = common_batch_shape(self.model, observation)
-        run = self._bind_to(shape if self._copies is None else torch.Size((self._copies, *shape)))
-        self._engine.choose(run, total)
+        shape = shape if self._copies is None else torch.Size((self._copies, *shape))
+        known = self._engine.known_before(self.model, self._spec(shape), self._keeps_updates)
+        run = self._bind_to(shape, known)
+        self._engine.choose(run, total, known)
         self._run = run
         return run
 
-    def _bind_to(self, shape: torch.Size) -> Run:
-        spec = BatchSpec(shape.numel(), self.dtype, self.device, shape)
-        return Run(Program(self.model, spec), self._engine, self.record, self.on_divergence, self._warm_start)
+    def _bind_to(self, shape: torch.Size, known: Known | None = None) -> Run:
+        """known: what is known of the model from an earlier session."""
+        program = self._program(shape, known)
+        return Run(program, self._engine, self.record, self.on_divergence, self._warm_start)
+
+    def _program(self, shape: torch.Size, known: Known | None) -> Program:
+        make = partial(Program, self.model) if known is None else partial(known.program, self.model)
+        return make(self._spec(shape), self._keeps_updates)
+
+    def _spec(self, shape: torch.Size) -> BatchSpec:
+        return BatchSpec(shape.numel(), self.dtype, self.device, shape)

@@ -7,7 +7,7 @@ more recorded column. A `Trail` collects these rows, all of them or the last few
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,13 +22,15 @@ from pcnet.errors import GraphError, ObservationError, SettingError
 from pcnet.model.graph import Graph
 from pcnet.model.links import Predicts
 from pcnet.model.model import Engine, RunOptions
-from pcnet.model.node import BatchSpec
 from pcnet.model.protocols import Smooths
 from pcnet.numerics.laplace import standard_deviations
 from pcnet.numerics.mixtures import mix
 from pcnet.results.downsample import Array
 from pcnet.results.recorder import SMOOTHING, Record, Recorder
 from pcnet.results.result import Result, Smoothed, Trace
+
+if TYPE_CHECKING:
+    from pcnet.engine.compiled.engine import Known
 
 DRAIN = 256
 """Rows of a session that are collected at once; until then they stay with what compiled code has recorded."""
@@ -233,16 +235,17 @@ def lagged(
 class SmoothingSession(Session):
     """A session that keeps what a smoother needs, of all observations or of the last ones."""
 
+    _keeps_updates = True
+
     def __init__(self, model: Any, *, smooth: bool | int = True, **options: Any) -> None:
         super().__init__(model, smooth=smooth, **options)
         trail = trail_for(self.graph, self.record, smooth)
         assert trail is not None
         self._trail, self._table = trail, Recorder({})
 
-    def _bind_to(self, shape: torch.Size) -> Run:
-        spec = BatchSpec(shape.numel(), self.dtype, self.device, shape)
+    def _bind_to(self, shape: torch.Size, known: Known | None = None) -> Run:
         record, policy = with_smoothing(self.record), self.on_divergence
-        run = Run(Program(self.model, spec, smooth=True), self._engine, record, policy, self._warm_start)
+        run = Run(self._program(shape, known), self._engine, record, policy, self._warm_start)
         self._table = run.recorder_for(self.record)
         return run
 

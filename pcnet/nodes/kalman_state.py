@@ -395,8 +395,9 @@ class KalmanStateNode(
                 ctx.propose(ctx.state._replace(sent=tuple(sent)))
             ctx.propose(take_in(ctx, link, ctx.state.sent[i].distribution, ctx.error(link).eliminated))
         belief = ctx.state.belief  # whose covariance may overflow, although its parts are finite
-        size = belief.covariance.sum()
-        size = size + belief.dmean_dtheta.square().sum() + belief.dmean_dlogvar.square().sum()
+        size = belief.covariance_by_source.diagonal(dim1=-2, dim2=-1).sum()  # no other element is larger
+        for slope in (belief.dmean_dtheta.reshape(1, -1), belief.dmean_dlogvar.reshape(1, -1)):
+            size = size + (slope @ slope.mT).sum()
         if not holds(torch.isfinite(size)):
             ctx.mark_diverged(~torch.isfinite(state_covariance(ctx)).flatten(1).all(1), OVERFLOW)
         return ctx.state

@@ -93,15 +93,17 @@ def predict(
     parts[..., d:, :d] = moved[..., d:].mT
     parts[..., :d, :d] = mirrored(plus_product(noise, moved, transition.mT))
     return GaussianWithSensitivities(
-        _add_to_first_rows(mean, change, d),
+        _with_first_rows(mean, mean[:, :d] + change),
         parts,
-        _add_to_first_rows(dtheta, torch.bmm(jacobian, dtheta) + dchange_dtheta, d) if dtheta.shape[-1] else dtheta,
-        _add_to_first_rows(dlogvar, torch.bmm(jacobian, dlogvar), d) if dlogvar.shape[-1] else dlogvar,
+        _with_first_rows(dtheta, torch.baddbmm(dtheta[:, :d] + dchange_dtheta, jacobian, dtheta)),
+        _with_first_rows(dlogvar, torch.baddbmm(dlogvar[:, :d], jacobian, dlogvar)),
     )
 
 
-def _add_to_first_rows(whole: Tensor, part: Tensor, d: int) -> Tensor:
-    return torch.cat([whole[:, :d] + part, whole[:, d:]], 1) if whole.shape[1] > d else whole + part
+def _with_first_rows(whole: Tensor, first: Tensor) -> Tensor:
+    """A tensor (B, n, ...) with other first rows."""
+    d = first.shape[1]
+    return torch.cat([first, whole[:, d:]], 1) if whole.shape[1] > d else first
 
 
 def transform(
@@ -219,16 +221,15 @@ def update(
         new[:, 0] += total.mT @ (precision - precision @ (total @ jacobian.mT) @ precision) @ total
     new = mirrored(new)
     if dtheta.shape[-1]:
-        dtheta = dtheta - torch.bmm(gain, total_derivative(jacobian, dtheta, dg_dtheta))
+        dtheta = torch.baddbmm(dtheta, -gain, total_derivative(jacobian, dtheta, dg_dtheta))
     if dlogvar.shape[-1]:
         dlogvar = dlogvar + torch.einsum("bkdn,bd->bnk", seen[:, 1:], weighted_error)
         known = torch.bmm(jacobian, dlogvar)
         if noise is not None:
             known = known + noise[:, 1:].mT * weighted_error[..., None]
-        dlogvar = dlogvar - torch.bmm(gain, known)
-    return GaussianWithSensitivities(
-        mean + torch.bmm(total.mT, weighted_error[..., None])[..., 0], new, dtheta, dlogvar
-    )
+        dlogvar = torch.baddbmm(dlogvar, -gain, known)
+    mean = torch.baddbmm(mean[..., None], total.mT, weighted_error[..., None])[..., 0]
+    return GaussianWithSensitivities(mean, new, dtheta, dlogvar)
 
 
 def total_derivative(jacobian: Tensor, dmean_dtheta: Tensor, dg_dtheta: Tensor | None) -> Tensor:

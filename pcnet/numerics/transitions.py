@@ -57,7 +57,7 @@ class FlowStep(NamedTuple):
         if self.drift is not None:
             return _diffuse_exactly(self.drift, self.time, density)
         moved = [(each[:, None] * density[:, :, None]) @ each.mT[:, None] for each in (self.second_half, self.jacobian)]
-        return h / 6 * (density.diag_embed() + 4 * moved[0] + moved[1])
+        return h / 6 * (density.diag_embed() + moved[1]).add(moved[0], alpha=4)
 
 
 def flow_step(flow: Callable[[Tensor], FlowAt], x: Tensor, h: Tensor, integrator: IntegratorName) -> FlowStep:
@@ -81,10 +81,11 @@ def advance(
         matrix = torch.constant_pad_nd(column * jacobian, (0, d, 0, d))
         matrix[:, :d, d:].diagonal(dim1=-2, dim2=-1).add_(h[:, None])
         return x + first @ exponential_minus_one(matrix)[1][:, :d, d:].mT
-    second = velocity(x + 0.5 * column * first)
-    third = velocity(x + 0.5 * column * second)
-    fourth = velocity(x + column * third)
-    return x + column / 6 * (first + 2 * second + 2 * third + fourth)
+    second = velocity(torch.addcmul(x, 0.5 * column, first))
+    third = velocity(torch.addcmul(x, 0.5 * column, second))
+    fourth = velocity(torch.addcmul(x, column, third))
+    total = (first + fourth).add(second, alpha=2).add(third, alpha=2)
+    return torch.addcmul(x, column / 6, total)
 
 
 def euler(flow: Callable[[Tensor], FlowAt], x: Tensor, h: Tensor) -> FlowStep:
@@ -104,17 +105,19 @@ def rk4(flow: Callable[[Tensor], FlowAt], x: Tensor, h: Tensor) -> FlowStep:
         if slopes is None:
             slopes = flow(x)
         else:
-            now = flow(x + share * column * slopes.velocity)
+            now = flow(torch.addcmul(x, share * column, slopes.velocity))
             inner = share * matrix * now.jacobian
             slopes = FlowAt(
                 now.velocity,
-                now.jacobian + inner @ slopes.jacobian,
-                now.parameter_jacobian + inner @ slopes.parameter_jacobian,
+                torch.baddbmm(now.jacobian, inner, slopes.jacobian),
+                torch.baddbmm(now.parameter_jacobian, inner, slopes.parameter_jacobian),
             )
-        value = value + weight * column * slopes.velocity
-        jacobian = jacobian + weight * matrix * slopes.jacobian
-        gained = weight * matrix * slopes.parameter_jacobian
-        parameter_jacobian = gained if parameter_jacobian is None else parameter_jacobian + gained
+        value = torch.addcmul(value, weight * column, slopes.velocity)
+        jacobian = torch.addcmul(jacobian, weight * matrix, slopes.jacobian)
+        if parameter_jacobian is None:
+            parameter_jacobian = weight * matrix * slopes.parameter_jacobian
+        else:
+            parameter_jacobian = torch.addcmul(parameter_jacobian, weight * matrix, slopes.parameter_jacobian)
     assert parameter_jacobian is not None
     return FlowStep(value, jacobian, parameter_jacobian, square_root_near_one(jacobian), h)
 
@@ -161,7 +164,7 @@ def square_root_near_one(matrix: Tensor) -> Tensor:
     """A square root of matrices (B, n, n) near the identity, to third order."""
     apart = matrix - torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
     squared = apart @ apart
-    return matrix - 0.5 * apart - 0.125 * squared + 0.0625 * squared @ apart
+    return torch.baddbmm(matrix.add(apart, alpha=-0.5).add(squared, alpha=-0.125), 0.0625 * squared, apart)
 
 
 def _eye(x: Tensor) -> Tensor:

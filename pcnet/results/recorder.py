@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -156,10 +157,26 @@ class Recorder:
 
     def tensor(self, name: str) -> Tensor | None:
         """A quantity at all times, (T, B, ...), or None if nothing was recorded."""
-        blocks = [values[name] for _, values in self._held.full]
-        if self._held.open:
-            blocks.append(self._transformed(name))
+        blocks = self._blocks(name)
         return torch.cat(blocks) if blocks else None
+
+    def by_element(self, name: str, count: int) -> Tensor | None:
+        """A quantity at the last so many times, (B, T, ...), or None if nothing was recorded."""
+        blocks = self._blocks(name)
+        if not blocks:
+            return None
+        shape = (blocks[0].shape[1], count, *blocks[0].shape[2:])
+        made = torch.from_numpy(np.empty(shape, blocks[0][:0].numpy().dtype))  # numpy asks for large pages
+        for block in reversed(blocks):
+            part = block[max(0, len(block) - count) :]
+            made[:, count - len(part) : count] = part.transpose(0, 1)
+            count -= len(part)
+        return made
+
+    def _blocks(self, name: str) -> list[Tensor]:
+        """A quantity at all times, in blocks (T, B, ...)."""
+        blocks = [values[name] for _, values in self._held.full]
+        return [*blocks, self._transformed(name)] if self._held.open else blocks
 
     def last(self, name: str, count: int) -> Tensor | None:
         """The last values of a quantity, at most so many, (T, B, ...), or None if nothing was recorded."""

@@ -19,6 +19,7 @@ LAST = 0.1  # share of the run over which a belief has settled if it hardly move
 SETTLED = 1.0  # a belief has settled if its mean moved by less than this over that time, in standard deviations
 FAR = 4.0  # a mean so many prior standard deviations from its prior mean was held back by a prior that is too narrow
 INFORMED = 0.98  # share of the prior standard deviation that is left of a parameter that the data do not determine
+UNMOVED = 0.5  # and its mean is less than so many prior standard deviations from its prior mean
 ENOUGH = 200  # observations after which a parameter that has not moved is worth a warning
 
 
@@ -141,7 +142,7 @@ def _lines(single: Result, name: str, probability: float) -> list[Line]:
 
 
 def _values(values: Array) -> Array:
-    """Values (T, n), without motion."""
+    """Values (..., n) at several times or of several batch elements, without motion."""
     return values[:, 0] if values.ndim == 3 else values
 
 
@@ -168,7 +169,7 @@ def _notes(single: Result, lines: list[Line]) -> list[str]:
 
 def _note(line: Line) -> str | None:
     """What is remarkable about a parameter."""
-    if line.left > INFORMED and abs(line.change) < 0.5:
+    if line.left > INFORMED and abs(line.change) < UNMOVED:
         return (
             f"{line.label} is where its prior was ({100 * line.left:.0f} % of the prior sd is left): the data do "
             "not determine it. Observe what it changes, fix it, or give more data"
@@ -185,16 +186,22 @@ def remarks(result: Result) -> list[str]:
     """What a run should warn of: parameters at their priors, or far from them; of a batch, the first and how many."""
     if result.observations < ENOUGH or not len(result.times):
         return []
-    names = [name for name, role in result.roles.items() if role == "parameter"]
-    traces = {key: trace for key, trace in result.traces.items() if key.rpartition(".")[0] in names}
-    small, count = dataclasses.replace(result, traces=traces), int(np.prod(result.batch_shape, dtype=int))
-    found: dict[tuple[str, bool], list[tuple[int, str]]] = {}  # by label and whether it is far from its prior
-    for element in range(count):
-        single = small.single(element)
-        for line in (line for name in names for line in _lines(single, name, 0.95)):
-            note = _note(line)
-            if note:
-                found.setdefault((line.label, abs(line.change) > FAR), []).append((element, note))
-    if not result.batch_shape:
-        return [note for ((_, note),) in found.values()]
-    return [f"{notes[0][1]} (batch element {notes[0][0]}; {len(notes)} of {count} in all)" for notes in found.values()]
+    shape, count, notes = result.batch_shape, int(np.prod(result.batch_shape, dtype=int)), []
+    for name in (name for name, role in result.roles.items() if role == "parameter"):
+        traces = {key: result.traces[key] for key in (f"{name}.mean", f"{name}.sd") if key in result.traces}
+        prior = result.priors.get(name)
+        if len(traces) < 2 or prior is None:
+            continue
+        last = (trace.values.reshape(count, *trace.values.shape[len(shape) :])[:, -1] for trace in traces.values())
+        mean, sd = map(_values, last)
+        before, width = (value.reshape(count, -1)[:, : mean.shape[1]] for value in prior)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            change, left = np.abs(mean - before) / width, sd / width
+        kinds = ((left > INFORMED) & (change < UNMOVED), change > FAR)
+        for channel in range(mean.shape[1]):
+            for elements in (np.flatnonzero(kind[:, channel]) for kind in kinds):
+                if len(elements):
+                    single = dataclasses.replace(result, traces=traces).single(int(elements[0]))
+                    where = f" (batch element {elements[0]}; {len(elements)} of {count} in all)" if shape else ""
+                    notes.append(f"{_note(_lines(single, name, 0.95)[channel])}{where}")
+    return notes

@@ -53,10 +53,12 @@ def _add(low: Lowering, op: Operation) -> None:
     if base == "rsub":
         a, b = b, a
     alpha = op.kwargs.get("alpha", op.args[2] if len(op.args) > 2 else 1)
-    if alpha != 1:
-        b = low.each(lambda i: v.mul(v.constant(alpha, kind), i), b)
     if kind == BOOL:
         low.write(op.outputs[0], low.each(v.either, a, b))
+        return
+    if alpha != 1:
+        combine, factor = v.multiply_add if base == "add" else v.multiply_subtract, v.constant(alpha, kind)
+        low.write(op.outputs[0], low.each(lambda x, y: combine(factor, y, x), a, b))
         return
     low.write(op.outputs[0], low.each(v.add if base == "add" else v.sub, a, b))
 
@@ -147,9 +149,11 @@ def _clamp(low: Lowering, op: Operation) -> None:
 def _addcmul(low: Lowering, op: Operation) -> None:
     kind, v = kind_of(op.outputs[0].dtype), low.values
     a, b, c = (low.given(arg, kind) for arg in op.args[:3])
-    combine = v.mul if base_name(op.name) == "addcmul" else v.div
     scale = v.constant(op.kwargs.get("value", 1), kind)
-    low.write(op.outputs[0], low.each(lambda x, y, z: v.add(x, combine(v.mul(scale, y), z)), a, b, c))
+    if base_name(op.name) == "addcmul":
+        low.write(op.outputs[0], low.each(lambda x, y, z: v.multiply_add(v.mul(scale, y), z, x), a, b, c))
+    else:
+        low.write(op.outputs[0], low.each(lambda x, y, z: v.add(x, v.div(v.mul(scale, y), z)), a, b, c))
 
 
 @RULES.add("where")

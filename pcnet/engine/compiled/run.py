@@ -26,6 +26,11 @@ EVERYTHING = -1
 WORD = {name: place for place, name in enumerate(FIELDS)}
 
 
+def address(array: NDArray[Any]) -> int:
+    """Where an array is in memory."""
+    return int(array.__array_interface__["data"][0])
+
+
 def width_for(batch: int) -> int:
     if batch == 1:
         return 1
@@ -129,9 +134,8 @@ class CompiledRun:
         return np.ascontiguousarray(rows.reshape(self.groups, self.width, -1).swapaxes(1, 2))
 
     def _ungrouped(self, memory: Array) -> Array:
-        """(groups, ..., n, lanes) → (B, ..., n)."""
-        moved = np.moveaxis(memory, -1, 1)
-        return moved.reshape(self.groups * self.width, *moved.shape[2:])[: self.batch]
+        """(groups, n, lanes) → (B, n)."""
+        return memory.swapaxes(1, 2).reshape(self.groups * self.width, memory.shape[1])[: self.batch]
 
     def number_of(self, kind: TickKind) -> int:
         """The number of a kind of tick."""
@@ -177,7 +181,7 @@ class CompiledRun:
         try:
             done, record = self._attempt(block)
         except _DisagreesError:
-            done, record = 0, np.zeros((self.groups, 0, 0, self.width))
+            done, record = 0, np.zeros((0, self.batch, 0))
         if done < len(block.kinds):
             self._state[...] = before
             self._stale[:] = EVERYTHING
@@ -186,17 +190,19 @@ class CompiledRun:
                 again, record = self._attempt(cut)
                 assert again == done
             else:
-                record = record[:, :0]
-        return done, np.moveaxis(self._ungrouped(record), 0, 1)
+                record = record[:0]
+        return done, record
 
     def _attempt(self, block: Block) -> tuple[int, Array]:
-        """Run all groups; the number of ticks that all of them could do, and what they recorded."""
+        """Run all groups; the number of ticks that all of them could do, and what they recorded, (rows, B, n)."""
         ticks = len(block.kinds)
         rows, n_record = int(block.recorded.sum()), self._n_record(block)
         if n_record is None:
-            return 0, np.zeros((self.groups, 0, 0, self.width))
+            return 0, np.zeros((0, self.batch, 0))
         self._sync()
-        record = np.zeros((self.groups, rows + 1, n_record, self.width))
+        record = np.empty((rows + 1, n_record, self.width))  # of one group, so that it stays in the cache
+        found = record[:rows].transpose(2, 0, 1)
+        whole = found if self.groups == 1 else np.empty((self.groups * self.width, rows, n_record))
         shared = block.given.ndim == 2
         if shared:
             given = np.repeat(block.given[:, :, None], self.width, 2)
@@ -204,10 +210,12 @@ class CompiledRun:
             if not shared:
                 lanes = np.minimum(np.arange(group * self.width, (group + 1) * self.width), self.batch - 1)
                 given = np.ascontiguousarray(block.given[:, lanes].swapaxes(1, 2))
-            ticks = min(ticks, self._attempt_group(group, block, given, record[group], ticks))
+            ticks = min(ticks, self._attempt_group(group, block, given, record, ticks))
             if not ticks:
                 break
-        return ticks, record[:, :rows]
+            if self.groups > 1:
+                whole[group * self.width : (group + 1) * self.width] = found
+        return ticks, whole[: self.batch].swapaxes(0, 1)
 
     def _n_record(self, block: Block) -> int | None:
         """Number of recorded values a tick; known once a tick was recorded."""
@@ -223,7 +231,7 @@ class CompiledRun:
         state = self._state[group]
         done = 0
         while done < ticks:
-            row = int(block.recorded[:done].sum())
+            row = int(block.recorded[:done].sum()) if done else 0
             if self._unchecked:
                 done += self._checked_tick(group, state, block, given, record, done, row)
             else:
@@ -239,15 +247,16 @@ class CompiledRun:
         """Run the loop on one group from tick `first` on; the number of ticks that it did."""
         words = self._words
         other = self._other if slot < self.groups else self._scratch[1]
+        start = address(state)
         words[:] = (
-            ticks - first, state.ctypes.data, other.ctypes.data, given[first:].ctypes.data, given.strides[0],
-            self._settings_of(slot).ctypes.data, record[row:].ctypes.data, record.strides[0],
-            block.kinds[first:].ctypes.data, block.recorded[first:].ctypes.data, self._table.ctypes.data,
-            self._hints[slot].ctypes.data, self._stale[slot], self._derived[slot].ctypes.data,
+            ticks - first, start, address(other), address(given) + first * given.strides[0], given.strides[0],
+            address(self._settings_of(slot)), address(record) + row * record.strides[0], record.strides[0],
+            address(block.kinds) + first, address(block.recorded) + first, address(self._table),
+            address(self._hints[slot]), self._stale[slot], address(self._derived[slot]),
         )  # fmt: skip
-        done = int(self._run(words.ctypes.data))
+        done = int(self._run(address(words)))
         self._stale[slot] = words[WORD["stale"]]
-        if words[WORD["state"]] != state.ctypes.data:
+        if words[WORD["state"]] != start:
             state[...] = other
         return done
 
@@ -264,10 +273,10 @@ class CompiledRun:
         self._sync()
         words = np.zeros(len(FIELDS), dtype=np.int64)
         words[:] = (
-            1, self._state[0].ctypes.data, self._other.ctypes.data, given.ctypes.data, given.strides[0],
-            self._settings[0].ctypes.data, record.ctypes.data, record.strides[0], kinds.ctypes.data,
-            recorded.ctypes.data, self._table.ctypes.data, self._hints[0].ctypes.data, EVERYTHING,
-            self._derived[0].ctypes.data,
+            1, address(self._state[0]), address(self._other), address(given), given.strides[0],
+            address(self._settings[0]), address(record), record.strides[0], address(kinds),
+            address(recorded), address(self._table), address(self._hints[0]), EVERYTHING,
+            address(self._derived[0]),
         )  # fmt: skip
         return words
 
