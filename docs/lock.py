@@ -56,7 +56,8 @@ def main() -> None:
     needed = [*project["dependencies"], "hatchling", "editables"]
     wanted = [*needed, *project["optional-dependencies"]["dev"]]
     old = {name: entries((ROOT / name).read_text()) for name in ABOUT}
-    pins = {name: "".join(re.findall(r"^[^\s;]+==[^\s;]+", e)[0] + "\n" for e in old[name].values()) for name in old}
+    version = re.compile(r"^\S+==[^\s\\]+(?: ;[^\\\n]*)?", flags=re.M)  # with its marker, if there are several
+    pins = {name: "".join(f"{p}\n" for each in old[name].values() for p in version.findall(each)) for name in old}
     known = pins[RUNTIME] + pins[MAIN] + pins[TORCH]
     found, runtime = compiled(wanted, known), compiled(needed, known)
     locks = {
@@ -70,7 +71,7 @@ def main() -> None:
     arena = compiled(rivals + PARTICLES, known + pins[LAST] + pins[ARENA])
     arena |= compiled(["particles"], pins[ARENA], "--no-deps")
     locks[ARENA] = {name: each for name, each in arena.items() if name not in found and name not in last}
-    locks[HGF] = compiled(project["optional-dependencies"]["arena-hgf"], "")
+    locks[HGF] = compiled(project["optional-dependencies"]["arena-hgf"], pins[HGF])
     for name, each in locks.items():
         text = f"# {ABOUT[name]}\n# Made by docs/lock.py.\n" + "".join(each[package] for package in sorted(each))
         (ROOT / name).write_text(text)

@@ -22,11 +22,12 @@ from typing import NamedTuple
 HERE = Path(__file__).resolve().parent
 FENCE = re.compile(r"^```(\S*)([^\n]*)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
 NUMBER = re.compile(r"(?<![A-Za-z_])[-−+]?\d[\d,]*\.?\d*(?:[eE][-−+]?\d+)?")
-TOLERANCE, SMALL = 0.3, 0.05
-"""Numbers may differ by this share of their size, or by this much: what is shown should be about right for years."""
+TOLERANCE, SMALL = 0.1, 0.02
+"""Numbers may differ by this share of their size, or by this much, as processors and rules do; counts are equal."""
 VARYING = (
     (r"127\.0\.0\.1:\d+", "127.0.0.1:0"),  # ports
     (r"in [\d.]+ s\b", "in 0 s"),  # times of compiling
+    (r"\b\d+ operations", "0 operations"),
     (r"\b(yes|no)\b", "yes"),  # whether beliefs have settled, and notes below a table
     (r"(?m)^•.*\n?", ""),
 )
@@ -82,10 +83,11 @@ def difference(printed: str, shown: str) -> str | None:
         printed = "\n".join(printed.splitlines()[: len(shown.splitlines())])
     if _words(printed) != _words(shown):
         return f"it prints\n{printed}\nbut the page shows\n{shown}"
-    for one, other in zip(NUMBER.findall(printed), NUMBER.findall(shown), strict=True):
-        a, b = _value(one), _value(other)
-        if not math.isclose(a, b, rel_tol=TOLERANCE, abs_tol=SMALL):
-            return f"it prints {one} where the page shows {other}:\n{printed}"
+    for one, other in zip(NUMBER.finditer(printed), NUMBER.finditer(shown), strict=True):
+        a, b = _value(one[0]), _value(other[0])
+        near = math.isclose(a, b, rel_tol=TOLERANCE, abs_tol=SMALL)
+        if not near or (a != b and _is_count(one) and _is_count(other)):
+            return f"it prints {one[0]} where the page shows {other[0]}:\n{printed}"
     return None
 
 
@@ -93,6 +95,11 @@ def _words(text: str) -> str:
     """The text without numbers and rules, whose length depends on them."""
     text = re.sub(r"[─\-]{4,}", "", NUMBER.sub("#", text))
     return re.sub(r"\s+", " ", re.sub(r"\s*([\[\]])\s*", r"\1", text)).strip()  # numpy aligns numbers in brackets
+
+
+def _is_count(found: re.Match[str]) -> bool:
+    """Whether a number is a whole one without a sign, and no percentage."""
+    return found[0].replace(",", "").isdigit() and not found.string[found.end() :].lstrip().startswith("%")
 
 
 def _value(number: str) -> float:

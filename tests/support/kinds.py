@@ -44,6 +44,13 @@ KINDS = {  # model, observations, options of `start`
         {"c": np.abs(np.round(3 * Y))},
         {},
     ),
+    "peaks": lambda: (
+        adaptive_filter(
+            lambda x, _: x - x**3, 1, 0.1, mapping=lambda x, _: x**2, peaks=4, initial_mean=[0.0], **SINGLE
+        ),
+        {"y": Y**2},
+        {"on_divergence": "hold"},
+    ),
     "cubature": lambda: (adaptive_filter(DECAY, 1, 0.1, linearisation="cubature"), {"y": Y}, {}),
 }
 

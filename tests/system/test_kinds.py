@@ -37,7 +37,7 @@ def test_model_files_and_the_command_line_take_every_kind(kind, tmp_path, monkey
 
 
 @pytest.mark.parametrize("engine", ["eager", "compiled"])
-@pytest.mark.parametrize("kind", ["switching", "causes", "inputs", "counts", "smoothed bank"])
+@pytest.mark.parametrize("kind", ["switching", "causes", "inputs", "counts", "smoothed bank", "peaks"])
 def test_every_kind_resumes_to_the_bit(kind, engine, tmp_path):
     model, data, options = KINDS[kind]()
     end = 24 if engine == "eager" else 50

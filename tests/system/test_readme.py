@@ -41,3 +41,27 @@ def test_the_commands_exist():
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for command in re.findall(r"`?make (\w+)", README):
         assert f"\n{command}:" in makefile
+
+
+def cells(page, row):
+    """The cells of a row of a table in the documentation."""
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    (found,) = re.findall(rf"^\| {row}[^|]*\|(.*)\|$", text, flags=re.MULTILINE)
+    return [cell.strip() for cell in found.split("|")]
+
+
+def test_its_figures_are_those_of_the_studies():
+    text = re.sub(r"\s+", " ", README)
+    told, ours = cells("calibration.md", "Lotka–Volterra, white noise, five guesses")
+    ratio = float(ours.split("–")[0]) / float(told.split(",")[0])
+    assert f"error is {ratio:.2f} of that of a Kalman filter" in text
+    parameters, states = re.search(r"(\d+) / (\d+) %", ours).groups()
+    assert f"contain the truth in {parameters}–{states} %" in text
+    kinds = (
+        "`odem`, 2 orders",
+        "adaptive filter with its hypotheses",
+        "one hypothesis of it, white noise",
+        "two levels",
+    )
+    runs = [float(cells("performance.md", kind)[0]) for kind in kinds]
+    assert f"{min(runs):.1f} to {max(runs):.1f} of the time of a numpy Kalman filter" in text
