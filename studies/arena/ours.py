@@ -37,7 +37,7 @@ class ReturnsNode(LikelihoodNode):
 
 
 def build_adaptive(task: Task, information: Information, smooth: bool = False) -> Filter:
-    """The adaptive filter; noise that it is told stays as it is, with outliers and walks expected."""
+    """The adaptive filter; noise that it is told stays as it is."""
     model = _model(task, information)
     system, learns_theta = task.system, information in ("noise", "neither") and _has_parameters(task)
     changing = _is_changing(task, information)
@@ -105,13 +105,12 @@ def _model(task: Task, information: Information) -> Model:
     if information in ("noise", "neither") and _has_parameters(task):
         options |= {"parameter_mean": list(system.prior_mean), "parameter_sd": list(system.prior_sd)}
     told_noise = information in ("everything", "noise")
-    rules = replace(DEFAULT, process_factors=(1.0,), observation_factors=(1.0,)) if told_noise else DEFAULT
     shared = system.dim >= SHARED_FROM  # all levels are the same, which rivals know as well
     if shared:
         options["noise_per_channel"] = False
     if told_noise:
         level = system.diffusion[0] if shared else list(system.diffusion)
-        options |= {"process_noise_sd": level, "noise_sd": KNOWN, "hypotheses": rules}
+        options |= {"process_noise_sd": level, "noise_sd": KNOWN, "hypotheses": _hypotheses(task)}
     if task.is_map:
         options |= {"integrator": "euler"}
     if task.switches:
@@ -135,6 +134,14 @@ def _model(task: Task, information: Information) -> Model:
     if system.correlation_time is not None:
         options["correlation_time_y"] = Matern(number(system.correlation_time), number(1.5))
     return adaptive_filter(flow, system.dim, system.dt, mapping=mapping, channels=system.channels, **options)
+
+
+def _hypotheses(task: Task) -> pc.Hypotheses | None:
+    """Where the noise is told: a single filter, unless there are outliers, parameters that change, or several peaks."""
+    system = task.system
+    if system.outliers or system.later or system.two_peaks or task.peaks:
+        return replace(DEFAULT, process_factors=(1.0,), observation_factors=(1.0,))
+    return None
 
 
 def _part(mapping: Any, channels: tuple[int, ...]) -> Any:
@@ -186,7 +193,9 @@ def _volatility(task: Task, flow: Any, options: Mapping[str, Any]) -> Model:
         PrecisionNode("noise_x", prior_precision=level**-2, sd=options.get("noise_sd", 1.6), kernel=White()), x
     )
     nodes = LevelNodes(parameters=("parameter",) if "parameter_mean" in options else ())
-    rules = replace(options.get("hypotheses", DEFAULT), observation_factors=(1.0,), outliers=0.0)
+    rules = options.get("hypotheses", DEFAULT)
+    if rules is not None:
+        rules = replace(rules, observation_factors=(1.0,), outliers=0.0)
     return Model(graph, adaptive_filtering(levels=(nodes,)), rules)
 
 

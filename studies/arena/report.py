@@ -45,11 +45,13 @@ development seeds, which pcnet has not; where a turn rate switches, filters othe
 it walk. Rivals that are not told the noise get maximum likelihood on the first third of the record: dynamax by \
 L-BFGS with derivatives of its own likelihood, filterpy on a grid of nine pairs of levels. They then filter the whole \
 record, so that their errors in the first third are of a filter that has seen it before; pcnet sees every observation \
-once. Returns are given to Gaussian filters as logs of squares, and counts by conditional moments, as is usual; pcnet \
-and the particle filter have the exact likelihoods. filterpy leaves out observations more than 5 sd away in the task \
-with outliers, a usual gate; the filters of dynamax and cuthbert run in one call and have none. The bootstrap filter \
-has 1000 particles and knows the distribution of outliers. pyhgf runs in an environment of its own, as the model that \
-comes nearest: a random walk with a volatility that walks. No filter was tuned on the reported seeds."""
+once. Told the noise, pcnet is a single filter (`hypotheses=None`), unless there are outliers, parameters that \
+change, or several peaks; not told, it is its default, which also expects outliers and drift. Returns are given to \
+Gaussian filters as logs of squares, and counts by conditional moments, as is usual; pcnet and the particle filter \
+have the exact likelihoods. filterpy leaves out observations more than 5 sd away in the task with outliers, a usual \
+gate; the filters of dynamax and cuthbert run in one call and have none. The bootstrap filter has 1000 particles and \
+knows the distribution of outliers. pyhgf runs in an environment of its own, as the model that comes nearest: a \
+random walk with a volatility that walks. No filter was tuned on the reported seeds."""
 README_TASKS = {
     "neuron": "neuron",
     "lorenz": "Lorenz-63",
