@@ -129,6 +129,8 @@ def measure(cell: Cell, seeds: Sequence[int]) -> dict[str, Any]:
         apart += beliefs.further_seconds if beliefs else 0.0
         row = {"seed": seed, "seconds": seconds, "first": seconds + built, "failure": failure}
         rows.append({**row, **score(cell.task, data, index, beliefs)})
+        if index == 0:
+            started, apart = time.process_time(), 0.0  # the first seed compiles
         if beliefs is not None and not trace:
             shown = data.times.numpy(), data.states[index, :, -1].numpy(), beliefs.mean[:, -1], beliefs.sd[:, -1]
             trace = {

@@ -41,7 +41,7 @@ class Method(NamedTuple):
     told: tuple[Information, ...]
     entered: Callable[[Task], bool] = lambda _: True  # tasks that it is a filter of
     contest: Contest = "filter"
-    seconds: float = 12.0  # CPU time after which a cell gets no further seed
+    seconds: float = 12.0  # CPU time after the first seed, after which a cell gets no further one
 
     def missing(self) -> str | None:
         """Why the method cannot run here, or None."""
@@ -64,7 +64,7 @@ class Method(NamedTuple):
 
 
 def _smoothed(task: Task) -> bool:
-    return task.family == "gaussian" and not task.switches
+    return task.family == "gaussian" and not task.switches and not task.peaks
 
 
 METHODS: Mapping[str, Method] = {

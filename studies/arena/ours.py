@@ -25,6 +25,7 @@ from studies.arena.model import SHARED_FROM, Information, Noise, Record
 from studies.arena.simulation import STAY, TURNS
 from studies.arena.tasks import Task
 
+PEAKS = 8  # Gaussians of a belief where it has several peaks, as in the documentation
 KNOWN = 1e-3  # prior standard deviation of the log of a noise variance that is told
 
 
@@ -102,6 +103,7 @@ def _is_changing(task: Task, information: Information) -> bool:
 def _model(task: Task, information: Information) -> Model:
     system, flow, mapping = task.system, _flow(task, information), _mapping(task, information)
     options: dict[str, Any] = {"initial_mean": list(system.initial_mean), "initial_sd": list(system.initial_sd)}
+    options["peaks"] = PEAKS if task.peaks else 1
     if information in ("noise", "neither") and _has_parameters(task):
         options |= {"parameter_mean": list(system.prior_mean), "parameter_sd": list(system.prior_sd)}
     told_noise = information in ("everything", "noise")

@@ -34,9 +34,10 @@ cases. The log-score is the mean log-density of one-step forecasts of y, "ten" t
 spread, ten observations ahead, at ten origins in the second half: −∞ if there was no forecast. Times are CPU times: \
 per observation the median of all seeds but the first, with the cost of fitting the noise; the first result includes \
 compilation. A verdict compares filters with the same information by their error in the whole run, on the seeds that \
-both have run: a cell begins no further seed after 12 s, or 7 s of filterpy. A filter failed if it diverged (not \
-finite, or a relative error above {LARGEST_ERROR:g} in the second half of a seed), if it is overconfident (the \
-interval of its coverage is below 90 %), or if it is too slow (fewer than {FEWEST} seeds in that time).
+both have run: a cell begins no further seed 12 s after the first, or 7 s with filterpy. A filter failed if it \
+diverged (not finite, or a relative error above {LARGEST_ERROR:g} in the second half of a seed), if it is \
+overconfident (the interval of its coverage is below 90 %), or if it is too slow (fewer than {FEWEST} seeds in that \
+time).
 
 All filters know flow, observation function, priors, the kind of noise, and the correlation time of coloured noise. \
 Rivals hold parameters in the augmented state and take two Runge–Kutta steps between observations. Gaps are filled \
@@ -46,12 +47,12 @@ it walk. Rivals that are not told the noise get maximum likelihood on the first 
 L-BFGS with derivatives of its own likelihood, filterpy on a grid of nine pairs of levels. They then filter the whole \
 record, so that their errors in the first third are of a filter that has seen it before; pcnet sees every observation \
 once. Told the noise, pcnet is a single filter (`hypotheses=None`), unless there are outliers, parameters that \
-change, or several peaks; not told, it is its default, which also expects outliers and drift. Returns are given to \
-Gaussian filters as logs of squares, and counts by conditional moments, as is usual; pcnet and the particle filter \
-have the exact likelihoods. filterpy leaves out observations more than 5 sd away in the task with outliers, a usual \
-gate; the filters of dynamax and cuthbert run in one call and have none. The bootstrap filter has 1000 particles and \
-knows the distribution of outliers. pyhgf runs in an environment of its own, as the model that comes nearest: a \
-random walk with a volatility that walks. No filter was tuned on the reported seeds."""
+change, or several peaks (then `peaks=8`); not told, it is its default, which also expects outliers and drift. \
+Returns are given to Gaussian filters as logs of squares, and counts by conditional moments, as is usual; pcnet and \
+the particle filter have the exact likelihoods. filterpy leaves out observations more than 5 sd away in the task with \
+outliers, a usual gate; the filters of dynamax and cuthbert run in one call and have none. The bootstrap filter has \
+1000 particles and knows the distribution of outliers. pyhgf runs in an environment of its own, as the model that \
+comes nearest: a random walk with a volatility that walks. No filter was tuned on the reported seeds."""
 README_TASKS = {
     "neuron": "neuron",
     "lorenz": "Lorenz-63",
