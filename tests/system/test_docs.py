@@ -105,4 +105,4 @@ def test_pictures_are_used_and_small():
     assert len(pictures) >= 15
     for picture in pictures:
         assert f"pictures/{picture.name}" in text, picture.name
-        assert picture.stat().st_size < 150_000, picture.name
+        assert picture.stat().st_size < 300_000, picture.name  # twice as fine as pages show them
