@@ -28,6 +28,7 @@ from studies.systems.design import Realisation
 from studies.systems.trials import SDS
 
 Array = NDArray[Any]
+FORECASTS = 8  # seeds whose states are forecast
 SHOWN = 200  # observations at the end of the first seed that a cell keeps for the figure
 
 
@@ -171,7 +172,7 @@ def score(name: str, data: Realisation, index: int, beliefs: Beliefs | None) -> 
         found["noise_x"] = float(np.mean(np.log(beliefs.noise.x / np.array(system.diffusion)) ** 2))
         if TASKS[name].family == "gaussian":
             found["noise_y"] = float(np.mean(np.log(beliefs.noise.y / np.array(system.observation_sd)) ** 2))
-    if beliefs.ahead is not None:
+    if beliefs.ahead is not None and index < FORECASTS:
         found["ten_steps"] = score_ahead(beliefs.ahead, states, data.scale.numpy())
     return found
 

@@ -31,13 +31,13 @@ standard deviations, at the end. "× told" is the error over the lowest one that
 factor by which learned standard deviations are off at the end, root mean square of logs, for process / observations. \
 Coverage is that of ±2 sd, nominally 95.4 %, with a 95 % binomial interval for the number of effectively independent \
 cases. The log-score is the mean log-density of one-step forecasts of y, "ten" that of the states, in units of their \
-spread, ten observations ahead, at ten origins in the second half: −∞ if there was no forecast. Times are CPU times: \
-per observation the median of all seeds but the first, with the cost of fitting the noise; the first result includes \
-compilation. A verdict compares filters with the same information by their error in the whole run, on the seeds that \
-both have run: a cell begins no further seed 12 s after the first, or 7 s with filterpy. A filter failed if it \
-diverged (not finite, or a relative error above {LARGEST_ERROR:g} in the second half of a seed), if it is \
-overconfident (the interval of its coverage is below 90 %), or if it is too slow (fewer than {FEWEST} seeds in that \
-time).
+spread, ten observations ahead, at ten origins in the second half of each of the first eight seeds: −∞ if there was \
+no forecast. Times are CPU times: per observation the median of all seeds but the first, with the cost of fitting the \
+noise; the first result includes compilation. A verdict compares filters with the same information by their error in \
+the whole run, on the seeds that both have run: a cell begins no further seed 12 s after the first, or 7 s with \
+filterpy. A filter failed if it diverged (not finite, or a relative error above {LARGEST_ERROR:g} in the second half \
+of a seed), if it is overconfident (the interval of its coverage is below 90 %), or if it is too slow (fewer than \
+{FEWEST} seeds in that time).
 
 All filters know flow, observation function, priors, the kind of noise, and the correlation time of coloured noise. \
 Rivals hold parameters in the augmented state and take two Runge–Kutta steps between observations. Gaps are filled \
