@@ -59,7 +59,7 @@ class NodeContract:
     def test_beliefs_and_energies_have_one_leading_batch_dimension(self):
         session = self.session()
         node, local = session.graph[self.name], session.context(self.name)
-        for path, part in flatten(local.state, self.name):
+        for path, part in flatten(local.state, self.name).items():
             assert part.shape[0] == len(self.scales), path
         for part in node.energy(local):
             assert part is None or part.shape == (len(self.scales),)
@@ -116,7 +116,7 @@ class NodeContract:
                 before = context.state
                 session._run.space.take(action, [self.name], mask)
                 after = context.state
-                for (path, old), (_, new) in zip(flatten(before, ""), flatten(after, ""), strict=True):
+                for (path, old), (_, new) in zip(flatten(before, "").items(), flatten(after, "").items(), strict=True):
                     assert torch.equal(old[1].nan_to_num(), new[1].nan_to_num()), f"{action} changed {path}"
         assert all(session.state.nodes[name] is state for name, state in others.items())
         assert all(session._run.space.contexts[name].state is state for name, state in others.items())
@@ -165,7 +165,7 @@ class NodeContract:
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
     def test_dtype_is_that_of_the_run(self, dtype):
         session = self.session(dtype=dtype)
-        for path, part in flatten(session.context(self.name).state, self.name):
+        for path, part in flatten(session.context(self.name).state, self.name).items():
             assert part.dtype == dtype or path.endswith("/time"), path
 
     def test_begin_does_not_depend_on_global_defaults(self):

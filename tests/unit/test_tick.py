@@ -24,7 +24,7 @@ MODELS = {
 
 
 def tensors(state):
-    return {path: value for name, node in state.nodes.items() for path, value in flatten(node, name)}
+    return {path: value for name, node in state.nodes.items() for path, value in flatten(node, name).items()}
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -28,16 +28,18 @@ def tree(offset: float) -> Tree:
 
 
 def test_paths_name_every_tensor_and_lead_back():
-    paths = dict(flatten(tree(1.0), "x"))
+    paths = flatten(tree(1.0), "x")
     assert list(paths) == ["x/leaf/a", "x/leaf/b", *(f"x/several/{i}/{f}" for i in (0, 1) for f in "ab"), "x/c"]
     again = unflatten(tree(0.0), "x", dict(paths))
     assert type(again) is Tree
     assert type(again.several[1]) is Leaf
-    assert all(torch.equal(a, b) for (_, a), (_, b) in zip(flatten(again, ""), flatten(tree(1.0), ""), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(flatten(again, "").values(), flatten(tree(1.0), "").values(), strict=True)
+    )
 
 
 def test_a_tensor_that_is_missing_or_misshapen_is_named():
-    paths = dict(flatten(tree(1.0), "x"))
+    paths = flatten(tree(1.0), "x")
     with pytest.raises(KeyError, match="x/leaf/b"):
         unflatten(tree(0.0), "x", {**paths, "x/leaf/b": torch.zeros(3, 3)})
     del paths["x/c"]
@@ -51,7 +53,7 @@ def test_selection_is_by_batch_element_and_keeps_what_is_the_same():
     chosen = select(torch.tensor([True, False, True]), new, old)
     assert chosen.c is new.c
     assert select(torch.tensor([True, False, True]), new, new) is new
-    for (_, found), (_, a), (_, b) in zip(flatten(chosen, ""), flatten(new, ""), flatten(old, ""), strict=True):
+    for found, a, b in zip(*(flatten(each, "").values() for each in (chosen, new, old)), strict=True):
         assert torch.equal(found[[0, 2]], a[[0, 2]])
         assert torch.equal(found[1], b[1])
 
@@ -59,5 +61,5 @@ def test_selection_is_by_batch_element_and_keeps_what_is_the_same():
 def test_a_function_is_applied_to_every_tensor():
     doubled = tree_map(lambda part: 2 * part, tree(1.0))
     assert type(doubled) is Tree
-    pairs = zip(flatten(doubled, ""), flatten(tree(1.0), ""), strict=True)
+    pairs = zip(flatten(doubled, "").items(), flatten(tree(1.0), "").items(), strict=True)
     assert all(torch.equal(a, 2 * b) for (_, a), (_, b) in pairs)
