@@ -52,16 +52,20 @@ class Cell(NamedTuple):
 
 @functools.cache
 def code_of(method: str) -> str:
-    """Digest of pcnet's sources for its own methods, the version of the package for others."""
-    package = METHODS[method].package
-    if package == "pyhgf":
-        return hgf_rival.version()
-    if package != "pcnet":
-        return "" if METHODS[method].missing() else importlib.metadata.version(package)
+    """What a cell depends on: a digest of the tasks and filters of the arena, and pcnet's sources or a version."""
+    package, here = METHODS[method].package, Path(__file__).parent
+    ours = [here / "ours.py", *Path(pcnet.__file__).parent.rglob("*.py")]
+    names = ("beliefs", "flows", "likelihood", "model", "simulation", "tasks")
+    common = [*(here / f"{name}.py" for name in names), *here.glob("*_rival.py")]
     digest = hashlib.sha256()
-    for path in sorted(Path(pcnet.__file__).parent.rglob("*.py")):
+    for path in sorted([*common, *ours] if package == "pcnet" else common):
         digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]
+    if package == "pcnet":
+        return digest.hexdigest()[:16]
+    if METHODS[method].missing():
+        return ""
+    version = hgf_rival.version() if package == "pyhgf" else importlib.metadata.version(package)
+    return f"{version} {digest.hexdigest()[:16]}"
 
 
 def list_cells(tasks: Sequence[str], methods: Sequence[str]) -> list[Cell]:
