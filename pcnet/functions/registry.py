@@ -53,7 +53,7 @@ def register(name: str, function: F | None = None) -> F | Callable[[F], F]:
         if not callable(given):
             raise SettingError(f"{name!r}: {given!r} is not a function")
         if name in PREDEFINED or name in FACTORIES:
-            raise SettingError(f"the function {name!r} already exists; choose another name")
+            raise SettingError(f"{name!r} is a function that comes with pcnet; choose another name")
         FUNCTIONS[name] = given
         return given
 
@@ -64,7 +64,10 @@ def from_spec(spec: Any) -> Any:
     """The function of a file entry: a registered name, or {factory: {argument: numbers}}."""
     if isinstance(spec, str):
         if spec not in FUNCTIONS:
-            raise SettingError(f"no function {spec!r} is registered by pcnet.register; {suggestion(spec, FUNCTIONS)}")
+            raise SettingError(
+                f"no function {spec!r} is registered by pcnet.register; {suggestion(spec, FUNCTIONS)}. On the command "
+                "line, --functions file.py runs the file that registers it"
+            )
         return FUNCTIONS[spec]
     if not isinstance(spec, Mapping) or len(spec) != 1:
         raise SettingError(f"a function is a registered name or {{factory: {{argument: numbers}}}}, not {spec!r}")

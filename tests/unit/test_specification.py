@@ -343,7 +343,7 @@ def test_unregistered_functions_cannot_be_saved():
     graph.predicts(x, SensoryNode("y", dim=1, orders=1))
     with pytest.raises(SpecificationError, match=r"'x', flow: the function <lambda> has no name.*pcnet.register"):
         to_spec(pc.Model(graph))
-    with pytest.raises(SettingError, match="the function 'lorenz' already exists"):
+    with pytest.raises(SettingError, match="'lorenz' is a function that comes with pcnet"):
         pc.register("lorenz", pendulum)
     with pytest.raises(SettingError, match="not a function"):
         pc.register("three", 3)
