@@ -286,8 +286,11 @@ class CompiledEngine:
                 masks[i] = counts[:, None] % act.by_element.cpu().numpy() == 0
         codes |= (~moments.regular).astype(np.int64) << len(acts)
         codes |= (numbers == 0).astype(np.int64) << (len(acts) + 1)
-        found, place = np.unique(codes, return_inverse=True)
-        kinds = np.array([self.number_of(int(code)) for code in found], dtype=np.uint8)[place]
+        if (codes == codes[0]).all():  # without sorting them
+            kinds = np.full(count, self.number_of(int(codes[0])), dtype=np.uint8)
+        else:
+            found, place = np.unique(codes, return_inverse=True)
+            kinds = np.array([self.number_of(int(code)) for code in found], dtype=np.uint8)[place]
         n = values.shape[-1]
         shared = values.ndim == 2 and not masks
         shape = (count, run.n_given) if shared else (count, run.batch, run.n_given)
