@@ -216,13 +216,17 @@ class MixtureSession(Session):
                 rows.rescale(self._bound, self._row_weights, rows.RESCALED[self.tick])
         self._due = self._next_look()
 
+    def _check_rows(self, left: bool) -> None:
+        """With the policy "raise", an error unless rows are left in each batch element."""
+        if self.on_divergence == "raise" and not left:
+            events = self._bound.snapshot.log.events
+            why = f": {events[-1].why}" if events else ""
+            raise DivergenceError(f"all hypotheses have diverged by observation {self.tick}{why}")
+
     def _review(self) -> None:
         """Check that rows are left; drop, merge and copy them."""
         run, (evidence, energy, _) = self._bound, self._newest
-        if self.on_divergence == "raise" and not np.isfinite(self._bank.now(evidence)).any(0).all():
-            events = run.snapshot.log.events
-            why = f": {events[-1].why}" if events else ""
-            raise DivergenceError(f"all hypotheses have diverged by observation {self.tick}{why}")
+        self._check_rows(bool(np.isfinite(self._bank.now(evidence)).any(0).all()))
         lost = self.diverged
         tick, passed = self.tick, self.tick - self._reviewed
         before = np.arange(self._bank.rows)[:, None]
@@ -366,6 +370,7 @@ class MixtureSession(Session):
 
         with torch.inference_mode():
             weight = self.weights.reshape(1, count, batch).to(self.program.zeros)
+            self._check_rows(bool((weight[0] > 0).any(0).all()))
             mixed = mix(quantity, get, weight, "sd" in quantities, mean_of(quantity, quantities))[0]
         return mixed.reshape(*self._shape, *mixed.shape[1:])
 

@@ -8,6 +8,8 @@ import pytest
 import torch
 
 import pcnet as pc
+from pcnet.errors import DivergenceError
+from pcnet.graphs import adaptive_filter
 from pcnet.numerics.trees import flatten
 from support.filters import single_filter
 
@@ -72,3 +74,35 @@ def test_covariances_of_unlike_channels_stay_symmetric(kind, engine):
             continue
         torch.testing.assert_close(session.sd("x") / SCALES, plain.sd("x"), rtol=0.02, atol=0)
         torch.testing.assert_close(session.mean("x") / SCALES, plain.mean("x"), rtol=0.02, atol=0.02)
+
+
+EXTREMES = {
+    "dt 1e-9": {"dt": 1e-9},
+    "much noise": {"process_noise_sd": 1e12, "observation_noise_sd": 1e12},
+    "exact observations": {"process_noise_sd": 1e12, "observation_noise_sd": 1e-12},
+    "exact flow": {"process_noise_sd": 1e-12, "observation_noise_sd": 1e12},
+    "all exact": {"process_noise_sd": 1e-12, "observation_noise_sd": 1e-12},
+}
+
+
+@pytest.mark.parametrize("kind", EXTREMES)
+def test_extreme_settings_end_in_numbers(kind):
+    """Means and covariances are finite, variances positive, and no data are far away from what is observed for good."""
+    options = dict(EXTREMES[kind])
+    y = np.sin(0.1 * np.arange(60))[:, None] + 0.1 * np.random.default_rng(0).normal(size=(60, 1))
+    session = adaptive_filter(pc.systems.linear([[-1.0]]), 1, options.pop("dt", 0.1), **options).start()
+    session.run(y)
+    session.step(y[-1], t=session.time + 1e4)  # and a pause that is as extreme
+    session.run(y[:5])
+    covariance = session.read("x", "covariance")
+    assert torch.isfinite(covariance).all()
+    assert float(covariance) > 0
+    assert np.isfinite(session.result().mean("x")).all()
+    assert abs(float(session.mean("x"))) < 10
+
+
+def test_a_bank_that_has_diverged_says_so_when_it_is_read():
+    """ẋ = x over 1,000 time units: e^1000 is no number, and nothing else may be reported."""
+    session = adaptive_filter(lambda x, _: x, 1, 0.1).start(engine="eager").run(np.ones((20, 1)))
+    with pytest.raises(DivergenceError, match="all hypotheses have diverged by observation 21"):
+        session.step(None, t=1000.0).mean("x")
