@@ -13,15 +13,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pcnet.model.hypotheses import Hypotheses
+from pcnet.numerics.mixtures import WEIGHTS
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 CAPACITIES = (4, 8, 16)
 """Numbers of rows that a bank shrinks to; more are kept as they are, because binding anew costs more than they do."""
-FIRST_REVIEWS = (16, 32, 64, 128, 256)
+FIRST_REVIEWS = (4, 8, 16, 32, 64, 128, 256)
 """Observations at which rows are reviewed first, because a review costs as much as some fifty observations."""
 PERIODS = ((256, 8), (2048, 64), (math.inf, 256))
 """Until so many observations, the share of walks is for every so many; after FIRST_REVIEWS, that is once a review."""
+DIVIDED_AT, BENT, MOST_DIVIDED = (4, 8, 16, 32), 0.1, 12
+"""Observations at which rows whose belief is bent by more than so much are divided, the best ones, at most so many."""
+DROP_FROM = 8  # observation from which rows are dropped
 LOST = 1e4  # what a row loses in nats with an observation that it cannot take in, while others can
 MERGE_FROM = 16  # observation from which rows are merged
 RESTART_AFTER, RESTART_BELOW = 64, 0.01
@@ -168,7 +172,7 @@ def review(
     if len(kinds) > 1:
         weight = _share(weight, bank.walk, kinds, hypotheses.walk_share * passed / period(tick - 1))
     top = weight.max(0)
-    keep = weight > top - hypotheses.drop - 1e-9
+    keep = weight > top - hypotheses.drop - 1e-9 if tick >= DROP_FROM else np.isfinite(weight)
     if len(kinds) > 1:
         for kind in kinds:
             mine = np.where(bank.walk == kind, weight, -np.inf)
@@ -181,6 +185,40 @@ def review(
     if walks and hypotheses.walks and tick - passed < hypotheses.walk_start <= tick:
         bank, source = _add_walks(hypotheses, bank, source)
     return _pack(bank, source, in_use)
+
+
+class Division(NamedTuple):
+    """A bank in which some rows have become three, the row (K, B) of the bank before that each continues from, and the
+    part of its belief that it has: −1, 0 or 1, and 2 for the whole, (K, B)."""
+
+    bank: Bank
+    source: Indices
+    place: Array
+
+
+def divide(bank: Bank, bent: Array) -> Division | None:
+    """Divide the best of those rows whose beliefs are bent too much; None if there are none.
+
+    bent: how much, (K, B).
+    """
+    weight, columns = bank.log_weight, np.arange(bent.shape[1])
+    due = np.where(bent > BENT, weight, -np.inf)
+    count = min(MOST_DIVIDED, int(np.isfinite(due).sum(0).max()))
+    if not count:
+        return None
+    chosen = np.argsort(-due, 0, kind="stable")[:count]
+    valid = np.isfinite(due[chosen, columns])
+    all_rows = np.repeat(np.arange(bank.rows)[:, None], bent.shape[1], 1)
+    source = np.concatenate([all_rows, chosen, chosen])
+    place = np.concatenate([np.full(weight.shape, 2.0), np.where(valid, -1.0, 2.0), np.where(valid, 1.0, 2.0)])
+    grown = Bank(*(each[source, columns] for each in bank))
+    log_weight = grown.log_weight.copy()
+    log_weight[bank.rows :] = np.where(np.tile(valid, (2, 1)), log_weight[bank.rows :] + math.log(WEIGHTS[0]), -np.inf)
+    centre = np.where(valid, math.log(WEIGHTS[1]), 0.0)
+    for row, more, here in zip(chosen, centre, valid, strict=True):
+        log_weight[row, columns] += more
+        place[row, columns] = np.where(here, 0.0, place[row, columns])
+    return Division(grown._replace(log_weight=normalise(log_weight)), source, place)
 
 
 def _share(weight: Array, walk: Indices, kinds: range, share: float) -> Array:

@@ -38,7 +38,7 @@ from pcnet.errors import DivergenceError, ScheduleError
 from pcnet.model.hypotheses import Hypotheses
 from pcnet.model.model import Engine, RunOptions
 from pcnet.model.node import BatchSpec
-from pcnet.model.protocols import AssumesNoiseLevels
+from pcnet.model.protocols import AssumesNoiseLevels, DividesBelief, Smooths
 from pcnet.numerics.mixtures import Peaks, mean_of, mix
 from pcnet.results.recorder import ENERGY, EVIDENCE, Column, Record, Recorder
 from pcnet.results.result import Divergence, Result, Smoothed
@@ -211,6 +211,8 @@ class MixtureSession(Session):
             return
         if self.tick >= banks.next_review(self._reviewed):
             self._review()
+            if self.tick in banks.DIVIDED_AT:
+                self._divide()
         if self.tick in rows.RESCALED and rows.has_scales(self._bound):
             with torch.inference_mode():
                 rows.rescale(self._bound, self._row_weights, rows.RESCALED[self.tick])
@@ -262,6 +264,30 @@ class MixtureSession(Session):
             if run.rescue is not None:
                 run.rescue.forget()
                 run.keep_for_rescue()
+
+    def _divide(self) -> None:
+        """Divide rows whose beliefs are bent by the flow or a mapping, which may have several peaks."""
+        found = [name for name, node in self._nodes.items() if isinstance(node, DividesBelief)]
+        if len(found) != 1:
+            return
+        (name,) = found
+        node = self._nodes[name]
+        assert isinstance(node, DividesBelief)
+        with torch.inference_mode():
+            bent = node.bends(self.context(name))
+            if bent is None:
+                return
+            shaped = bent.double().numpy().reshape(self._bank.log_weight.shape)
+            division = banks.divide(self._bank, shaped)
+            if division is None:
+                return
+            self._bank = division.bank
+            self._copy_rows(division.source, self.diverged)
+            context = self.context(name)
+            state = node.part(context, torch.as_tensor(division.place).reshape(-1).to(bent))
+            self._bound.replace_nodes({name: state})
+            if self._trail is not None and isinstance(node, Smooths):
+                self._trail.replace_last({name: node.smoothing_row(self.context(name))})
 
     def _start_anew(self, suspects: Suspects) -> None:
         if self._opening is None:

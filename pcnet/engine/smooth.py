@@ -73,6 +73,18 @@ class Trail:
         if self._blocks:
             self._blocks[-1] = self._blocks[-1]._replace(source=source)
 
+    def replace_last(self, row: Mapping[str, Tensor]) -> None:
+        """Replace the last row by that of the present batch elements, (B, w) by state."""
+        last = self._blocks.pop()
+        before = {name: each[:-1] for name, each in last.rows.items()}
+        if len(next(iter(before.values()))):
+            self._blocks.append(_Block(before, last.source))
+        elif self._blocks:
+            source, index = self._blocks[-1].source, last.source
+            both = source if index is None else index if source is None else source[index]
+            self._blocks[-1] = self._blocks[-1]._replace(source=both)
+        self._blocks.append(_Block({name: each[None] for name, each in row.items()}))
+
     def clear(self) -> None:
         self._blocks = []
 

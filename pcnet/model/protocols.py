@@ -239,6 +239,18 @@ class StartsAtPeaks(ABC):
         """The state before its start, at an offset (B, d) of its mean and with a narrower sd, both relative to sds."""
 
 
+class DividesBelief(ABC):
+    """A state whose belief can be divided into several narrower ones, as rows of a bank of hypotheses."""
+
+    @abstractmethod
+    def bends(self, ctx: Context) -> Tensor | None:
+        """How far what the belief is sent through is from linear over it, (B,); None if it is not to be divided."""
+
+    @abstractmethod
+    def part(self, ctx: Context, place: Tensor) -> Any:
+        """The state with beliefs replaced by one of three parts, −1, 0 or 1, (B,); others stay as they are."""
+
+
 class FitsRecordedData(ABC):
     """A node that can be updated once after each pass over recorded data."""
 

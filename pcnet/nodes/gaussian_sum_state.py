@@ -7,27 +7,23 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from pcnet.functions.base import Function
 from pcnet.model.context import Neighbours
-from pcnet.model.links import Predicts
-from pcnet.model.node import AnyNode, Recordable
+from pcnet.model.node import Recordable
 from pcnet.nodes.kalman_belief import KalmanState
-from pcnet.nodes.kalman_functions import arguments, known_arguments, parameters_of
-from pcnet.nodes.kalman_noises import observation_noise
+from pcnet.nodes.kalman_bending import flow_bends, mappings_bend
 from pcnet.nodes.kalman_parameters import state_covariance
 from pcnet.nodes.kalman_predictions import predict_children
 from pcnet.nodes.kalman_state import KalmanStateNode
 from pcnet.nodes.mixture_state import Context, MixtureStateNode
 from pcnet.nodes.modes import inwards, outwards
 from pcnet.numerics.branching import holds
-from pcnet.numerics.gaussian_sums import NODE, GaussianSum, Probe, bending, divide, reduce
+from pcnet.numerics.gaussian_sums import GaussianSum, divide, reduce
 from pcnet.numerics.sigma_points import covariance_root
 from pcnet.numerics.trees import select, tree_map
 from pcnet.settings import settings
 
 BENT = 0.05  # a Gaussian is divided where nonlinear terms have more than this share of the linear variance
 LEAST = 1e-4  # weight of Gaussians that are worth dividing
-AHEAD = 16.0  # intervals in which a flow must matter
 PASSES = 2  # how often Gaussians are divided in a row
 
 
@@ -133,7 +129,7 @@ class GaussianSumStateNode(MixtureStateNode):
         for i in range(PASSES):
             inner = self._inner(ctx, outwards(state, k))
             root = covariance_root(state.belief.covariance)
-            bent = outwards(self._mappings_bend(inner, root) if mappings else self._flow_bends(inner, root), k)
+            bent = outwards((mappings_bend if mappings else flow_bends)(inner, root), k)
             due = ((bent.amax(-1) > BENT) & (weight > LEAST)).any(1)
             if not i and not holds(due.any()):
                 break
@@ -142,38 +138,3 @@ class GaussianSumStateNode(MixtureStateNode):
             weight = torch.where(due[:, None], new.weight, weight)
             state = state._replace(belief=inwards(select(due, new.parts, old.parts)))
         return state, weight
-
-    def _flow_bends(self, inner: Context, root: Tensor) -> Tensor:
-        """How far the flow is from linear, (k·B, q)."""
-        motion, belief = inner.bound.motion, inner.state.belief
-        d = motion.dim
-        if motion.flow.is_affine:
-            return torch.zeros_like(belief.mean)
-        least = (belief.covariance.diagonal(dim1=-2, dim2=-1)[:, :d]) / (AHEAD * inner.dt[:, None]) ** 2
-        return bending(_probe(inner, motion.flow, None, root), least)
-
-    def _mappings_bend(self, inner: Context, root: Tensor) -> Tensor:
-        """How far mappings are from linear, (k·B, q)."""
-        cluster, layout = inner.bound.cluster, inner.bound.layout
-        found = torch.zeros_like(inner.state.belief.mean[:, layout.joint])
-        for link in inner.below_of(Predicts):
-            mapping = cluster.mappings[link]
-            if not mapping.is_affine:
-                noise = observation_noise(inner, layout.below[link]).sum(1)
-                found = found + bending(_probe(inner, mapping, link.child, root), noise)
-        return found
-
-
-def _probe(inner: Context, function: Function, of: AnyNode | None, root: Tensor) -> Probe:
-    """A flow, or the mapping to a node, at points that represent the beliefs."""
-    belief, joint = inner.state.belief, inner.bound.layout.joint
-    mean, q, known = belief.mean[:, joint], joint.stop, known_arguments(inner)
-    columns = root[:, joint, joint]
-    away = NODE * columns.mT
-
-    def at(points: Tensor) -> Tensor:
-        return function(arguments(inner, function, points, known), parameters_of(inner, of, points))
-
-    places = [torch.zeros_like(away[:, :1]), away, -away, 0.5 * away, -0.5 * away]
-    values = at(mean[:, None] + torch.cat(places, 1))
-    return Probe(values[:, 0], *torch.split(values[:, 1:], q, 1))

@@ -15,11 +15,12 @@ from pcnet.model.context import Neighbours
 from pcnet.model.links import AnyLink, Drives, Parametrises, Predicts, Weighs
 from pcnet.model.messages import BlockPosterior, ClusterPosterior, GaussianPrediction, PredictionError, ScoreError
 from pcnet.model.node import BatchSpec, Energy, ErrorShape, Node, Recordable
-from pcnet.model.protocols import ChecksSteps, KeepsNoiseScales, SmoothingLayout, Smooths, StartsAtPeaks
+from pcnet.model.protocols import ChecksSteps, DividesBelief, KeepsNoiseScales, SmoothingLayout, Smooths, StartsAtPeaks
 from pcnet.nodes.augmented_layout import Noises, make_layout
 from pcnet.nodes.flow import check_state, checked_flow, searched_value
 from pcnet.nodes.input import InputNode
 from pcnet.nodes.kalman_belief import Context, Evidence, KalmanBound, KalmanState, Linearisation, Motion, Reference
+from pcnet.nodes.kalman_bending import largest_bend, part_of
 from pcnet.nodes.kalman_cluster import first_values, make_cluster
 from pcnet.nodes.kalman_derivatives import derivatives
 from pcnet.nodes.kalman_forecast import KalmanForecasts
@@ -72,6 +73,7 @@ class KalmanStateNode(
     ChecksSteps,
     KeepsNoiseScales,
     StartsAtPeaks,
+    DividesBelief,
     Smooths,
 ):
     """A hidden state (..., dim) that carries mean and covariance from one observation to the next.
@@ -308,6 +310,12 @@ class KalmanStateNode(
 
     def start_at(self, bound: KalmanBound, state: KalmanState, offset: Tensor, narrowing: Tensor) -> KalmanState:
         return started_at(bound, state, offset, narrowing)
+
+    def bends(self, ctx: Context) -> Tensor | None:
+        return largest_bend(ctx)
+
+    def part(self, ctx: Context, place: Tensor) -> KalmanState:
+        return part_of(ctx, place)
 
     def prediction(self, ctx: Context, link: AnyLink) -> GaussianPrediction:
         assert isinstance(link, Predicts)

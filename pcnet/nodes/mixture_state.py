@@ -295,5 +295,8 @@ class MixtureStateNode(KalmanStateNode):
     def start_peaks(self, ctx: Context) -> Peaks | None:
         return None
 
+    def bends(self, ctx: Context) -> Tensor | None:
+        return None
+
     def smoothing_layout(self, bound: Any) -> SmoothingLayout:
         raise GraphError(f"{self.title} cannot be smoothed: leave out smooth, or use a KalmanStateNode")

@@ -70,6 +70,28 @@ def _first(mask: Tensor) -> Tensor:
     return mask * (mask.cumsum(-1) < 1.5)
 
 
+def narrowed(shares: Tensor, root: Tensor, bent: Tensor, cut: Tensor) -> tuple[Tensor, Tensor]:
+    """Covariances by source of Gaussians that are narrower along the column of the root where they are most bent.
+
+    Args:
+        shares: The covariances, (..., 1 + s, n, n).
+        root: Lower triangular roots of their sums, (..., n, n).
+        bent: How much they are bent along columns, (..., q); q may be less than n.
+        cut: 1 for Gaussians that become narrower, 0 for others, (...).
+
+    Returns:
+        The covariances, and the columns (..., n).
+    """
+    n = root.shape[-1]
+    axis = torch.constant_pad_nd(first_largest(bent), (0, n - bent.shape[-1]))[..., None]
+    column = (root @ axis)[..., 0]
+    across = torch.linalg.solve_triangular(root.mT, axis, upper=True)[..., 0]  # P⁻¹c
+    narrow = (1 - NARROW) * cut
+    eye = torch.eye(n, dtype=root.dtype, device=root.device)
+    shrink = (eye - narrow[..., None, None] * column[..., :, None] * across[..., None, :]).unsqueeze(-3)
+    return mirrored(shrink @ shares @ shrink.mT), column
+
+
 def divide(whole: GaussianSum, root: Tensor, bent: Tensor, limit: float, least: float) -> GaussianSum:
     """A sum of 3k Gaussians, in which those that are bent have become three along the column where they are most bent.
 
@@ -84,15 +106,8 @@ def divide(whole: GaussianSum, root: Tensor, bent: Tensor, limit: float, least: 
         least: Weight below which a Gaussian is not divided.
     """
     weight, (mean, shares, dtheta, dlogvar) = whole
-    n, q = root.shape[-1], bent.shape[-1]
-    axis = torch.constant_pad_nd(first_largest(bent), (0, n - q))[..., None]
     cut = ((bent.amax(-1) > limit) & (weight > least)).to(mean)
-    column = (root @ axis)[..., 0]
-    across = torch.linalg.solve_triangular(root.mT, axis, upper=True)[..., 0]  # P⁻¹c
-    narrow = (1 - NARROW) * cut
-    eye = torch.eye(n, dtype=mean.dtype, device=mean.device)
-    shrink = (eye - narrow[..., None, None] * column[..., :, None] * across[..., None, :])[:, :, None]
-    shares = mirrored(shrink @ shares @ shrink.mT)
+    shares, column = narrowed(shares, root, bent, cut)
     means, weights = [], []
     for place, share in zip((0.0, -SHIFT, SHIFT), (WEIGHTS[1], WEIGHTS[0], WEIGHTS[2]), strict=True):
         means.append(mean + place * cut[..., None] * column)

@@ -8,10 +8,13 @@ import pytest
 import torch
 
 import pcnet as pc
+from pcnet.engine import bank as banks
 from pcnet.errors import DivergenceError, SettingError
 from pcnet.graphs import adaptive_filter
+from pcnet.model.context import Now
 from pcnet.model.digest import digest
 from pcnet.model.specification import from_spec, to_spec
+from pcnet.numerics.trees import tree_map
 
 DT = 0.1
 PROCESS = (0.25, 4.0)
@@ -326,3 +329,45 @@ def test_first_guesses_wait_until_something_is_observed(engine):
     away = np.abs(found.mean("x")[-100:] - expected.mean("x")[-100:])
     assert (away < found.sd("x")[-100:]).mean() > 0.95
     np.testing.assert_allclose(np.exp(-0.5 * found.mean("noise_y")[-1]), 0.2, rtol=0.25)
+
+
+def test_divided_rows_are_the_same_mixture():
+    """Three parts have the mean and covariance of the whole, by their weights; others stay as they are."""
+    model = adaptive_filter(lambda x, p: p * x**2, 1, 0.1, parameter_mean=[0.5], parameter_sd=0.5, initial_mean=[1.0])
+    session = model.start(engine="eager").run(torch.ones(3, 1) + 0.1 * torch.arange(3.0)[:, None])
+    before = session.context("x").state.belief
+    bent = np.zeros(session._bank.log_weight.shape)
+    bent[[1, 7]] = 1.0
+    division = banks.divide(session._bank, bent)
+    context = session.context("x")
+    index = torch.as_tensor(division.source[:, 0])
+    now = Now(*(value[index] for value in context.now[:2]), None)
+    copied = context.at(tree_map(lambda value: value[index], context.state), now)
+    place = torch.as_tensor(division.place[:, 0])
+    after = session.graph["x"].part(copied, place).belief
+    weight = torch.as_tensor(np.exp(division.bank.log_weight[:, 0]))
+    assert len(place) == session._bank.rows + 4
+    assert weight.sum() == pytest.approx(1.0)
+    for row in (1, 7):
+        mine = index == row
+        share = weight[mine] / weight[mine].sum()
+        mean = (share[:, None] * after.mean[mine]).sum(0)
+        away = after.mean[mine] - mean
+        covariance = (share[:, None, None] * (after.covariance[mine] + away[:, :, None] * away[:, None])).sum(0)
+        torch.testing.assert_close(mean, before.mean[row])
+        torch.testing.assert_close(covariance, before.covariance[row], rtol=1e-6, atol=1e-9)
+        assert weight[mine].sum() == pytest.approx(float(np.exp(session._bank.log_weight[row, 0])))
+    alone = torch.tensor([i for i in range(session._bank.rows) if i not in (1, 7)])
+    torch.testing.assert_close(after.mean[alone], before.mean[alone])
+
+
+def test_a_parameter_keeps_both_signs_while_nothing_tells_them_apart():
+    """Of a drift θ² only the size of θ is seen."""
+    known = {"parameter_mean": [0.1], "parameter_sd": 1.0, "initial_mean": [0.0]}
+    model = adaptive_filter(lambda x, p: p**2 + 0 * x, 1, 0.1, **known)
+    seen = 0.225 * torch.arange(150.0, dtype=torch.float64)[:, None]
+    seen = seen + 0.1 * torch.randn(seen.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    session = model.start(engine="eager").run(seen)
+    mean, sd = float(session.read("theta", "mean")), float(session.read("theta", "sd"))
+    assert mean**2 + sd**2 == pytest.approx(1.5**2, rel=0.1)  # the square is known
+    assert sd > 0.5  # a single sign has an sd of about 0.05
