@@ -281,8 +281,8 @@ class MixtureSession(Session):
             division = banks.divide(self._bank, shaped)
             if division is None:
                 return
-            self._bank = division.bank
-            self._copy_rows(division.source, self.diverged)
+            lost, self._bank = self.diverged, division.bank
+            self._copy_rows(division.source, lost)
             context = self.context(name)
             state = node.part(context, torch.as_tensor(division.place).reshape(-1).to(bent))
             self._bound.replace_nodes({name: state})

@@ -267,8 +267,9 @@ def test_rows_that_stop_leave_the_record_to_the_others():
         read.append(session.mean("x").numpy())
     stopped = {event.element for event in session.divergence_events}
     assert 0 < len(stopped) < 4
-    np.testing.assert_allclose(session.result().mean("x"), np.stack(read), rtol=1e-12)
-    np.testing.assert_allclose(made.run(y).mean("x"), np.stack(read), rtol=1e-9)
+    # after a division rows are read as three, of which those with next to no weight do not count
+    np.testing.assert_allclose(session.result().mean("x"), np.stack(read), rtol=1e-7)
+    np.testing.assert_allclose(made.run(y).mean("x"), np.stack(read), rtol=1e-7)
 
 
 def test_an_error_says_when_all_hypotheses_have_diverged():
