@@ -42,6 +42,12 @@ class _Block(NamedTuple):
     rows: Mapping[str, Tensor]
     source: Tensor | None = None
 
+    def continued(self, source: Tensor | None) -> _Block:
+        """The block whose next rows continue from some of the elements that did so before."""
+        if source is None:
+            return self
+        return self._replace(source=source if self.source is None else self.source[source])
+
 
 class Trail:
     """What a smoother needs of all observations, or of the last ones.
@@ -71,7 +77,7 @@ class Trail:
     def branch(self, source: Tensor) -> None:
         """Let the next rows continue from these batch elements, (B',)."""
         if self._blocks:
-            self._blocks[-1] = self._blocks[-1]._replace(source=source)
+            self._blocks[-1] = self._blocks[-1].continued(source)
 
     def replace_last(self, row: Mapping[str, Tensor]) -> None:
         """Replace the last row by that of the present batch elements, (B, w) by state."""
@@ -80,9 +86,7 @@ class Trail:
         if len(next(iter(before.values()))):
             self._blocks.append(_Block(before, last.source))
         elif self._blocks:
-            source, index = self._blocks[-1].source, last.source
-            both = source if index is None else index if source is None else source[index]
-            self._blocks[-1] = self._blocks[-1]._replace(source=both)
+            self._blocks[-1] = self._blocks[-1].continued(last.source)
         self._blocks.append(_Block({name: each[None] for name, each in row.items()}))
 
     def clear(self) -> None:

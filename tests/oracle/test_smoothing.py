@@ -9,6 +9,7 @@ from scipy.linalg import expm
 from typer.testing import CliRunner
 
 import pcnet as pc
+from pcnet.engine.smooth import Trail
 from pcnet.errors import GraphError, ObservationError, ResultError, SettingError
 from pcnet.functions.closed_form import Linear
 from pcnet.graphs import adaptive_filter, odem
@@ -322,3 +323,20 @@ def test_errors_say_what_to_do_instead():
         model.run(np.zeros((5, 1)), smooth=True, record=pc.Record(every=2))
     with pytest.raises(ResultError, match="smooth=True"):
         model.run(np.zeros((5, 1))).smoothed("x")
+
+
+def test_rows_that_are_copied_twice_between_observations_keep_their_past():
+    """Elements of a bank are copied by a review and again by a division, and the last row is replaced."""
+    trail = Trail(None)
+    first = torch.arange(8.0).reshape(2, 4, 1)  # two observations, elements 0 to 3
+    trail.add({"x": first})
+    trail.branch(torch.tensor([2, 3, 1]))
+    trail.branch(torch.tensor([0, 2, 2, 1]))
+    trail.replace_last({"x": torch.tensor([[10.0], [11.0], [12.0], [13.0]])})
+    trail.add({"x": torch.full((1, 4, 1), 20.0)})
+    found = trail.rows()["x"][..., 0]
+    torch.testing.assert_close(found[0], torch.tensor([2.0, 1.0, 1.0, 3.0]))
+    torch.testing.assert_close(found[1], torch.tensor([10.0, 11.0, 12.0, 13.0]))
+    trail.branch(torch.tensor([3, 0]))
+    trail.replace_last({"x": torch.tensor([[30.0], [31.0]])})
+    torch.testing.assert_close(trail.rows()["x"][..., 0], torch.tensor([[3.0, 2.0], [13.0, 10.0], [30.0, 31.0]]))
