@@ -53,8 +53,11 @@ def _probe(ctx: Context, function: Function, of: AnyNode | None, root: Tensor) -
 
 def largest_bend(ctx: Context) -> Tensor:
     """How far flow and mappings are from linear along the column where they are farthest, (B,)."""
-    root = covariance_root(ctx.state.belief.covariance)
-    return torch.maximum(flow_bends(ctx, root), mappings_bend(ctx, root)).amax(-1)
+    return _all_bends(ctx, covariance_root(ctx.state.belief.covariance)).amax(-1)
+
+
+def _all_bends(ctx: Context, root: Tensor) -> Tensor:
+    return torch.maximum(flow_bends(ctx, root), mappings_bend(ctx, root))
 
 
 def part_of(ctx: Context, place: Tensor) -> KalmanState:
@@ -65,8 +68,6 @@ def part_of(ctx: Context, place: Tensor) -> KalmanState:
     belief = ctx.state.belief
     root = covariance_root(belief.covariance)
     cut = (place.abs() <= 1).to(belief.mean)
-    shares, column = narrowed(
-        belief.covariance_by_source, root, torch.maximum(flow_bends(ctx, root), mappings_bend(ctx, root)), cut
-    )
+    shares, column = narrowed(belief.covariance_by_source, root, _all_bends(ctx, root), cut)
     mean = belief.mean + (SHIFT * cut * place)[:, None] * column
     return ctx.state._replace(belief=belief._replace(mean=mean, covariance_by_source=shares))

@@ -133,7 +133,11 @@ def compose(judged: pd.DataFrame, seeds: Sequence[int], left: int, extras: Extra
 
 
 def readme_rows(judged: pd.DataFrame) -> str:
-    """Ten rows: error of pcnet and of the best rival, both told neither, over the best that is told everything."""
+    """Ten rows: error of pcnet and of the best rival, both told neither, over the best that is told everything.
+
+    Slow rivals have run fewer seeds, which may be easier than all of them. So the error of a rival is that of pcnet
+    times the ratio of both on the seeds that they share; ratios are to the best other filter.
+    """
     rows = ["|task|pcnet|best rival|coverage, %|", "|---|---|---|---|"]
     for name, title in README_TASKS.items():
         part = judged[judged["task"] == name] if not judged.empty else judged
@@ -144,8 +148,9 @@ def readme_rows(judged: pd.DataFrame) -> str:
         rivals = part[~part["method"].isin(["pcnet", "odem"]) & (part["failure"] == "")]
         if ours.empty:
             continue
-        best = f"{rivals['oracle'].min():.2f}" if len(rivals) else "failed"
         cell = ours.iloc[0]
+        behind = 1 / cell["ratio"] if cell["ratio"] > 1 else rivals["ratio"].min()
+        best = f"{cell['oracle'] * behind:.2f}" if len(rivals) else "failed"
         failed = f" ({cell['failure'].split()[0]})" if cell["failure"] else ""
         rows.append(f"|{title}|{cell['oracle']:.2f}{failed}|{best}|{100 * cell['coverage']:.0f}|")
     return "\n".join(rows) + "\n"
