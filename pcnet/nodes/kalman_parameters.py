@@ -52,29 +52,41 @@ def plain_covariance(ctx: Context) -> Tensor:
 def with_uncertain_levels(ctx: Context) -> KalmanState:
     """The state, with the uncertainty of the levels of its own noises in its covariance and in their variances.
 
-    With l ~ N(m, V) the log-variance of a noise, its variance is e^m E[e^(l − m)] = e^m exp(V/2), and so is its share
-    of the covariance. That l is uncertain also moves the mean, by ∂m/∂l.
+    With l ~ N(m, V) the log-variances of the noises, those variances have the means e^m exp(V/2). The log of a variance
+    P_ii of the belief has the slopes s_k = P_k,ii/P_ii with respect to l, the shares of the noises in it. Where it is
+    linear, as for states that are not observed (s = 1) and for random walks that are observed often (s = 1/2),
+    E P_ii = P_ii exp(sᵀVs/2). Correlations stay. That l is uncertain also moves the mean, by ∂m/∂l.
     """
     layout, state = ctx.bound.layout, ctx.state
     belief, reference = state.belief, state.reference
-    parts, factors = belief.covariance_by_source, torch.ones_like(reference.variance[:, :0])
-    moved = torch.zeros_like(parts[:, 0])
-    for link, block in layout.own.items():
-        known, levels = ctx.message(link).covariance, block.levels
-        n = levels.stop - levels.start
-        if known is not None and n:
-            factors = torch.cat([factors, (0.5 * known[:, :n, :n].diagonal(dim1=-2, dim2=-1)).exp()], 1)
-            slope = belief.dmean_dlogvar[..., levels]
-            moved = moved + slope @ known[:, :n, :n] @ slope.mT
-    n = factors.shape[1]
+    known = _level_covariance(ctx)
+    n = known.shape[-1]
     if not n:
         return state
-    own = parts[:, 1 : 1 + n] * factors[..., None, None]
-    parts = torch.cat([parts[:, :1] + moved[:, None], own, parts[:, 1 + n :]], 1)
+    parts, slope = belief.covariance_by_source, belief.dmean_dlogvar[..., :n]
+    by_source = parts.diagonal(dim1=-2, dim2=-1)
+    total = by_source.sum(1)
+    shares = by_source[:, 1 : 1 + n].mT / torch.where(total > 0, total, 1.0)[..., None]
+    growth = (0.25 * (shares @ known * shares).sum(-1)).exp()
+    parts = parts * growth[:, None, :, None] * growth[:, None, None, :]
+    parts = torch.cat([parts[:, :1] + (slope @ known @ slope.mT)[:, None], parts[:, 1:]], 1)
+    factors = (0.5 * known.diagonal(dim1=-2, dim2=-1)).exp()
     variance = reference.variance * (1 + (factors - 1) @ layout.level_channels[:n])
     return state._replace(
         belief=belief._replace(covariance_by_source=parts), reference=reference._replace(variance=variance)
     )
+
+
+def _level_covariance(ctx: Context) -> Tensor:
+    """Covariance V of the levels of the own noises, (B, n, n); 0 for levels that are not learned."""
+    n, variance = ctx.bound.layout.own_levels.stop, ctx.state.reference.variance
+    found = variance.new_zeros(len(variance), n, n)
+    for link, block in ctx.bound.layout.own.items():
+        known, here = ctx.message(link).covariance, block.levels
+        if known is not None:
+            size = here.stop - here.start
+            found[:, here, here] = known[:, :size, :size]
+    return found
 
 
 def follow_joint(

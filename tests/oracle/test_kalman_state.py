@@ -738,22 +738,40 @@ def test_steps_are_divided_where_a_flow_changes_fast(rate):
     np.testing.assert_array_equal(sds[:, 0], sd)
 
 
-def test_the_uncertainty_of_a_learned_noise_level_is_part_of_the_belief():
-    """E[e^l] = e^(m + V/2): variance of a random walk, whose level is learned, after a gap."""
-    model = single_filter(lambda x, _: 0 * x, 1, 1.0, process_noise_sd=0.5, initial_mean=[0.0], initial_sd=1e-6)
-    session = model.start()
-    rng = np.random.default_rng(0)
-    for y in rng.normal(size=8).cumsum():
-        session.step([y])
-    belief = session.context("x").state.belief
-    level, sd = float(session.mean("noise_x")[0]), float(session.sd("noise_x")[0])
-    assert sd > 0.3
-    slope = float(belief.dmean_dlogvar[0, 0, 0])
-    parts = belief.covariance_by_source[0, :, 0, 0].numpy()
-    inflated = parts[1] * np.exp(sd**2 / 2) + parts[0] + parts[2:].sum() + (slope * sd) ** 2
-    assert float(session.sd("x").squeeze()) ** 2 == pytest.approx(inflated, rel=1e-9)
-    ahead = session.forecast(3.0).sd("x")[:, 0] ** 2
-    np.testing.assert_allclose(np.diff(ahead), np.exp(-level + sd**2 / 2), rtol=1e-6)
+@pytest.mark.parametrize("noise_sd", [0.3, 1.0, 3.0])
+def test_the_uncertainty_of_a_learned_noise_level_is_part_of_the_belief(noise_sd):
+    """A random walk whose level is learned: E P(l) + Var m(l) over l, with exact filters of fixed l."""
+    model = single_filter(
+        lambda x, _: 0 * x,
+        1,
+        1.0,
+        process_noise_sd=0.5,
+        observation_noise_sd=noise_sd,
+        initial_mean=[0.0],
+        initial_sd=1.0,
+    )
+    nodes, weights = np.polynomial.hermite_e.hermegauss(41)
+    weights = weights / weights.sum()
+    ratios = []
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+        observed = rng.normal(size=20).cumsum() + noise_sd * rng.normal(size=20)
+        session = model.start()
+        for y in observed:
+            session.step([y])
+        level, sd = -float(session.mean("noise_x")[0]), float(session.sd("noise_x")[0])
+        assert sd > 0.3
+        walk, noise = np.exp(level + sd * nodes), np.exp(-float(session.mean("noise_y")[0]))
+        mean, variance = np.zeros(41), np.ones(41) - walk
+        for y in observed:
+            variance = variance + walk
+            gain = variance / (variance + noise)
+            mean, variance = mean + gain * (y - mean), (1 - gain) * variance
+        exact = weights @ variance + weights @ (mean - weights @ mean) ** 2
+        ratios.append(float(session.sd("x").squeeze()) ** 2 / exact)
+        ahead = session.forecast(3.0).sd("x")[:, 0] ** 2  # E e^l = e^(m + V/2) for the noise to come
+        np.testing.assert_allclose(np.diff(ahead), np.exp(level + sd**2 / 2), rtol=1e-6)
+    np.testing.assert_allclose(ratios, 1.0, atol=0.13)
 
 
 @pytest.mark.parametrize(
