@@ -25,12 +25,13 @@ class GradientAccumulator(NamedTuple):
     curvature: Tensor  # since the last step, (B, n, n) or its diagonal (B, n)
     precision: Tensor  # of the belief, likewise
     prior_precision: Tensor  # of the initial prior, likewise
+    moved: Tensor  # change of the mean since the start, (B, n)
 
     @classmethod
     def zeros(cls, like: Tensor) -> Self:
         """An empty accumulator without curvatures, for a mean like (B, n)."""
-        zero = like.new_zeros(like.shape[0])
-        return cls(torch.zeros_like(like), zero, zero, zero, *([like.new_zeros(len(like), 0, 0)] * 3))
+        zero, none = like.new_zeros(len(like)), like.new_zeros(len(like), 0, 0)
+        return cls(torch.zeros_like(like), zero, zero, zero, none, none, none, like.new_zeros(len(like), 0))
 
 
 class Averaging(ABC):
@@ -83,7 +84,9 @@ class ParameterEstimator(ABC):
         empty = GradientAccumulator.zeros(mean)
         if not self.needs_curvature:
             return empty
-        return GradientAccumulator(*empty[:4], torch.zeros_like(precision), precision, precision)
+        return GradientAccumulator(
+            *empty[:4], torch.zeros_like(precision), precision, precision, torch.zeros_like(mean)
+        )
 
     def warm_start(self, accumulated: GradientAccumulator, prior_gradient: Tensor) -> GradientAccumulator:
         """The accumulator of another pass over recorded data: empty but for the gradient of the prior (B, n)."""
@@ -186,11 +189,12 @@ class Newton(ParameterEstimator):
 
 @settings
 class NoiseScoring(Newton):
-    """Recursive Fisher scoring of log-precisions: μ ← μ − clip(L⁻¹g), L ← P + (1 − 1/(j + 1))(L − P) + C.
+    """Recursive Fisher scoring of log-precisions: μ ← μ − clip(L⁻¹(g + φP(μ − η))), L ← P + (1 − φ)(L − P) + C.
 
-    g and C are the score and its information since the last step j, P the prior precision. The forgetting of L gives
-    the last steps more weight, because far from the true level information is not what it will be. Steps
-    without information, while nothing is observed, do not count.
+    g and C are the score and its information since the last step j, N(η, P⁻¹) the prior, and φ = 1/(j + 1) the share of
+    all information that is forgotten. It gives the last steps more weight, because far from the true level information
+    is not what it will be. Where information is forgotten, the prior comes back: levels that the data no longer reveal
+    return to it. Steps without information, while nothing is observed, do not count.
 
     Args:
         max_step: Largest change of a log-precision in one step.
@@ -207,15 +211,15 @@ class NoiseScoring(Newton):
         single = curvature.dim() == 2  # the diagonal of levels that are scored one by one
         informed = ((curvature if single else curvature.diagonal(dim1=-2, dim2=-1)).sum(-1) > 0).to(gradient)
         steps, prior = accumulated.steps + informed, accumulated.prior_precision
-        keep = 1 - informed / (steps + 1)
-        keep = keep[:, None] if single else keep[:, None, None]
-        precision = prior + keep * (accumulated.precision - prior) + curvature
+        forgotten = informed / (steps + 1)
+        share = forgotten[:, None] if single else forgotten[:, None, None]
+        precision = prior + (1 - share) * (accumulated.precision - prior) + curvature
         limit = column(self.max_step, 1)
         if single:
-            change = -gradient / precision
+            change = -(gradient + share * prior * accumulated.moved) / precision
         else:
-            factor = torch.linalg.cholesky_ex(precision)[0]
-            change = -torch.cholesky_solve(gradient[..., None], factor)[..., 0]
+            pull = gradient[..., None] + share * prior @ accumulated.moved[..., None]
+            change = -torch.cholesky_solve(pull, torch.linalg.cholesky_ex(precision)[0])[..., 0]
         change = torch.maximum(torch.minimum(change, limit), -limit)
         enough = accumulated.steps + accumulated.observations > self.first
         change = torch.where(enough[:, None], change, 0.0)
@@ -225,4 +229,5 @@ class NoiseScoring(Newton):
             steps=steps,
             curvature=torch.zeros_like(curvature),
             precision=precision,
+            moved=accumulated.moved + change,
         )

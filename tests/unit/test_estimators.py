@@ -228,14 +228,16 @@ def test_noise_scoring_changes_nothing_at_first(first):
 
 
 def test_noise_scoring_gives_late_observations_more_weight():
-    """Observation k of j with unit information counts (k + 1)/(j + 1), so that all together are j(j + 3)/2(j + 1)."""
-    rule, prior = laid_out(NoiseScoring(max_step=10.0, first=0), 1), 0.25
+    """The kth of j quadratic terms ½(μ − y)² counts w = (k + 1)/(j + 1): the mean is Σwy/(P + Σw), P of the prior."""
+    rule, prior, mean = laid_out(NoiseScoring(max_step=10.0, first=0), 1), 0.25, 0.0
     gathered = rule.init(torch.zeros(1, 1, dtype=F64), tensor([[[prior]]]))
-    for j in range(1, 30):
-        change, gathered = rule.step(rule.accumulate(gathered, tensor([[0.7]]), tensor([[[1.0]]])))
-        expected = prior + j * (j + 3) / (2 * (j + 1))
-        assert gathered.precision.item() == pytest.approx(expected, rel=1e-12)
-        assert change.item() == pytest.approx(-0.7 / expected, rel=1e-12)
+    values = np.random.default_rng(1).normal(2.0, 1.0, size=30)
+    for j, y in enumerate(values, start=1):
+        change, gathered = rule.step(rule.accumulate(gathered, tensor([[mean - y]]), tensor([[[1.0]]])))
+        mean += change.item()
+        weights = np.arange(2, j + 2) / (j + 1)
+        assert gathered.precision.item() == pytest.approx(prior + weights.sum(), rel=1e-12)
+        assert mean == pytest.approx(weights @ values[:j] / (prior + weights.sum()), rel=1e-12)
 
 
 def test_noise_scoring_does_not_count_steps_without_information():
