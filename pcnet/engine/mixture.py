@@ -94,7 +94,7 @@ class MixtureSession(Session):
         self._sum = np.zeros(self._shape.numel())  # log-evidence up to the last review
         self._reviewed, self._collected = 0, np.zeros(self._shape.numel())
         self._last_energy = torch.zeros(self._shape, dtype=torch.float64)
-        self._opening = Opening([], {}) if self.hypotheses.guess else None
+        self._opening = Opening([], {}, {}) if self.hypotheses.guess else None
         self._trail = trail_for(self.graph, self.record, self.smooth)
         run = self._begin(self._unknown([observation]))
         self._recording = self._new_recording()
@@ -295,7 +295,7 @@ class MixtureSession(Session):
             return
         cleaned = [(suspects.remove(each), t) for each, t in self._opening.observations]
         self._gather()  # what was found with the suspects is no part of the new opening
-        self._opening = Opening(cleaned, {})
+        self._opening = Opening(cleaned, {}, {})
         self._start_over(self._unknown([each for each, _ in cleaned]), cleaned)
 
     def _unknown(self, observations: Sequence[Observation]) -> dict[str, Tensor]:
@@ -352,7 +352,7 @@ class MixtureSession(Session):
         with torch.inference_mode():
             self._begin(guess)
         recording, self._recording = self._recording, MixtureRecording(Recorder({}), 1)
-        series, moments, done = *Opening(list(observations), {}).series(), 0
+        series, moments, done = *Opening(list(observations), {}, {}).series(), 0
         while done < len(observations):
             lead = None if self.watchers else self._engine.lead
             ahead = self._due - self.tick
@@ -415,19 +415,19 @@ class MixtureSession(Session):
         self._collected = total[-1]
         self._newest = _Newest(evidence[-1], total[-2] - total[-1], {name: value[-1] for name, value in found.items()})
         if self._opening is not None:
-            self._opening.add_means(self._mixed_means(found, evidence))
+            self._opening.add_beliefs(*(self._mixed_beliefs(each, found, evidence) for each in ("mean", "sd")))
         found |= {"accuracy": torch.as_tensor(np.diff(total, axis=0)), EVIDENCE: torch.as_tensor(total[1:] + self._sum)}
         weight = torch.as_tensor(self._weights(evidence)).to(self.program.zeros)
         self._recording.add(first, times, found, weight)
 
-    def _mixed_means(self, found: Mapping[str, Tensor], evidence: Array) -> dict[str, Tensor]:
-        """Means (T, B, dim) of states of the mixture, from what rows have recorded, and their evidence (T, K, B)."""
+    def _mixed_beliefs(self, quantity: str, found: Mapping[str, Tensor], evidence: Array) -> dict[str, Tensor]:
+        """Means or sds (T, B, dim) of states of the mixture, from what rows have recorded, and evidence (T, K, B)."""
         weight = torch.as_tensor(self._weights(evidence)).to(self.program.zeros)
-        shape, means = (len(weight), *self._shape, -1), {}
+        shape, mixed = (len(weight), *self._shape, -1), {}
         for name in (name for name, node in self._nodes.items() if node.role == "state"):
             rows = {each: found[f"{name}.{each}"].reshape(*weight.shape, -1) for each in ("mean", "sd")}
-            means[name] = mix("mean", rows.__getitem__, weight, has_sd=True).reshape(shape)
-        return means
+            mixed[name] = mix(quantity, rows.__getitem__, weight, True, mean_of(quantity, rows)).reshape(shape)
+        return mixed
 
     def _collect(self) -> None:
         """Bring the table of what was recorded of the mixture up to date."""

@@ -18,14 +18,18 @@ CHECKED = 8  # at every so many observations it is checked whether there are eno
 SHARE = 0.1
 """First guess of a noise before anything is known, as a share of the observation; and of the process noise of an
 interval, as a share of the increments of the states."""
+HIDDEN = 0.03
+"""Share of the variance of a state after the first observations that is taken for process noise in all of their
+intervals: means of states that are not observed hardly move before something is known of them."""
 SMALLEST = 1e-12  # smallest first guess of a variance, relative to the square of the largest observation
 
 
 class Opening(NamedTuple):
-    """The first observations with their times, and the means (..., dim) of the states after each of them, by node."""
+    """The first observations with their times, and beliefs of the states, by node."""
 
     observations: list[tuple[Observation, float | None]]
-    means: dict[str, list[Tensor]]
+    means: dict[str, list[Tensor]]  # after each of the observations, (..., dim)
+    sds: dict[str, Tensor]  # after the last of them
 
     def seen(self, graph: Graph) -> list[int]:
         """Places of the observations in which something was observed."""
@@ -40,7 +44,7 @@ class Opening(NamedTuple):
         """Log-variances (B, n) by precision node.
 
         Those of observations from third differences, in which a smooth signal nearly vanishes and white noise has 20
-        times its variance. Those of processes from the increments of the states.
+        times its variance. Those of processes from the increments of the states, and from what is not known of them.
 
         Args:
             names: The precision nodes.
@@ -60,16 +64,18 @@ class Opening(NamedTuple):
                 places = torch.tensor([i for i in self.seen(graph) if i < len(self.means[child.name])])
                 means = torch.stack([_flat(self.means[child.name][i], shape) for i in places])
                 increments = means.diff(dim=0) ** 2 / places.diff()[:, None, None]
-                variance = SHARE**2 * increments.mean(0) / interval[:, None]
+                hidden = HIDDEN * _flat(self.sds[child.name], shape) ** 2 / len(places)
+                variance = (SHARE**2 * increments.mean(0) + hidden) / interval[:, None]
             unknown = (SHARE * size) ** 2
             variance = unknown if variance is None else torch.where(torch.isfinite(variance), variance, unknown)
             found[name] = torch.maximum(variance, SMALLEST * size**2).log()
         return found
 
-    def add_means(self, means: Mapping[str, Tensor]) -> None:
-        """Add means (T, ..., dim) of states, after some of the observations."""
+    def add_beliefs(self, means: Mapping[str, Tensor], sds: Mapping[str, Tensor]) -> None:
+        """Add means and standard deviations (T, ..., dim) of states, after some of the observations."""
         for name, value in means.items():
             self.means.setdefault(name, []).extend(value)
+            self.sds[name] = sds[name][-1]
 
     def series(self) -> tuple[dict[str, Tensor] | None, list[float] | None]:
         """All observations by node, (T, ..., n), and their times; None for observations of different forms."""
@@ -86,7 +92,8 @@ class Opening(NamedTuple):
         found = {"times": torch.tensor(times, dtype=torch.float64)}
         for i, (observation, _) in enumerate(self.observations):
             found |= {f"observation/{i}/{name}": value for name, value in observation.items()}
-        return found | {f"mean/{name}": torch.stack(each) for name, each in self.means.items()}
+        found |= {f"mean/{name}": torch.stack(each) for name, each in self.means.items()}
+        return found | {f"sd/{name}": value for name, value in self.sds.items()}
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> Opening:
@@ -94,14 +101,17 @@ class Opening(NamedTuple):
         times = [None if math.isnan(t) else t for t in tensors["times"].tolist()]
         observations: list[dict[str, Tensor]] = [{} for _ in times]
         means: dict[str, list[Tensor]] = {}
+        sds: dict[str, Tensor] = {}
         for name, value in tensors.items():
             kind, _, rest = name.partition("/")
             if kind == "mean":
                 means[rest] = list(value)
+            elif kind == "sd":
+                sds[rest] = value
             elif kind == "observation":
                 number, _, node = rest.partition("/")
                 observations[int(number)][node] = value
-        return cls(list(zip(observations, times, strict=True)), means)
+        return cls(list(zip(observations, times, strict=True)), means, sds)
 
 
 def next_check(tick: int) -> int:

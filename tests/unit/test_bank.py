@@ -37,7 +37,8 @@ def test_rows_that_fail_have_no_weight_and_without_rows_there_is_none():
 
 
 def test_the_first_bank_is_a_grid_with_tilted_weights():
-    hypotheses = pc.Hypotheses(process_factors=(1.0, 4.0), observation_factors=(1.0, 9.0), outliers=0.1)
+    factors = {"process_factors": (1.0, 4.0), "observation_factors": (1.0, 9.0)}
+    hypotheses = pc.Hypotheses(**factors, process_tilt=0.2, observation_tilt=1.0, outliers=0.1)
     bank, process, observation = banks.start(hypotheses, 3, np.ones(1))
     assert bank.rows == 8
     weight = 4.0**0.2 * 9.0**1.0  # of the largest factors against the smallest
