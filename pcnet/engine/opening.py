@@ -11,13 +11,15 @@ from torch import Tensor
 
 from pcnet.engine.inputs import Observation
 from pcnet.model.graph import Graph
+from pcnet.model.node import BatchSpec
+from pcnet.model.protocols import StartsGiven
 
 LENGTH, LONGEST = 16, 4096
 """Number of observations from which first guesses are found; and of those that are kept if most are empty."""
 CHECKED = 8  # at every so many observations it is checked whether there are enough
 SHARE = 0.1
-"""First guess of a noise before anything is known, as a share of the observation; and of the process noise of an
-interval, as a share of the increments of the states."""
+"""First guess of a noise before anything is known, as a share of the observation, or of the first sd of a state if it
+is given; and of the process noise of an interval, as a share of the increments of the states."""
 HIDDEN = 0.03
 """Share of the variance of a state after the first observations that is taken for process noise in all of their
 intervals: means of states that are not observed hardly move before something is known of them."""
@@ -122,13 +124,21 @@ def next_check(tick: int) -> int:
 def sizes_of(
     observations: Sequence[Observation], names: Iterable[str], graph: Graph, shape: torch.Size
 ) -> dict[str, Tensor]:
-    """The largest observed size of what each precision node weighs, (B, 1): of its sensor, or of all for a state."""
+    """The size of what each precision node weighs, (B, 1) or (B, d).
+
+    The largest observation of its sensor; the sd of the first belief of a state, or if it is not given, the largest
+    observation of all.
+    """
     seen = [{k: v for k, v in each.items() if not graph[k].is_input} for each in observations]
     found = {}
     for name in names:
         child = graph.below(graph[name])[0].child
         own = [{child.name: each[child.name]} for each in seen if child.name in each]
-        found[name] = largest(own if child.observes else seen, shape)
+        size = largest(own if child.observes else seen, shape)
+        given = None
+        if isinstance(child, StartsGiven):
+            given = child.first_sd(BatchSpec(shape.numel(), size.dtype, size.device, shape))
+        found[name] = size if given is None else given
     return found
 
 

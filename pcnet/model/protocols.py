@@ -10,6 +10,7 @@ from torch import Tensor
 from pcnet.errors import GraphError
 from pcnet.model.context import Neighbours, NodeContext
 from pcnet.model.links import AnyLink, Weighs
+from pcnet.model.node import BatchSpec
 from pcnet.numerics.kernels import Kernel
 from pcnet.numerics.mixtures import Peaks
 
@@ -225,6 +226,14 @@ class KeepsNoiseScales(ABC):
 
         weights: of the rows, (K, B). The mean is that of logarithms.
         """
+
+
+class StartsGiven(ABC):
+    """A state whose first belief may be given."""
+
+    @abstractmethod
+    def first_sd(self, spec: BatchSpec) -> Tensor | None:
+        """Standard deviations of the first belief, (B, d), if it is given; else None."""
 
 
 class StartsAtPeaks(ABC):

@@ -15,7 +15,15 @@ from pcnet.model.context import Neighbours
 from pcnet.model.links import AnyLink, Drives, Parametrises, Predicts, Weighs
 from pcnet.model.messages import BlockPosterior, ClusterPosterior, GaussianPrediction, PredictionError, ScoreError
 from pcnet.model.node import BatchSpec, Energy, ErrorShape, Node, Recordable
-from pcnet.model.protocols import ChecksSteps, DividesBelief, KeepsNoiseScales, SmoothingLayout, Smooths, StartsAtPeaks
+from pcnet.model.protocols import (
+    ChecksSteps,
+    DividesBelief,
+    KeepsNoiseScales,
+    SmoothingLayout,
+    Smooths,
+    StartsAtPeaks,
+    StartsGiven,
+)
 from pcnet.nodes.augmented_layout import Noises, make_layout
 from pcnet.nodes.flow import check_state, checked_flow, searched_value
 from pcnet.nodes.input import InputNode
@@ -72,6 +80,7 @@ class KalmanStateNode(
     KalmanForecasts,
     ChecksSteps,
     KeepsNoiseScales,
+    StartsGiven,
     StartsAtPeaks,
     DividesBelief,
     Smooths,
@@ -304,6 +313,9 @@ class KalmanStateNode(
         mean = torch.where(weights[..., None] > 0, weights[..., None] * logs, 0.0).sum(0)
         scale = factor * mean.exp().repeat(len(weights), 1)
         return state._replace(reference=state.reference._replace(scale=scale))
+
+    def first_sd(self, spec: BatchSpec) -> Tensor | None:
+        return None if self.initial_mean is None else spec.expand_vector(self.initial_sd, self.dim)
 
     def start_peaks(self, ctx: Context) -> Peaks | None:
         return None if self.initial_mean is None else peaks_of_start(ctx)
