@@ -15,6 +15,7 @@ from pcnet.model.context import Now
 from pcnet.model.digest import digest
 from pcnet.model.specification import from_spec, to_spec
 from pcnet.numerics.trees import tree_map
+from support.kalman import Kalman, exact_transition
 
 DT = 0.1
 PROCESS = (0.25, 4.0)
@@ -330,6 +331,29 @@ def test_first_guesses_wait_until_something_is_observed(engine):
     away = np.abs(found.mean("x")[-100:] - expected.mean("x")[-100:])
     assert (away < found.sd("x")[-100:]).mean() > 0.95
     np.testing.assert_allclose(np.exp(-0.5 * found.mean("noise_y")[-1]), 0.2, rtol=0.25)
+
+
+def test_hidden_states_in_other_units_are_not_thrown_about_before_the_noise_is_known():
+    """Position in millimetres and velocity in metres: at most twice the error of a Kalman filter that is told all."""
+    matrix, dt, first_sd, sd_x, sd_y = np.array([[0.0, 1e3], [-4e-3, -0.2]]), 0.05, [20.0, 0.05], [0.0, 0.02], 3.0
+    step, noise = exact_transition(matrix, np.square(sd_x), dt)
+    rng = np.random.default_rng(0)
+    x = [np.array([50.0, 0.0]) + first_sd * rng.normal(size=(20, 2))]
+    root = np.linalg.cholesky(noise)
+    for _ in range(15):
+        x.append(x[-1] @ step.T + rng.normal(size=(20, 2)) @ root.T)
+    states = np.stack(x, 1)
+    y = states[..., :1] + sd_y * rng.normal(size=(20, 16, 1))
+    options = {"mapping": lambda x, _: x[..., :1], "initial_mean": [50.0, 0.0], "initial_sd": first_sd}
+    found = adaptive_filter(pc.systems.linear(matrix.tolist()), 2, dt, **options).run(y, engine="eager")
+    told = np.empty_like(states)
+    for i, series in enumerate(y):
+        seen = Kalman(step, noise, np.eye(1, 2), np.eye(1) * sd_y**2, np.array([50.0, 0.0]), np.diag(first_sd) ** 2)
+        for k, value in enumerate(series):
+            seen.step(value)
+            told[i, k] = seen.mean
+    error, best = (np.square(each - states)[..., 1].mean() for each in (found.mean("x")[:, :, 0], told))
+    assert error < 2 * best
 
 
 def test_divided_rows_are_the_same_mixture():
