@@ -286,6 +286,45 @@ def lorenz84(x: Tensor, p: Tensor) -> Tensor:
     )
 
 
+def grazing(x: Tensor, p: Tensor) -> Tensor:
+    """Logs of prey and predators, which are sated by much prey; θ = (rate of attack, mortality of predators)."""
+    prey, predators = x[..., 0].exp(), x[..., 1].exp()
+    eaten = p[..., 0] / (1 + 0.6 * p[..., 0] * prey)
+    return _columns(1 - prey / 4 - eaten * predators, 0.6 * eaten * prey - p[..., 1])
+
+
+def hindmarsh_rose(x: Tensor, p: Tensor) -> Tensor:
+    """Potential, fast and slow currents of a neuron that bursts; θ = (applied current, rate of the slow current)."""
+    v, fast, slow = x.unbind(-1)
+    return _columns(fast - v**3 + 3 * v**2 - slow + p[..., 0], 1 - 5 * v**2 - fast, p[..., 1] * (4 * (v + 1.6) - slow))
+
+
+def reentry(x: Tensor, p: Tensor) -> Tensor:
+    """Altitude in km and speed of fall in km/s of a body that enters the atmosphere; θ = log of its drag."""
+    altitude, speed = x[..., 0], x[..., 1]
+    drag = (p[..., 0] - altitude / 7).exp() * speed * speed.abs()
+    return _columns(-speed, 0.0098 - drag)
+
+
+def glycolysis(x: Tensor, p: Tensor) -> Tensor:
+    """Sel'kov's two metabolites; θ = (a, b)."""
+    u, v = x[..., 0], x[..., 1]
+    reacting = (p[..., 0] + u**2) * v
+    return _columns(reacting - u, p[..., 1] - reacting)
+
+
+def coupled_pendulums(x: Tensor, p: Tensor) -> Tensor:
+    """Two pendulums with a spring between them; x = (angles, velocities), θ = (gravity, spring)."""
+    first, second = x[..., 0], x[..., 1]
+    pull = p[..., 1] * (second - first)
+    return _columns(
+        x[..., 2],
+        x[..., 3],
+        -p[..., 0] * first.sin() - 0.2 * x[..., 2] + pull,
+        -p[..., 0] * second.sin() - 0.2 * x[..., 3] - pull,
+    )
+
+
 def range_and_bearing(x: Tensor) -> Tensor:
     """Distance and direction of a target from a station at (−20, −20)."""
     u, v = x[..., 0] + 20.0, x[..., 1] + 20.0
@@ -569,7 +608,6 @@ SYSTEMS: Mapping[str, System] = {
         0.1,
         700,
         seen(0),
-        group="frozen",
     ),
     "membrane": System(
         "Morris–Lecar neuron in millivolts, potential seen",
@@ -585,7 +623,6 @@ SYSTEMS: Mapping[str, System] = {
         0.5,
         1000,
         seen(0),
-        group="frozen",
     ),
     "body": System(
         "Tumbling rigid body, two of three angular velocities seen",
@@ -601,7 +638,6 @@ SYSTEMS: Mapping[str, System] = {
         0.2,
         500,
         seen(0, 1),
-        group="frozen",
     ),
     "tanks": System(
         "Three tanks in a cascade, the last two seen",
@@ -617,7 +653,6 @@ SYSTEMS: Mapping[str, System] = {
         0.5,
         250,
         seen(1, 2),
-        group="frozen",
     ),
     "atmosphere": System(
         "Lorenz-84 circulation, the eddies seen",
@@ -633,6 +668,86 @@ SYSTEMS: Mapping[str, System] = {
         0.1,
         800,
         seen(1, 2),
+    ),
+    "grazing": System(
+        "Prey and predators that are sated, prey counted",
+        "saturation, exponential observation, 400 samples",
+        grazing,
+        (1.2, 0.4),
+        (0.9, 0.5),
+        (0.3, 0.15),
+        (0.7, 0.0),
+        (0.3, 0.3),
+        (0.05, 0.05),
+        (0.3,),
+        0.2,
+        400,
+        lambda x: x[..., :1].exp(),
+        group="frozen",
+    ),
+    "bursting": System(
+        "Hindmarsh–Rose neuron that bursts, potential seen",
+        "three time scales, two hidden states",
+        hindmarsh_rose,
+        (2.8, 0.01),
+        (2.3, 0.02),
+        (0.5, 0.01),
+        (-1.0, -4.0, 2.5),
+        (0.5, 1.0, 0.3),
+        (0.05, 0.05, 0.01),
+        (0.2,),
+        0.1,
+        1000,
+        seen(0),
+        group="frozen",
+    ),
+    "reentry": System(
+        "Body that enters the atmosphere, seen by range from aside",
+        "exponential drag, nonlinear observation, 200 samples, no stationary state",
+        reentry,
+        (-1.2,),
+        (-2.0,),
+        (1.0,),
+        (100.0, 6.0),
+        (1.0, 0.2),
+        (0.01, 0.02),
+        (0.1,),
+        0.1,
+        200,
+        lambda x: (x[..., :1] ** 2 + 30.0**2).sqrt(),
+        group="frozen",
+    ),
+    "glycolysis": System(
+        "Sel'kov's glycolysis at irregular times with gaps, one metabolite seen",
+        "irregular times, relaxation oscillation",
+        glycolysis,
+        (0.08, 0.6),
+        (0.15, 0.5),
+        (0.06, 0.15),
+        (1.0, 1.0),
+        (0.3, 0.3),
+        (0.03, 0.03),
+        (0.1,),
+        0.3,
+        500,
+        seen(0),
+        group="frozen",
+        irregular=True,
+    ),
+    "coupled": System(
+        "Two coupled pendulums, angles seen",
+        "four states, different noise by channel",
+        coupled_pendulums,
+        (4.0, 1.0),
+        (5.0, 1.5),
+        (1.5, 0.7),
+        (1.0, -0.5, 0.0, 0.0),
+        (0.3, 0.3, 0.3, 0.3),
+        (0.01, 0.01, 0.2, 0.2),
+        (0.1, 0.3),
+        0.1,
+        500,
+        seen(0, 1),
         group="frozen",
     ),
 }
