@@ -147,6 +147,25 @@ def test_a_channel_that_becomes_wild_is_not_refused_for_good():
     assert not refused[200 + 4 * AGREEING :].any()
 
 
+@pytest.mark.parametrize("size", [12.0, 20.0, 100.0])
+def test_many_outliers_of_one_size_do_not_hide_each_other(size):
+    rng = np.random.default_rng(5)
+    y = rng.normal(size=1000)
+    hit = np.flatnonzero(rng.random(1000) < 0.03)
+    hit = hit[(hit > 20) & (np.diff(hit, prepend=0) > 1)]
+    y[hit] += size * rng.choice([-1, 1], size=len(hit))
+    found = np.flatnonzero(refusals(y))
+    assert len(set(hit) - set(found)) <= 0.1 * len(hit)
+    assert len(set(found) - set(hit)) <= 1
+
+
+def test_the_first_jump_waits_and_later_ones_do_not():
+    """Levels 30 to 80 times the noise, within and outside of the range of earlier values."""
+    levels = np.repeat([0.0, 40.0, -20.0, 20.0, 60.0, 0.0], 60)
+    found = np.flatnonzero(refusals(levels + np.random.default_rng(2).normal(size=360)))
+    assert found.tolist() == [60]
+
+
 def spiking(pauses=(200, 350, 500), height=3.0, width=12):
     y = np.zeros(700)
     for start in pauses:
