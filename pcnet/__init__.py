@@ -119,9 +119,36 @@ def __getattr__(name: str) -> Any:
     if name == "simulate":
         return import_module("pcnet.simulate")
     if name not in _ON_FIRST_USE:
-        raise AttributeError(f"module 'pcnet' has no attribute {name!r}")
+        raise _unknown(name)
     found = globals()[name] = getattr(import_module(_ON_FIRST_USE[name]), name)
     return found
+
+
+def _unknown(name: str) -> AttributeError:
+    """The error about a name that pcnet does not have, with where it is."""
+    text = f"module 'pcnet' has no attribute {name!r}"
+    if name.startswith("_"):
+        return AttributeError(text)
+    for room in ("graphs", "systems", "simulate", "errors", "nodes"):
+        if hasattr(import_module(f"pcnet.functions.{room}" if room == "systems" else f"pcnet.{room}"), name):
+            return AttributeError(f"{text}; use pcnet.{room}.{name}")
+    if name.lower() in _KALMAN_FILTERS:
+        return AttributeError(f"{text}; use pcnet.graphs.adaptive_filter(flow, dim, dt)")
+    if name in _OF_A_MODEL:
+        return AttributeError(
+            f"{text}; make a model, such as pcnet.graphs.adaptive_filter(flow, dim, dt), and {_OF_A_MODEL[name]}"
+        )
+    return AttributeError(f"{text}; {errors.suggestion(name, __all__)}")
+
+
+_KALMAN_FILTERS = ("kalmanfilter", "kalman", "ekf", "ukf", "adaptivefilter", "filter", "extendedkalmanfilter")
+_OF_A_MODEL = {
+    "run": "call model.run(observations)",
+    "fit": "call model.fit(observations)",
+    "start": "call model.start()",
+    "plot": "call model.run(observations).plot()",
+    "load": "read what was saved by pcnet.load_model(path), pcnet.Result.load(path) or pcnet.resume(path, model)",
+}
 
 
 def __dir__() -> list[str]:

@@ -51,6 +51,10 @@ class StudyError(PcnetError, ValueError):
     """A study or its file is invalid."""
 
 
+class UsageError(PcnetError, AttributeError, TypeError):
+    """An object does not have what it was asked for, as an attribute or by object[key]."""
+
+
 class ResultError(PcnetError, KeyError):
     """A result does not contain what was asked for, or cannot be saved."""
 

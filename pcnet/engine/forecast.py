@@ -10,7 +10,7 @@ confirms it, otherwise by the ensemble. Forecasts and draws of several states st
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -37,6 +37,7 @@ from pcnet.engine.future import (
     forecasts_alone,
 )
 from pcnet.errors import DivergenceError, ResultError, SettingError
+from pcnet.guidance import Guided, instead
 from pcnet.model.protocols import DrawsFutures, ForecastsObservations
 from pcnet.results.downsample import Array
 from pcnet.results.result import Interval
@@ -54,8 +55,24 @@ FINE_STEPS = 1000  # largest number of steps that are shorter than the sampling 
 MOST_STEPS = 100_000  # largest number of steps of a forecast
 
 
-class Forecast:
+class Forecast(Guided):
     """Means and standard deviations of future states and observations, (..., time, dim), batch leading."""
+
+    CALLED = "forecast"
+    NODE = 'forecast.mean("{node}"), forecast.sd("{node}") or forecast.interval("{node}")'
+    INSTEAD = instead(
+        {
+            "values means predictions states": 'forecast.mean("x")',
+            "std sds stdev var": 'forecast.sd("x")',
+            "ci conf_int lower upper quantile quantiles": 'forecast.interval("x", 0.95)',
+            "time t horizon": "forecast.times",
+            "samples sample draws": "session.sample(...)",
+            "show figure": "forecast.plot()",
+        }
+    )
+
+    def _node_names(self) -> Iterable[str]:
+        return tuple(self._own("_means"))
 
     def __init__(self, times: Array, means: Mapping[str, Array], sds: Mapping[str, Array]) -> None:
         self.times = times

@@ -32,6 +32,7 @@ from pcnet.engine.state import GraphState
 from pcnet.engine.threads import ThreadLimit, exclusive
 from pcnet.errors import CheckpointError, ObservationError, PcnetError, ScheduleError, SettingError
 from pcnet.files import path_of
+from pcnet.guidance import Guided, instead
 from pcnet.model.context import NodeContext
 from pcnet.model.model import Engine, Model, OnDivergence, RunOptions, device_of
 from pcnet.model.node import BatchSpec
@@ -51,8 +52,34 @@ UNEQUAL = "there must be as many times as observations"
 Watcher = Callable[[float, Tensor | None], None]
 
 
-class Session:
+class Session(Guided):
     """A model at work. Made by `model.start(...)`; the options are those of `Model.run`."""
+
+    CALLED = "session"
+    NODE = 'session.mean("{node}") or session.sd("{node}")'
+    INSTEAD = instead(
+        {
+            "update push feed observe correct add append send": "session.step(y)",
+            "predict predictions ahead": "session.forecast(horizon), in units of time",
+            "filter process fit infer train extend": "session.run(observations)",
+            "results record_ history trace recorded": "session.result()",
+            "summary plot error_flow to_dataframe": "session.result().{name}()",
+            "times traces": "session.result().{name}",
+            "checkpoint dump write": 'session.save("run.ckpt")',
+            "load resume reload": 'pcnet.resume("run.ckpt", model)',
+            "smooth smoother": "session.smoothed(lag), of model.start(smooth=lag)",
+            "states estimate posterior belief": 'session.mean("x") and session.sd("x")',
+            "cov covariance P": 'session.read("x", "covariance")',
+            "parameters params": 'session.mean("theta")',
+            "t now": "session.time",
+            "count n ticks": "session.tick",
+            "reset restart clear": "model.start() for a new session",
+            "close stop end flush": 'session.save("run.ckpt"); there is nothing to close',
+        }
+    )
+
+    def _node_names(self) -> Iterable[str]:
+        return tuple(self._own("graph").nodes)
 
     _keeps_updates = False  # whether states keep what a smoother needs
 

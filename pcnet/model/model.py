@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 import torch
 
 from pcnet.errors import ScheduleError, SettingError
+from pcnet.guidance import Guided, instead
 from pcnet.model.graph import Graph
 from pcnet.model.hypotheses import Hypotheses
 from pcnet.model.links import Parametrises, Predicts, Weighs
@@ -45,7 +46,7 @@ class RunOptions(TypedDict, total=False):
     screen: bool
 
 
-class Model:
+class Model(Guided):
     """A graph and its schedule: everything that can be done with a model starts here.
 
     It unpacks as (graph, schedule) if it has no hypotheses.
@@ -57,6 +58,26 @@ class Model:
     """
 
     __slots__ = ("compiled", "graph", "hypotheses", "schedule")
+    CALLED = "model"
+    NODE = 'model.graph["{node}"] for the node, model.run(observations).mean("{node}") for its belief'
+    INSTEAD = instead(
+        {
+            "filter infer inference estimate track forward transform": "model.run(observations)",
+            "train learn optimise optimize": "model.run(observations), or model.fit for recorded data",
+            "predict forecast": "a session: s = model.start(); s.run(y); s.forecast(horizon)",
+            "update step observe": "a session: s = model.start(); s.step(y)",
+            "smooth smoother": 'model.run(observations, smooth=True), then result.smoothed("x")',
+            "sample simulate generate": "pcnet.simulate.simulate(flow, ...), or session.sample(...)",
+            "session stream begin open": "model.start()",
+            "resume": 'pcnet.resume("run.ckpt", model)',
+            "plot show visualise visualize": "model.draw(), or model.run(observations).plot()",
+            "summary mean sd result": "model.run(observations).{name}",
+            "nodes links": "model.graph.{name}",
+            "parameters params state_dict": 'model.run(observations).mean("theta")',
+            "compile eval to cuda double": "model.run(observations, engine=..., dtype=..., device=...)",
+            "sweep compare": "pcnet.sweep(build, settings, observations)",
+        }
+    )
 
     def __init__(self, graph: Graph, schedule: Schedule | None = None, hypotheses: Hypotheses | None = None) -> None:
         if not isinstance(graph, Graph):
@@ -69,6 +90,9 @@ class Model:
         self.schedule = fitting_schedule(graph) if schedule is None else schedule
         self.compiled: dict[object, Any] = {}
         """Compiled ticks, which sessions of this model share; see `pcnet.engine.compiled`."""
+
+    def _node_names(self) -> Iterable[str]:
+        return tuple(self._own("graph").nodes)
 
     def __iter__(self) -> Iterator[Any]:
         if self.hypotheses is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import NormalDist
@@ -15,6 +15,7 @@ import numpy as np
 
 from pcnet.errors import ResultError
 from pcnet.files import atomic_write, check_target, path_of, plain_os_errors, read_regular, seal, unseal
+from pcnet.guidance import Guided, instead
 from pcnet.results.downsample import Array
 from pcnet.results.graph_summary import GraphSummary
 
@@ -91,8 +92,35 @@ class Divergence(NamedTuple):
 
 
 @dataclasses.dataclass(kw_only=True, repr=False, eq=False)
-class Result:
+class Result(Guided):
     """Recorded beliefs, predictions and free energies of a run. Arrays are (..., time, *dims), batch first."""
+
+    CALLED = "result"
+    NODE = 'result.mean("{node}"), result.sd("{node}") or result.interval("{node}")'
+    INSTEAD = instead(
+        {
+            "states state means estimates values": 'result.mean("x"), an array over time',
+            "parameters params parameter": 'result.mean("theta")[-1], or result.summary()',
+            "std stds stdev sds error stderr": 'result.sd("x")',
+            "cov var variance covariances": 'result.covariance("x"), or result.sd("x") ** 2',
+            "ci conf_int confidence_interval hdi intervals": 'result.interval("x", 0.95)',
+            "predictions predicted fitted fittedvalues": 'result.prediction("y")',
+            "predict forecast sample step": "a session: s = model.start(); s.run(y); s.forecast(5.0)",
+            "smooth smoother": 'model.run(observations, smooth=True), then result.smoothed("x")',
+            "loglik log_likelihood llf logp evidence elbo bic aic": "-result.free_action",
+            "df dataframe to_df to_pandas table": "result.to_dataframe()",
+            "to_csv to_excel to_parquet csv": 'result.to_dataframe().to_csv("run.csv")',
+            "to_netcdf write dump to_pickle": 'result.save("run.nc")',
+            "show figure draw plots": "result.plot()",
+            "describe print_summary info report head tail": "print(result.summary())",
+            "time t index": "result.times",
+            "surprise messages flow": "result.error_flow(), of a run with record=pcnet.Record.flow()",
+            "keys items nodes names": "result.roles, the kinds of its nodes by name",
+        }
+    )
+
+    def _node_names(self) -> Iterable[str]:
+        return tuple(self._own("roles"))
 
     traces: dict[str, Trace]  # recorded quantities by name, such as "x.mean"
     batch_shape: tuple[int, ...]

@@ -1,6 +1,9 @@
 """Mistakes of the first hour: each error names what is wrong and the remedy."""
 
+import ast
+import copy
 import dataclasses
+import pickle
 
 import numpy as np
 import pytest
@@ -201,3 +204,64 @@ def test_mistakes_of_the_first_hour_say_what_to_type(call, words):
 
     with pytest.raises(PcnetError, match=words):
         call(made)
+
+
+@pytest.fixture(scope="module")
+def used():
+    """A model, a session, a result and a forecast of one small run."""
+    noise = {"process_noise_sd": 1.0, "observation_noise_sd": 1.0, "hypotheses": None}
+    model = adaptive_filter(lambda x, _: -x, 2, 0.1, **noise)
+    session = model.start(engine="eager").run(np.ones((3, 2)))
+    return {"model": model, "session": session, "result": session.result(), "forecast": session.forecast(0.2)}
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("model.predict", r"s\.forecast\(horizon\)"),
+        ("model.filter", r"use model\.run\(observations\)"),
+        ("model.x", r'model\.graph\["x"\]'),
+        ("model['x']", r'model\.graph\["x"\]'),
+        ("model.grph", "did you mean 'graph'"),
+        ("session.update", r"use session\.step\(y\)"),
+        ("session['x']", r'use session\.mean\("x"\)'),
+        ("session.x", r"'x' is a node: use session\.mean"),
+        ("session.summary", r"use session\.result\(\)\.summary\(\)"),
+        ("session.close", "nothing to close"),
+        ("result['x']", r'use result\.mean\("x"\), result\.sd\("x"\)'),
+        ("result['z']", r"use result\.mean\(.*nodes: x, y"),
+        ("result['x', 'mean']", r'use result\.mean\("x"\)'),
+        ("result[0]", r"use result\.mean"),
+        ("result.x", r"'x' is a node: use result\.mean"),
+        ("result.std", r"use result\.sd"),
+        ("result.to_csv", r"to_dataframe\(\)\.to_csv"),
+        ("result.sumary", "did you mean 'summary'"),
+        ("forecast['y']", r'forecast\.mean\("y"\)'),
+        ("forecast.lower", r"forecast\.interval"),
+        ("pc.adaptive_filter", r"use pcnet\.graphs\.adaptive_filter"),
+        ("pc.KalmanFilter", r"use pcnet\.graphs\.adaptive_filter\(flow, dim, dt\)"),
+        ("pc.lotka_volterra", r"use pcnet\.systems\.lotka_volterra"),
+        ("pc.load", r"pcnet\.load_model\(path\), pcnet\.Result\.load"),
+        ("pc.Modl", "did you mean 'Model'"),
+    ],
+)
+def test_names_of_other_packages_lead_to_those_of_pcnet(used, code, words):
+    name, _, rest = code.replace("[", ".[").partition(".")
+    thing = pc if name == "pc" else used[name]
+    key = ast.literal_eval(rest[1:-1]) if rest.startswith("[") else None
+    with pytest.raises(AttributeError, match=words):
+        thing[key] if rest.startswith("[") else getattr(thing, rest)
+
+
+def test_guidance_leaves_the_protocols_of_python_alone(used):
+    for each in used.values():
+        assert not hasattr(each, "no_such_name")
+        assert not hasattr(each, "_repr_html_")
+        assert getattr(each, "no_such_name", 3) == 3
+        copy.deepcopy(each)
+        blank = type(each).__new__(type(each))  # as copy and pickle make it
+        assert not hasattr(blank, "no_such_name")
+        if each is not used["model"]:
+            with pytest.raises(TypeError, match="not iterable"):
+                iter(each)
+    assert pickle.loads(pickle.dumps(used["result"])).observations == 3
