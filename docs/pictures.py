@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import runpy
 import sys
 import tempfile
@@ -16,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
 
+import matplotlib as mpl
 import numpy as np
 import torch
 from matplotlib.figure import Figure
@@ -31,6 +33,12 @@ HERE = Path(__file__).parent
 EXAMPLES = HERE.parent / "examples"
 WIDTH = 2000  # largest width in pixels
 DPI = 220
+STYLE = {
+    **dict.fromkeys(("axes.spines.top", "axes.spines.right"), False),
+    "axes.titlelocation": "left",
+    **{"legend.edgecolor": "none", "legend.framealpha": 0.85, "legend.facecolor": "white"},
+}
+"""One style of axes; legends may cover lines, and stay legible."""
 PICTURES: dict[str, Callable[[], Figure | Path]] = {}
 
 
@@ -92,7 +100,7 @@ def precision() -> Figure:
             ax.plot(at, density(centre, precise), style, color=COLOURS[i], label=name)
         ax.fill_between(at, density(mean, 1 + observed), color=COLOURS[2], alpha=0.15)
         ax.set(title=f"precision of the observation: {observed:g}", xlabel="value", yticks=[])
-        ax.spines[["top", "right", "left"]].set_visible(False)
+        ax.spines["left"].set_visible(False)
     ax.legend(frameon=False)
     return figure
 
@@ -117,7 +125,6 @@ def motion() -> Figure:
     ax.plot(now, orders[0], "o", color="black", zorder=5)
     ax.annotate("now", (now, orders[0]), (4, -16), textcoords="offset points")
     ax.set(xlabel="time", ylabel="state")
-    ax.spines[["top", "right"]].set_visible(False)
     ax.legend(frameon=False, loc="upper right")
     return figure
 
@@ -134,7 +141,6 @@ def energy() -> Figure:
         ax.plot(result.times[49:], smooth, color=COLOURS[i], label=f"{name}, mean of 50")
     low, high = np.quantile(np.concatenate(list(parts.values())), [0.005, 0.99])
     ax.set(xlabel="time", ylabel="nats", ylim=(low - 1, high + 1))
-    ax.spines[["top", "right"]].set_visible(False)
     figure.legend(frameon=False, ncols=3, loc="outside upper center")
     return figure
 
@@ -198,8 +204,6 @@ def drift() -> Figure:
     below.fill_between(times, mean - 1.96 * sd, mean + 1.96 * sd, color=COLOURS[0], alpha=0.2, label="95 % interval")
     below.set(xlabel="time", ylabel="stiffness")
     below.legend(frameon=False, ncols=3)
-    for ax in (above, below):
-        ax.spines[["top", "right"]].set_visible(False)
     return figure
 
 
@@ -284,7 +288,6 @@ def learning() -> Figure:
             low, high = mean[:, i] - 1.96 * sd[:, i], mean[:, i] + 1.96 * sd[:, i]
             ax.fill_between(result.times, low, high, color=COLOURS[i], alpha=0.2)
         ax.set(title=name, xlabel="time", ylim=(-0.8, 0.8))
-        ax.spines[["top", "right"]].set_visible(False)
         error = ((result.mean("x")[:, 0] - world.states.numpy()) ** 2).mean()
         print(f"{name}: {mean[-1].round(3)} ± {sd[-1].round(4)}, squared error of the states {error:.5f}")
     ax.legend(frameon=False, loc="upper right", title="dashed: truth", ncols=3)
@@ -397,8 +400,58 @@ def forecast() -> Figure:
         ax.axvspan(start, end, color="0.93", zorder=0)
         ax.text((start + end) / 2, 0.02, words, ha="center", transform=ax.get_xaxis_transform())
     ax.set(xlabel="time", ylabel="position", xlim=(0, 35))
-    ax.spines[["top", "right"]].set_visible(False)
     figure.legend(frameon=False, ncols=3, loc="outside upper center")
+    return figure
+
+
+Ranges = list[tuple[float, float]]
+
+
+def ranges(text: str) -> Ranges:
+    """The numbers of a cell of a table, such as "1.10–1.11 (no guess: 2.01), 1.04" or "97 / 92–98", as ranges."""
+    plain = re.sub(r"\([^)]*\)", "", text)
+    return [(float(low), float(high or low)) for low, high in re.findall(r"([\d.]+)(?:–([\d.]+))?", plain)]
+
+
+def systems() -> list[tuple[str, Ranges, Ranges]]:
+    """Error ratios of states (whole run, second half) and coverages (states, parameters) in the page on calibration."""
+    table = (HERE / "calibration.md").read_text(encoding="utf-8").partition("| system | error of states")[2]
+    rows = [line.strip("| ").split(" | ") for line in table.partition("\n\n")[0].splitlines()[2:]]
+    found = []
+    for row in rows:
+        without = re.search(r"\(no guess: ([\d.]+)\)", row[1])  # shown as the end of the range
+        errors, cover = ranges(row[1]), ranges(row[3])
+        if without:
+            errors[0] = (errors[0][0], float(without[1]))
+        found.append((row[0].split(",")[0], errors, cover))
+    return found
+
+
+@picture
+def calibration() -> Figure:
+    """The systems that were chosen after the rules: errors over those of told filters, and coverage."""
+    found = systems()
+    figure = Figure(figsize=(9.0, 0.5 * len(found) + 1.3), layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True)
+    kinds = (("whole run", "second half"), ("states", "parameters"))
+    for ax, (first, second), which in zip((left, right), kinds, (1, 2), strict=True):
+        for i, each in enumerate((first, second)):
+            for k, row in enumerate(found):
+                low, high = row[which][i]
+                style = {"color": COLOURS[i], "linewidth": 4, "marker": "o", "markersize": 5}
+                ax.plot([low, high], [k + 0.16 * (2 * i - 1)] * 2, label=each if k == 0 else None, **style)
+        ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
+    left.axvspan(0.75, 1.3, color="0.93", zorder=0)
+    left.axvline(1.0, color="black", linewidth=0.8, linestyle=(0, (4, 2)))
+    left.set(xscale="log", xlim=(0.75, 4.2), xlabel="error of states over that of the best told filter")
+    left.set_xticks([1.0, 1.3, 2.0, 4.0], ["1", "1.3", "2", "4"])
+    left.minorticks_off()
+    left.set_yticks(range(len(found)), [row[0] for row in found])
+    left.invert_yaxis()
+    right.axvspan(90, 99, color="0.93", zorder=0)
+    right.axvline(95, color="black", linewidth=0.8, linestyle=(0, (4, 2)))
+    right.set(xlim=(60, 101), xlabel="truth within ±2 standard deviations, %")
+    right.tick_params(axis="y", length=0)
     return figure
 
 
@@ -445,5 +498,6 @@ PICTURES["demo"] = lambda: example("demo.py", made="demo/neuron.png")
 
 if __name__ == "__main__":
     for name in sys.argv[1:] or PICTURES:
-        path = store(name, PICTURES[name]())
+        with mpl.rc_context(STYLE):
+            path = store(name, PICTURES[name]())
         print(f"{path.name}: {path.stat().st_size // 1024} kB", flush=True)

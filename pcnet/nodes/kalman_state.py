@@ -71,7 +71,10 @@ from pcnet.settings import PositiveVector, Vector, at_least_1d, check_size, numb
 
 STABLE = {"rk4": 2.7 * MAX_FINER, "euler": 2.0}
 """Largest |hλ| of stable steps, which "rk4" divides."""
-OVERFLOW = "covariance overflowed; pass NaN for outliers, or use on_divergence='hold'"
+OVERFLOW = (
+    "covariance overflowed, because of an outlier or a long gap; pass NaN for outliers, begin anew with model.start() "
+    "after the gap, or use on_divergence='hold'"
+)
 
 
 @settings

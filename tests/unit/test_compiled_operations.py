@@ -147,6 +147,7 @@ FOLDS = {
     "mean": lambda x: x.mean(-1),
     "prod": lambda x: x.prod(1), "amax": lambda x: x.amax(-1), "amin": lambda x: x.amin((1, 2)),
     "all": lambda x: (x > -5).all(-1), "any": lambda x: (x > 1).any(1), "cumsum": lambda x: x.cumsum(1),
+    "cumsum of integers": lambda x: (3 * x).long().cumsum(1), "cumsum of truths": lambda x: (x > 0).cumsum(-1),
     "softmax": lambda x: torch.softmax(x, -1), "logsumexp": lambda x: torch.logsumexp(x, -1),
     "norm": lambda x: x.norm(dim=-1),
 }  # fmt: skip

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+import torch
+
 from pcnet.engine.compiled import kernels
 from pcnet.engine.compiled.algebra_rules import PIVOT
 from pcnet.engine.compiled.errors import UntraceableError
@@ -346,7 +348,10 @@ def _cumsum(p: Memory, f: Function, op: Operation) -> None:
         with f.loop(out.shape[axis]) as at:
             index = dict(zip(rest, outer, strict=True)) | {axis: at}
             place = [index[k] for k in range(len(out.shape))]
-            total = f.add(f.load(space, 0), p.load(f, source, place))
+            value = p.load(f, source, place)
+            if source.dtype == torch.bool:  # a sum of truths is a number
+                value = f.select(value, p.module.number(1.0), p.module.number(0.0))
+            total = f.add(f.load(space, 0), value)
             f.store(total, space, 0)
             p.store(f, total, out, place)
 
