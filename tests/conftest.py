@@ -22,6 +22,18 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 
 
+ROOT = Path(__file__).parents[1]
+BEFORE = {path.name for path in ROOT.iterdir()}
+
+
+def pytest_sessionfinish(session):
+    """No test leaves files in the folder of the repository."""
+    left = {path.name for path in ROOT.iterdir()} - BEFORE - {"output", "pcnet.egg-info"}
+    if left := sorted(name for name in left if not name.startswith(".")):
+        print(f"\ntests have left files in {ROOT}: {', '.join(left)}; let them work in tmp_path")
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
 @pytest.fixture
 def kinds_restored():
     """Forget the kinds of node and link that a test defines: other tests list all kinds that there are."""
