@@ -17,7 +17,7 @@ from pcnet.engine.choice import EngineChoice
 from pcnet.engine.divergence import DivergenceLog
 from pcnet.engine.inputs import Observation, time_of
 from pcnet.engine.mixture_recording import MixtureRecording
-from pcnet.engine.opening import SHARE, Opening, next_check, sizes_of
+from pcnet.engine.opening import Opening, next_check, sizes_of, unknown
 from pcnet.engine.program import Program
 from pcnet.engine.run import Run, Snapshot, common_batch_shape
 from pcnet.engine.screen import Suspects
@@ -96,7 +96,7 @@ class MixtureSession(Session):
         self._last_energy = torch.zeros(self._shape, dtype=torch.float64)
         self._opening = Opening([], {}, {}) if self.hypotheses.guess else None
         self._trail = trail_for(self.graph, self.record, self.smooth)
-        run = self._begin(self._unknown([observation]))
+        run = self._begin(unknown(sizes_of([observation], self.hypotheses.guess, self.graph, self._shape)))
         self._recording = self._new_recording()
         return run
 
@@ -206,8 +206,13 @@ class MixtureSession(Session):
         if self.tick < self._due:
             return
         self._gather()
-        if self._opening is not None and self._opening.is_complete(self.graph):
+        opening = self._opening
+        if opening is not None and opening.is_complete(self.graph):
             self._replay()
+            return
+        sizes = None if opening is None else opening.grown(self.hypotheses.guess, self.graph, self._shape)
+        if opening is not None and sizes is not None:
+            self._begin_opening(opening.observations, sizes)
             return
         if self.tick >= banks.next_review(self._reviewed):
             self._review()
@@ -294,14 +299,17 @@ class MixtureSession(Session):
             super()._start_anew(suspects)
             return
         cleaned = [(suspects.remove(each), t) for each, t in self._opening.observations]
-        self._gather()  # what was found with the suspects is no part of the new opening
-        self._opening = Opening(cleaned, {}, {})
-        self._start_over(self._unknown([each for each, _ in cleaned]), cleaned)
+        sizes = sizes_of([each for each, _ in cleaned], self.hypotheses.guess, self.graph, self._shape)
+        self._begin_opening(cleaned, sizes)
 
-    def _unknown(self, observations: Sequence[Observation]) -> dict[str, Tensor]:
-        """First guesses (B, 1) of log-variances before anything is known of the noise."""
-        sizes = sizes_of(observations, self.hypotheses.guess, self.graph, self._shape)
-        return {name: 2 * (SHARE * size).log() for name, size in sizes.items()}
+    def _begin_opening(
+        self, observations: Sequence[tuple[Observation, float | None]], sizes: Mapping[str, Tensor]
+    ) -> None:
+        """Start again with the first observations, which have changed, or are larger than they seemed."""
+        self._gather()  # what was found before is no part of the new opening
+        self._opening = opening = Opening([], {}, {})
+        self._start_over(unknown(sizes), observations)
+        opening.observations.extend(observations)
 
     def _traits(self) -> Traits:
         """Log-levels, means and standard deviations of all rows."""

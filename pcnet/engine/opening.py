@@ -23,6 +23,8 @@ is given; and of the process noise of an interval, as a share of the increments 
 HIDDEN = 0.03
 """Share of the variance of a state after the first observations that is taken for process noise in all of their
 intervals: means of states that are not observed hardly move before something is known of them."""
+SIZED_AT = (2, 4, 8)  # observations after which it is checked whether they are much larger than before,
+GROWN = 10.0  # by this factor: then what came before, such as a first observation near zero, tells nothing of the noise
 SMALLEST = 1e-12  # smallest first guess of a variance, relative to the square of the largest observation
 
 
@@ -41,6 +43,18 @@ class Opening(NamedTuple):
     def is_complete(self, graph: Graph) -> bool:
         """Whether there are enough observations for first guesses."""
         return len(self.observations) >= LONGEST or len(self.seen(graph)) >= LENGTH
+
+    def grown(self, names: Sequence[str], graph: Graph, shape: torch.Size) -> dict[str, Tensor] | None:
+        """Sizes (B, 1) by precision node, if the observations have just become much larger than they were."""
+        count = len(self.observations)
+        if count not in SIZED_AT:
+            return None
+        seen = [each for each, _ in self.observations]
+        known = sizes_of(seen[:1], names, graph, shape)
+        for n in SIZED_AT[: SIZED_AT.index(count) + 1]:
+            before, now = known, sizes_of(seen[:n], names, graph, shape)
+            known = {name: torch.where(now[name] > GROWN * size, now[name], size) for name, size in before.items()}
+        return known if any(not torch.equal(size, before[name]) for name, size in known.items()) else None
 
     def guesses(self, names: Iterable[str], graph: Graph, shape: torch.Size, interval: Tensor) -> dict[str, Tensor]:
         """Log-variances (B, n) by precision node.
@@ -117,8 +131,13 @@ class Opening(NamedTuple):
 
 
 def next_check(tick: int) -> int:
-    """The number of observations after which there may be enough for first guesses."""
-    return max(LENGTH, (tick // CHECKED + 1) * CHECKED)
+    """The number of observations after which first guesses may have to change."""
+    return next((each for each in SIZED_AT if each > tick), max(LENGTH, (tick // CHECKED + 1) * CHECKED))
+
+
+def unknown(sizes: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """First guesses (B, 1) of log-variances before anything is known of the noise but the size of observations."""
+    return {name: 2 * (SHARE * size).log() for name, size in sizes.items()}
 
 
 def sizes_of(

@@ -48,7 +48,7 @@ def check_state(
             raise GraphError(
                 f"{what} takes three arguments, (state, causes or inputs, parameters), and nothing drives "
                 f"{node.name!r}: give inputs={{'u': 1}} or causes=..., in a graph graph.drives(node, {node.name}); or "
-                "take (x, theta)"
+                "take (x, theta); a function of time takes all four, (x, u, theta, t)"
             )
         if function.takes_time and not knows_time:
             raise GraphError(

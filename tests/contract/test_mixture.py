@@ -399,3 +399,40 @@ def test_a_parameter_keeps_both_signs_while_nothing_tells_them_apart():
     mean, sd = session.read("theta", "mean")[:, 0], session.read("theta", "sd")[:, 0]
     torch.testing.assert_close(mean**2 + sd**2, torch.full_like(sd, 1.5**2), rtol=0.1, atol=0.0)  # the square is known
     assert (sd > 0.5).sum() >= 3  # a single sign has an sd of about 0.05; by chance, one may have fallen behind
+
+
+def begins_at_zero(samples=12, elements=12):
+    """A sine with noise, whose first observation happens to be nearly zero; but not in the last element."""
+    rng = np.random.default_rng(11)
+    truth = np.sin(0.1 * np.arange(samples))
+    y = truth + 0.1 * rng.normal(size=(elements, samples))
+    y[:-1, 0] = 1e-6
+    y[-1, 0] = 1.0
+    return truth, y[..., None]
+
+
+def wave():
+    return adaptive_filter(
+        pc.systems.linear([[0.0, 1.0], [-1.0, 0.0]]), 2, 0.1, mapping=pc.systems.linear([[1.0, 0.0]])
+    )
+
+
+def test_a_first_observation_near_zero_does_not_make_beliefs_too_sure():
+    """Before there are enough observations for a guess of the noise, intervals contain the truth all the same."""
+    truth, y = begins_at_zero()
+    result = wave().run(y, engine="eager")
+    z = (result.mean("x")[..., 0, 0] - truth) / result.sd("x")[..., 0, 0]
+    assert (np.abs(z[:-1, 1:]) < 2).mean() > 0.85
+
+
+def test_elements_with_such_a_beginning_and_others_do_not_affect_each_other(tmp_path):
+    _, y = begins_at_zero(10, 3)
+    together = wave().start(engine="eager").run(y)
+    for i, each in enumerate(y):
+        alone = wave().start(engine="eager")
+        for k, value in enumerate(each):
+            alone.step(value)
+            if k in (0, 2):
+                alone = pc.resume(alone.save(tmp_path / "run"), wave())
+        np.testing.assert_allclose(alone.mean("x").reshape(-1), together.mean("x")[i].reshape(-1), rtol=1e-9)
+        np.testing.assert_allclose(alone.sd("x").reshape(-1), together.sd("x")[i].reshape(-1), rtol=1e-9)
