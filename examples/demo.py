@@ -2,9 +2,10 @@
 
 Run:  python examples/demo.py            (make demo)
 A FitzHugh–Nagumo neuron is simulated with random input. Only its membrane potential is observed, with noise; in 3 % of
-the observations the electrode glitches, and for a while it fails. The adaptive filter is told the equations and rough priors of two parameters, and nothing
-of noise and glitches. An extended Kalman filter is given the same priors and wrong noise levels, as one has them in practice.
-The run is a typical one. One in twenty of the 95 % intervals should miss the truth: --seed shows other runs.
+the observations the electrode glitches, and for a while it fails. The adaptive filter is told the equations and rough
+priors of two parameters, and nothing of noise and glitches. An extended Kalman filter is given the same priors and
+wrong noise levels, as one has them in practice. The run is a typical one. One in twenty of the 95 % intervals should
+miss the truth: --seed shows other runs.
 """
 
 from __future__ import annotations

@@ -145,7 +145,10 @@ class ObservationReader:
                 raise TypeError
             tensor = tensor.to(dtype=self.dtype, device=self.device)
         except (TypeError, ValueError, RuntimeError, OverflowError):
-            raise ObservationError(f"observations of {name!r} must be real numbers in a rectangular array") from None
+            raise ObservationError(
+                f"observations of {name!r} must be real numbers in a rectangular array; text becomes numbers by "
+                "numpy.asarray(y, float), a missing value is NaN, dates go into times="
+            ) from None
         if tensor.numel() == 0:
             raise ObservationError(f"there are no observations of {name!r}; give at least one")
         if size == 1 and tensor.dim() == own - 1:

@@ -67,6 +67,10 @@ def _call(what: str, function: Function, x: Tensor, theta: Tensor) -> Tensor:
         remedy = ""
         if "dtype" in str(error):
             remedy = ". Constants must have the dtype of the state: torch.tensor([...], dtype=x.dtype), or x.new_tensor"
+        elif "ambiguous" in str(error) or "Python scalars" in str(error):
+            remedy = (
+                ". It is called with many states at once: use torch.where instead of if, torch.sin instead of math.sin"
+            )
         raise GraphError(
             f"{what} failed when called with a state of shape {tuple(x.shape)} and parameters of shape "
             f"{tuple(theta.shape)}, both {x.dtype}: {type(error).__name__}: {error}. It is called as f(x, theta), "

@@ -77,3 +77,12 @@ def lorenz96(x: Tensor, parameters: Tensor) -> Tensor:
 def linear(matrix: Tensor, offset: Tensor | None = None, causes: Tensor | None = None) -> Linear:
     """The linear flow ẋ = Ax + Bv + b with given A (n, n), b (n,) and, for causes v, B (n, m); no parameters."""
     return Linear(matrix, offset, causes=causes)
+
+
+def __getattr__(name: str) -> object:
+    if name.startswith("_"):
+        raise AttributeError(f"module 'pcnet.systems' has no attribute {name!r}")
+    raise AttributeError(
+        f"there is no system {name!r}; there are lorenz (the one of 1963), lorenz96, lotka_volterra, van_der_pol and "
+        "linear(matrix). Any function f(x, theta) of tensors is a flow"
+    )

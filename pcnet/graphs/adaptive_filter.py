@@ -110,8 +110,9 @@ def adaptive_filter(
         )
     _check_positive("dt", dt, "is the time between two observations as a number and ")
     _check_positive("model_error_time", model_error_time)
-    _check_positive("process_noise_sd", process_noise_sd, "is a standard deviation and ")
-    _check_positive("observation_noise_sd", observation_noise_sd, "is a standard deviation and ")
+    deviation = "is a standard deviation, one number or one for each channel, and "
+    _check_positive("process_noise_sd", process_noise_sd, deviation)
+    _check_positive("observation_noise_sd", observation_noise_sd, deviation)
     single = {
         "mapping": mapping,
         "channels": channels,

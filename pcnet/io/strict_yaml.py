@@ -52,7 +52,10 @@ def read(path: str | Path) -> Any:
     except OSError as error:
         raise SpecificationError(f"{str(path)!r} cannot be read: {error.strerror}") from None
     except (UnicodeDecodeError, ValueError):
-        raise SpecificationError(f"{str(path)!r} is not a text file in UTF-8") from None
+        raise SpecificationError(
+            f"{str(path)!r} is not a text file in UTF-8; "
+            "results are read by pcnet.Result.load(path), checkpoints by pcnet.resume(path, model)"
+        ) from None
 
 
 def parse(text: str, form: Literal["yaml", "json"] = "yaml") -> Any:

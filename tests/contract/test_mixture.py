@@ -307,7 +307,7 @@ def test_stopped_elements_are_not_a_number():
         (lambda: pc.Hypotheses(process_factors=()), "process_factors must be positive numbers"),
         (lambda: pc.Hypotheses(observation_factors=(1.0, -2.0)), "observation_factors must be positive numbers"),
         (lambda: model("many"), r"hypotheses must be pcnet.Hypotheses\(...\) or None, not 'many'"),
-        (lambda: model(process_noise_sd=-1.0), "process_noise_sd is a standard deviation and must be positive"),
+        (lambda: model(process_noise_sd=-1.0), "process_noise_sd is a standard deviation, .* must be positive"),
         (lambda: model(observation_noise_sd=[0.1, 0.0]), "observation_noise_sd is a standard deviation"),
     ],
 )

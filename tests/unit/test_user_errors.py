@@ -3,6 +3,7 @@
 import ast
 import copy
 import dataclasses
+import math
 import pickle
 
 import numpy as np
@@ -181,6 +182,10 @@ def two_springs(x, k):
     [
         (lambda m: m(flow=lambda x, _: x.mul_(-2)), "changes its arguments in place"),
         (lambda m: m(flow=lambda x, _: x @ torch.ones(2, 2)), r"dtype=x\.dtype"),
+        (lambda m: m(flow=lambda x, _: x if x[..., 0] > 0 else -x), r"use torch\.where instead of if"),
+        (lambda m: m(flow=lambda x, _: math.sin(x)), r"torch\.sin instead of math\.sin"),
+        (lambda m: m(flow=lambda x, _, t: x), r"a function of time takes all four, \(x, u, theta, t\)"),
+        (lambda m: m(data=[["1", "2"], ["3", "x"]]), r"numpy\.asarray\(y, float\)"),
         (lambda m: adaptive_filter(two_springs, 2, 0.1, paramter_mean=[1.0]), "did you mean 'parameter_mean'"),
         (lambda m: m(data={"Y": np.ones((3, 2))}), r"for 'Y', which is no node that observes; known: y"),
         (lambda m: m(data=np.ones((3, 1))), "left out by a mapping"),
@@ -243,11 +248,12 @@ def used():
         ("pc.lotka_volterra", r"use pcnet\.systems\.lotka_volterra"),
         ("pc.load", r"pcnet\.load_model\(path\), pcnet\.Result\.load"),
         ("pc.Modl", "did you mean 'Model'"),
+        ("systems.lorenz63", r"there are lorenz \(the one of 1963\)"),
     ],
 )
 def test_names_of_other_packages_lead_to_those_of_pcnet(used, code, words):
     name, _, rest = code.replace("[", ".[").partition(".")
-    thing = pc if name == "pc" else used[name]
+    thing = {"pc": pc, "systems": pc.systems}.get(name) or used[name]
     key = ast.literal_eval(rest[1:-1]) if rest.startswith("[") else None
     with pytest.raises(AttributeError, match=words):
         thing[key] if rest.startswith("[") else getattr(thing, rest)
