@@ -243,8 +243,10 @@ def view(
         page = output if output is not None else result.with_suffix(".html")
         Result.load(result).error_flow(element).save(page, title=f"Error flow of {result.name}")
     typer.echo(str(page))
-    if open_:
+    if open_ and (not sys.platform.startswith("linux") or os.environ.keys() & {"DISPLAY", "WAYLAND_DISPLAY"}):
         typer.launch(page.resolve().as_uri())
+    elif open_:
+        typer.echo("there is no display: open it in a browser", err=True)
 
 
 class Terminated(KeyboardInterrupt):
