@@ -39,7 +39,7 @@ from pcnet.model.hypotheses import Hypotheses
 from pcnet.model.model import Engine, RunOptions
 from pcnet.model.node import BatchSpec
 from pcnet.model.protocols import AssumesNoiseLevels, DividesBelief, Smooths
-from pcnet.numerics.mixtures import Peaks, mean_of, mix
+from pcnet.numerics.mixtures import Peaks, bounded_weights, mean_of, mix
 from pcnet.results.recorder import ENERGY, EVIDENCE, Column, Record, Recorder
 from pcnet.results.result import Divergence, Result, Smoothed
 
@@ -628,13 +628,20 @@ class MixtureSession(Session):
         parameters: bool = True,
         inputs: Mapping[str, Any] | None = None,
     ) -> Forecast:
+        """Moments of the mixture, whose weights are bounded by the forecast states; see `bounded_weights`."""
         rows = super().forecast(horizon, every, parameters=parameters, inputs=inputs)
-        weight = self.weights.numpy()
+        weight = self.weights.reshape(1, self._bank.rows, -1).repeat(len(rows.times), 1, 1)
+
+        def by_time(values: Array) -> Tensor:
+            """(K, ..., T, n) as (T, K, B, n)."""
+            return torch.as_tensor(np.moveaxis(values, -2, 0)).double().reshape(*weight.shape, -1)
+
+        states = [by_time(rows.sd(name)) for name in rows.nodes if not self._nodes[name].observes]
+        (weight,) = bounded_weights(weight, torch.cat(states, -1)) if states else (weight,)
         means, sds = {}, {}
         for name in rows.nodes:
-            mean, sd = rows.mean(name), rows.sd(name)
-            w = weight.reshape(*weight.shape, 1, 1)
-            mean, sd = (np.where(w > 0, value, 0.0) for value in (mean, sd))  # rows without weight may be anything
-            means[name] = (w * mean).sum(0)
-            sds[name] = np.sqrt((w * (sd**2 + (mean - means[name]) ** 2)).sum(0))
+            of = {"mean": by_time(rows.mean(name)), "sd": by_time(rows.sd(name))}
+            for quantity, found in (("mean", means), ("sd", sds)):
+                value = mix(quantity, of.__getitem__, weight).movedim(0, 1)
+                found[name] = value.reshape(*self._shape, *value.shape[1:]).to(self.dtype).numpy()
         return type(rows)(rows.times, means, sds)

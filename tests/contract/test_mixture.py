@@ -14,6 +14,7 @@ from pcnet.graphs import adaptive_filter
 from pcnet.model.context import Now
 from pcnet.model.digest import digest
 from pcnet.model.specification import from_spec, to_spec
+from pcnet.numerics.mixtures import WIDEST
 from pcnet.numerics.trees import tree_map
 from support.kalman import Kalman, exact_transition
 
@@ -107,6 +108,26 @@ def test_forecasts_are_those_of_all_hypotheses_together():
         second = sum(w * (each.sd(name) ** 2 + each.mean(name) ** 2) for w, each in zip(weight, alone, strict=True))
         np.testing.assert_allclose(found.mean(name), mean, rtol=1e-8)
         np.testing.assert_allclose(found.sd(name), np.sqrt(second - mean**2), rtol=1e-6)
+
+
+def test_a_row_that_knows_nothing_widens_a_forecast_by_a_bounded_amount():
+    """Two rows at hand: the second has 10⁴ times the process variance, and (WIDEST / r)² of its weight counts."""
+    wide = dataclasses.replace(FEW, process_factors=(1.0, 1e4), observation_factors=(1.0,), process_tilt=0.0)
+    y = data(2)
+    session = model(wide).start(engine="eager").run(y)
+    found = session.forecast(0.3)
+    narrow, wild = (model(None, a).start(engine="eager").run(y).forecast(0.3) for a in (1.0, 1e4))
+    weight = session.weights.numpy()
+    assert 0.0005 < weight[1] < 0.5
+    share = np.minimum(1.0, (WIDEST / (wild.sd("x") / narrow.sd("x")).max(-1)) ** 2)
+    share = weight[1] * share / (weight[0] + weight[1] * share)
+    for name in ("x", "y"):
+        mean = narrow.mean(name) + share[:, None] * (wild.mean(name) - narrow.mean(name))
+        parts = [each.sd(name) ** 2 + (each.mean(name) - mean) ** 2 for each in (narrow, wild)]
+        variance = parts[0] + share[:, None] * (parts[1] - parts[0])
+        np.testing.assert_allclose(found.mean(name), mean, rtol=1e-8)
+        np.testing.assert_allclose(found.sd(name), np.sqrt(variance), rtol=1e-6)
+    assert (found.sd("x") < 1.05 * narrow.sd("x")).all()
 
 
 @pytest.mark.parametrize("cut", [5, 16, 40])
