@@ -638,7 +638,8 @@ class MixtureSession(Session):
 
         states = [by_time(rows.sd(name)) for name in rows.nodes if not self._nodes[name].observes]
         (weight,) = bounded_weights(weight, torch.cat(states, -1)) if states else (weight,)
-        means, sds = {}, {}
+        means: dict[str, Array] = {}
+        sds: dict[str, Array] = {}
         for name in rows.nodes:
             of = {"mean": by_time(rows.mean(name)), "sd": by_time(rows.sd(name))}
             for quantity, found in (("mean", means), ("sd", sds)):

@@ -133,6 +133,15 @@ class Error(Generic[C_co]):
         return None if self.compute_remainder is None else self.compute_remainder()
 
 
+class Alternatives(NamedTuple):
+    """Errors of k other predictions of the same observation, and how probable they make it."""
+
+    weighted: Tensor  # (k·B, dim)
+    precision: Tensor  # (k·B, dim, dim)
+    log_likelihood: Tensor  # of each of them, (k·B,)
+    of_sent: Tensor  # of the prediction that was sent, (B,)
+
+
 @dataclass(frozen=True, eq=False)
 class PredictionError(Error[Curvature]):
     """The error of a predicted value, for the state or cause that predicted it.
@@ -145,6 +154,8 @@ class PredictionError(Error[Curvature]):
     noise_inflation: Tensor | None = None  # factor of its variance at this observation, (B, dim), for outliers
     outliers: Tensor | None = None  # their expected share, (B,)
     sent: Tensor | None = None  # `weighted` as it was taken in last, if the sender has a new prediction since
+    compare: Callable[[Tensor, Tensor], Alternatives] | None = None
+    """What the error is of other predictions, of means (k·B, dim) and covariances, if it is not linear in them."""
 
     @cached_property
     def eliminated(self) -> PredictionError:

@@ -161,6 +161,8 @@ class SmoothingLayout(NamedTuple):
     size: int  # n, elements of the belief
     n_beside: int  # p, parameters beside it
     blocks: Mapping[str, slice]  # where the variables of each node are among the elements
+    modes: int = 1  # k, beliefs side by side
+    stages: int = 1  # s, of each of them
 
 
 class Smooths(ABC):

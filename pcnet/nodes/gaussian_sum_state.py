@@ -14,12 +14,14 @@ from pcnet.nodes.kalman_bending import flow_bends, mappings_bend
 from pcnet.nodes.kalman_parameters import state_covariance
 from pcnet.nodes.kalman_predictions import predict_children
 from pcnet.nodes.kalman_state import KalmanStateNode
+from pcnet.nodes.mixture_smoothing import TimeUpdates, pairs_of_parts, parts_before
 from pcnet.nodes.mixture_state import Context, MixtureStateNode
 from pcnet.nodes.modes import inwards, outwards
 from pcnet.numerics.branching import holds
 from pcnet.numerics.gaussian_sums import GaussianSum, divide, reduce
+from pcnet.numerics.mixture_smoothing import Conditioned, Pairs, SmoothedMixture, by_points
 from pcnet.numerics.sigma_points import covariance_root
-from pcnet.numerics.trees import select, tree_map
+from pcnet.numerics.trees import select
 from pcnet.settings import settings
 
 BENT = 0.05  # a Gaussian is divided where nonlinear terms have more than this share of the linear variance
@@ -61,6 +63,9 @@ class GaussianSumStateNode(MixtureStateNode):
         k = ctx.bound.k
         probability = ctx.state.probability[..., 0]
         state, probability = self._divided(ctx, inwards(ctx.state.modes), probability, mappings=False)
+        if ctx.bound.modes.smooth:
+            joint = probability[..., None].expand(-1, -1, k)
+            ctx.propose(ctx.state._replace(before=parts_before(outwards(state, k).belief, joint)))
         state = KalmanStateNode.predict(self, self._inner(ctx, outwards(state, k)))
         before = state.belief
         state, probability = self._divided(ctx, state, probability, mappings=True)
@@ -86,42 +91,14 @@ class GaussianSumStateNode(MixtureStateNode):
             "peak_sd": Recordable(by_peak, sds),
         }
 
-    # --- draws: a Gaussian by its weight, then a point of it; noises are the same for all -------------------------
-    def _any(self, ctx: Context) -> Context:
-        """The context of the first Gaussian."""
-        return ctx.at(tree_map(lambda value: value[:, 0], ctx.state.modes), ctx.now, bound=ctx.bound.modes)
+    def pairs(self, updates: TimeUpdates) -> Pairs:
+        return pairs_of_parts(updates)
 
-    def draws(self, ctx: Context) -> bool:
-        return KalmanStateNode.draws(self, self._any(ctx))
+    def condition(self, after: SmoothedMixture, pairs: Pairs, joint: Tensor) -> Conditioned:
+        return by_points(after, pairs, joint)
 
     def stays_gaussian(self, ctx: Context) -> bool:
         return False
-
-    def point_size(self, ctx: Context) -> tuple[int, int]:
-        """One number more, which chooses a Gaussian."""
-        n, m = super().point_size(self._any(ctx))
-        return n + 1, m
-
-    def points(self, ctx: Context, normal: Tensor, parameters: bool) -> Tensor:
-        k = ctx.bound.k
-        belief = KalmanStateNode.forecast_state(self, self._inner(ctx), parameters).belief
-        mean, root = outwards(belief.mean, k), outwards(covariance_root(belief.covariance), k)
-        upto = self._weight(ctx).cumsum(1)[:, None]
-        place = torch.special.ndtr(normal[..., -1:])
-        later = torch.constant_pad_nd((place > upto[..., :-1]).to(mean), (1, 0), value=1.0)  # at least the first
-        chosen = later - torch.constant_pad_nd(later[..., 1:], (0, 1))
-        moved = mean[:, None] + torch.einsum("bcn,bkmn->bckm", normal[..., :-1], root)
-        picked: Tensor = (chosen[..., None] * moved).sum(2)
-        return picked
-
-    def move_points(self, ctx: Context, points: Tensor, normal: Tensor) -> Tensor:
-        return super().move_points(self._any(ctx), points, normal)
-
-    def values_of(self, ctx: Context, points: Tensor) -> dict[str, Tensor]:
-        return super().values_of(self._any(ctx), points)
-
-    def white_noise_below(self, ctx: Context) -> dict[str, Tensor]:
-        return super().white_noise_below(self._any(ctx))
 
     def _divided(self, ctx: Context, state: KalmanState, weight: Tensor, mappings: bool) -> tuple[KalmanState, Tensor]:
         """The state, of k·B elements, with Gaussians divided where the flow or mappings bend, and weights (B, k)."""

@@ -133,7 +133,8 @@ class KalmanForecasts(FlowForecasts, ForecastsAlone, DrawsFutures):
             moved[..., each.elements] += walk[:, None] * now[..., each.elements]
         for given in layout.inputs:
             if given.spec.variance is not None:
-                moved[..., given.elements] = given.spec.variance.sqrt()[:, None] * now[..., given.elements]
+                sd = given.spec.variance[: len(points)].sqrt()[:, None]  # there may be several beliefs
+                moved[..., given.elements] = sd * now[..., given.elements]
         return moved
 
     def _moved_noise(self, ctx: Context, block: NoiseBlock, points: Tensor, normal: Tensor) -> Tensor:

@@ -45,6 +45,16 @@ def pack(belief: GaussianWithSensitivities, update: TimeUpdate, parameter_covari
     return torch.cat([part.flatten(1) for part in parts], 1)
 
 
+def continuity(number: Tensor, elapsed: Tensor) -> tuple[Tensor, Tensor]:
+    """Whether rows are predicted from the row before, and whether they are it, because nothing was taken in; (T, B).
+
+    number, elapsed: as in `TimeUpdate`, (T, B, 1).
+    """
+    before = torch.cat([torch.full_like(number[:1], torch.nan), number[:-1]])
+    continues, repeats = (number == before + 1) & (elapsed > 0), (number == before) & (number > 0)
+    return continues[..., 0], repeats[..., 0]
+
+
 def unpack(rows: Tensor, layout: SmoothingLayout) -> tuple[FilteredRows, Tensor]:
     """Rows (T, B, w) for a smoother, and the last covariance of the parameters beside the belief, (B, p, p)."""
     n, p = layout.size, layout.n_beside
@@ -58,15 +68,12 @@ def unpack(rows: Tensor, layout: SmoothingLayout) -> tuple[FilteredRows, Tensor]
     def matrix(value: Tensor) -> Tensor:
         return value.reshape(*value.shape[:-1], n, n)
 
-    before = torch.cat([torch.full_like(number[:1], torch.nan), number[:-1]])
-    continues, repeats = (number == before + 1) & (elapsed > 0), (number == before) & (number > 0)
     found = FilteredRows(
         columns(mean, slope),
         matrix(covariance),
         columns(mean_, slope_),
         matrix(covariance_),
         matrix(cross),
-        continues[..., 0],
-        repeats[..., 0],
+        *continuity(number, elapsed),
     )
     return found, beside[-1].reshape(rows.shape[1], p, p)

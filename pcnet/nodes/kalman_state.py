@@ -275,25 +275,40 @@ class KalmanStateNode(
 
     def initialise(self, ctx: Context) -> KalmanState:
         """Find the first value from the first observation, unless it is given; its uncertainty is `initial_sd`."""
-        ctx.propose(started(ctx))
+        ctx.propose(self._started(ctx))
         if self.initial_mean is not None:
             return ctx.state
 
         def errors(value: Tensor) -> dict[Predicts, PredictionError]:
-            ctx.propose(start(ctx, value, None))
+            ctx.propose(self._start_with(ctx, value, None))
             return {link: ctx.error(link) for link in ctx.below_of(Predicts)}
 
         def linearise(value: Tensor) -> dict[Predicts, Linearised]:
-            ctx.propose(start(ctx, value, None))
-            mean, found = ctx.state.belief.mean, {}
+            ctx.propose(self._start_with(ctx, value, None))
+            one = self._any(ctx)
+            mean, found = one.state.belief.mean, {}
             for link in ctx.below_of(Predicts):
-                mapping = ctx.bound.cluster.mappings[link]
-                at = arguments(ctx, mapping, mean, known_arguments(ctx))
-                found[link] = mapping.linearise(at[:, None], parameters_of(ctx, link.child, mean), 1)
+                mapping = one.bound.cluster.mappings[link]
+                at = arguments(one, mapping, mean, known_arguments(one))
+                found[link] = mapping.linearise(at[:, None], parameters_of(one, link.child, mean), 1)
             return found
 
-        value, spread = first_belief(ctx, ctx.state)
-        return start(ctx, searched_value(value, linearise, errors), spread)
+        value, covariance = self._first_belief(ctx)
+        return self._start_with(ctx, searched_value(value, linearise, errors), covariance)
+
+    def _any(self, ctx: Context) -> Context:
+        """The context of a belief of the state, any of them if there are several."""
+        return ctx
+
+    def _started(self, ctx: Context) -> KalmanState:
+        return started(ctx)
+
+    def _first_belief(self, ctx: Context) -> tuple[Tensor, Tensor]:
+        return first_belief(ctx, ctx.state)
+
+    def _start_with(self, ctx: Context, value: Tensor, covariance: Tensor | None) -> KalmanState:
+        """The state with this value (B, dim) and nothing learned; covariance: None if all is certain."""
+        return start(ctx, value, covariance)
 
     def too_long(self, ctx: Context, elements: int) -> str | None:
         """An explicit step h is unstable where |hλ| of an eigenvalue λ of ∂f/∂x is above a limit."""

@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -13,13 +13,14 @@ from pcnet.errors import GraphError, SettingError
 from pcnet.functions.traced import TracedFunction
 from pcnet.model.context import Neighbours
 from pcnet.model.links import AnyLink, Predicts, Weighs
-from pcnet.model.messages import GaussianPrediction, PredictionError, ScoreError
+from pcnet.model.messages import Alternatives, GaussianPrediction, PredictionError, ScoreError
 from pcnet.model.node import BatchSpec, Energy, Recordable
 from pcnet.nodes.precision import PrecisionNode
 from pcnet.nodes.sensory import Context, SensoryNode
 from pcnet.numerics.coloured_noise import Noise, NoiseSpec
 from pcnet.numerics.kernels import White
 from pcnet.numerics.moment_matching import (
+    MatchedMoments,
     TiltedMoments,
     hermite_moments,
     match_moments,
@@ -85,7 +86,9 @@ class LikelihoodNode(SensoryNode):
         if isinstance(link, Predicts):
             negative, noise = found.exact.clamp_max(0.0), Noise(torch.zeros_like(found.weighted), White(), 0)
             curvature = DenseCurvature(found.curvature)
-            return PredictionError(found.weighted[:, None], lambda: curvature, negative.diag_embed, None, noise)
+            compare = None if found.variance is None else partial(self._compare, ctx, found)
+            weighted = found.weighted[:, None]
+            return PredictionError(weighted, lambda: curvature, negative.diag_embed, None, noise, compare=compare)
         given, there = self._given(ctx)
         if found.variance is None:
             slope, second = self._level_derivatives(found.prediction, given)
@@ -157,6 +160,24 @@ class LikelihoodNode(SensoryNode):
         """Mode of exp(ℓ(p)) N(p; mean, variance) of each channel, and about the variance there; as `tilted_moments`."""
         return mode(lambda p: self._derivatives(p, given, there), mean, variance)
 
+    def _compare(self, ctx: Context, found: LikelihoodErrors, mean: Tensor, covariance: Tensor) -> Alternatives:
+        """The posteriors of k other predictions (k·B, dim), side by side."""
+        k = len(mean) // len(found.log_density)
+        given, there = (each.repeat(k, 1) for each in self._given(ctx))
+        other = self._matched(given, there, mean, covariance)
+        return Alternatives(other.weighted, other.precision, other.log_evidence, found.log_density)
+
+    def _matched(self, given: Tensor, there: Tensor, mean: Tensor, covariance: Tensor) -> MatchedMoments:
+        """The posterior of N(mean, covariance); given and there as in `tilted_moments`."""
+
+        def tilted(m: Tensor, v: Tensor) -> TiltedMoments:
+            return self.tilted_moments(given, there, m, v)
+
+        def derivatives(p: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            return self._derivatives(p, given, there)
+
+        return match_moments(tilted, derivatives, mean, covariance, there)
+
     def likelihood_errors(self, ctx: Context) -> LikelihoodErrors:
         """The likelihood at the prediction; computed once for the same observation and messages."""
         messages = [ctx.message(link) for link in ctx.above_of(Predicts)]
@@ -168,15 +189,8 @@ class LikelihoodNode(SensoryNode):
             if not isinstance(messages[0], GaussianPrediction):
                 value, first, second = self._derivatives(mean, given, there)
                 return LikelihoodErrors(mean, value.sum(-1), first, second.clamp_min(0.0).diag_embed(), second)
-
-            def tilted(m: Tensor, v: Tensor) -> TiltedMoments:
-                return self.tilted_moments(given, there, m, v)
-
-            def derivatives(p: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-                return self._derivatives(p, given, there)
-
             covariance = messages[0].distribution.covariance
-            found = match_moments(tilted, derivatives, mean, covariance, there)
+            found = self._matched(given, there, mean, covariance)
             exact = found.precision.diagonal(dim1=-2, dim2=-1)
             left = covariance - covariance @ found.precision @ covariance
             variance = left.diagonal(dim1=-2, dim2=-1).clamp_min(0.0)

@@ -13,22 +13,22 @@ from pcnet.model.links import AnyLink, Drives, Parametrises, Predicts, Weighs
 from pcnet.model.messages import BlockPosterior, GaussianPrediction, ScoreError
 from pcnet.model.node import BatchSpec, Energy, Recordable
 from pcnet.model.protocols import ForecastContext, ForecastStart, ForecastStep, SmoothingLayout
-from pcnet.nodes.flow import first_value
 from pcnet.nodes.kalman_belief import KalmanBound, KalmanState
-from pcnet.nodes.kalman_functions import arguments, known_arguments, parameters_of
 from pcnet.nodes.kalman_inputs import no_error
 from pcnet.nodes.kalman_measurement import take_in
-from pcnet.nodes.kalman_parameters import state_covariance
+from pcnet.nodes.kalman_parameters import scored_covariance, state_covariance
 from pcnet.nodes.kalman_predictions import predict_child
 from pcnet.nodes.kalman_start import first_belief, start, started
 from pcnet.nodes.kalman_state import OVERFLOW, KalmanStateNode
-from pcnet.nodes.likelihood import LikelihoodNode
+from pcnet.nodes.mixture_smoothing import PartsBefore, TimeUpdates, no_parts_before, pack, unpack
 from pcnet.nodes.modes import (
     average,
+    chosen_by,
     context_of_modes,
     errors_of_modes,
     inwards,
     moments,
+    number_of,
     outwards,
     repeated,
     spec_of_modes,
@@ -36,11 +36,12 @@ from pcnet.nodes.modes import (
     spread,
 )
 from pcnet.nodes.precision import noise_score_error
-from pcnet.nodes.sensory import SensoryNode
 from pcnet.numerics.branching import holds
 from pcnet.numerics.kalman import PredictiveDistribution, ScoreAndInformation
 from pcnet.numerics.laplace import standard_deviations
+from pcnet.numerics.mixture_smoothing import Conditioned, Pairs, SmoothedMixture, smooth_mixture
 from pcnet.numerics.mixtures import Peaks
+from pcnet.numerics.sigma_points import covariance_root
 from pcnet.numerics.trees import tree_map
 from pcnet.settings import settings
 
@@ -55,6 +56,7 @@ class MixtureState(NamedTuple):
     sent: tuple[GaussianPrediction, ...]  # moments of what all modes predict of each node below
     predicted_probability: Tensor  # before the last observation, (B, k, s)
     gain: Tensor  # log-evidence of the mixture minus that of its moments, of the last observation, (B,)
+    before: PartsBefore  # what the last time update started from, for a smoother
 
 
 class MixtureBound(NamedTuple):
@@ -91,15 +93,13 @@ class MixtureStateNode(KalmanStateNode):
 
     def check_as_parent(self, link: AnyLink) -> None:
         super().check_as_parent(link)
-        if not isinstance(link.child, SensoryNode) or isinstance(link.child, LikelihoodNode):
+        if not link.child.observes:
             raise GraphError(
-                f"{self.title} predicts observations with Gaussian noise only, a SensoryNode; for {link.child.name!r} "
-                f"use a KalmanStateNode{self.alternative}"
+                f"{self.title} predicts observations only; for {link.child.name!r} use a KalmanStateNode"
+                f"{self.alternative}"
             )
 
     def bind(self, links: Neighbours, spec: BatchSpec) -> Any:
-        if links.smooth:
-            raise GraphError(f"{self.title} cannot be smoothed: leave out smooth, or use a KalmanStateNode")
         k, stages = self.counts(links)
         noise = {of: spec_of_noise(each, spec.batch, k) for of, each in links.noise.items()}
         modes = super().bind(links._replace(noise=noise), spec_of_modes(spec, k))
@@ -110,7 +110,9 @@ class MixtureStateNode(KalmanStateNode):
         modes = outwards(super().init(bound.modes, spec_of_modes(spec, k)), k)
         weight = spec.zeros(k, bound.stages) + 1 / (k * bound.stages)
         sent = moments(inwards(modes).sent, weight.sum(-1), k)
-        return MixtureState(modes, weight, sent, weight, spec.zeros())
+        layout = bound.modes.layout
+        before = no_parts_before(spec, k, bound.stages, layout.size if bound.modes.smooth else 0, layout.n_scored)
+        return MixtureState(modes, weight, sent, weight, spec.zeros(), before)
 
     def _inner(self, ctx: Context, modes: KalmanState | None = None) -> Context:
         """The context of all modes at once."""
@@ -122,7 +124,11 @@ class MixtureStateNode(KalmanStateNode):
         k = ctx.bound.k
         probability = ctx.state.probability if probability is None else probability
         sent = moments(state.sent, probability.sum(-1), k)
-        return MixtureState(outwards(state, k), probability, sent, probability, ctx.state.gain)
+        return MixtureState(outwards(state, k), probability, sent, probability, ctx.state.gain, ctx.state.before)
+
+    def _any(self, ctx: Context) -> Context:
+        """The context of the first mode."""
+        return ctx.at(tree_map(lambda value: value[:, 0], ctx.state.modes), ctx.now, bound=ctx.bound.modes)
 
     def _started(self, ctx: Context) -> Any:
         inner = self._inner(ctx)
@@ -133,27 +139,15 @@ class MixtureStateNode(KalmanStateNode):
         probability = torch.where(fresh[:, None, None], self.first_probability(ctx), ctx.state.probability)
         return self._outer(ctx, begun, probability)
 
-    def initialise(self, ctx: Context) -> Any:
-        ctx.propose(self._started(ctx))
-        if self.initial_mean is not None:
-            return ctx.state
-        k, inner = ctx.bound.k, self._inner(ctx)
+    def _first_belief(self, ctx: Context) -> tuple[Tensor, Tensor]:
+        inner = self._inner(ctx)
+        value, covariance = (each[: len(ctx.state.gain)] for each in first_belief(inner, inner.state))
+        return value, covariance
 
-        def with_value(value: Tensor, spread: Tensor | None) -> MixtureState:
-            return self._outer(ctx, start(inner, repeated(value, k), spread))
-
-        def errors(value: Tensor) -> dict[Predicts, Any]:
-            ctx.propose(with_value(value, None))
-            return {link: ctx.error(link) for link in ctx.below_of(Predicts)}
-
-        value, covariance = first_belief(inner, inner.state)
-        here = slice(len(value) // k)
-        mappings = {}
-        for link in ctx.below_of(Predicts):
-            theta = parameters_of(inner, link.child, inner.state.belief.mean)
-            at = arguments(inner, link.function, inner.state.belief.mean, known_arguments(inner))
-            mappings[link] = link.function.linearise(at[here, None], theta[here], 1)
-        return with_value(first_value(value[here], mappings, errors), covariance)
+    def _start_with(self, ctx: Context, value: Tensor, covariance: Tensor | None) -> Any:
+        k = ctx.bound.k
+        spread = None if covariance is None else repeated(covariance, k)
+        return self._outer(ctx, start(self._inner(ctx), repeated(value, k), spread))
 
     def prediction(self, ctx: Context, link: AnyLink) -> Any:
         assert isinstance(link, Predicts)
@@ -280,11 +274,37 @@ class MixtureStateNode(KalmanStateNode):
     def forecast_start(self, ctx: Context) -> ForecastStart:
         return ForecastStart(self._mean(ctx), self._covariance(ctx))
 
+    # --- draws: a mode and stage by its probability, then a point of its belief, with the number of the stage behind it
     def draws(self, ctx: Context) -> bool:
-        return False
+        return super().draws(self._any(ctx))
 
     def velocity(self, ctx: Context, now: ForecastContext) -> Tensor:
-        raise GraphError(f"futures of {self.title} cannot be drawn; session.forecast gives their mean and sd")
+        raise GraphError(f"futures of {self.title} can be drawn only if its parameters have no estimator of their own")
+
+    def stays_gaussian(self, ctx: Context) -> bool:
+        return super().stays_gaussian(self._any(ctx))
+
+    def point_size(self, ctx: Context) -> tuple[int, int]:
+        n, m = super().point_size(self._any(ctx))
+        return n + 1, m
+
+    def points(self, ctx: Context, normal: Tensor, parameters: bool) -> Tensor:
+        k = ctx.bound.k
+        belief = KalmanStateNode.forecast_state(self, self._inner(ctx), parameters).belief
+        mean, root = outwards(belief.mean, k), outwards(covariance_root(belief.covariance), k)
+        chosen = chosen_by(ctx.state.probability.flatten(1)[:, None], normal[..., -1:])
+        moved = mean[:, None] + torch.einsum("bcn,bkmn->bckm", normal[..., :-1], root)
+        picked = (chosen.view(*chosen.shape[:2], k, -1).sum(-1)[..., None] * moved).sum(2)
+        return torch.cat([picked, number_of(chosen)], -1)
+
+    def move_points(self, ctx: Context, points: Tensor, normal: Tensor) -> Tensor:
+        return super().move_points(self._any(ctx), points, normal)
+
+    def values_of(self, ctx: Context, points: Tensor) -> dict[str, Tensor]:
+        return super().values_of(self._any(ctx), points)
+
+    def white_noise_below(self, ctx: Context) -> dict[str, Tensor]:
+        return super().white_noise_below(self._any(ctx))
 
     def too_long(self, ctx: Context, elements: int) -> str | None:
         return super().too_long(self._inner(ctx), elements)
@@ -299,4 +319,29 @@ class MixtureStateNode(KalmanStateNode):
         return None
 
     def smoothing_layout(self, bound: Any) -> SmoothingLayout:
-        raise GraphError(f"{self.title} cannot be smoothed: leave out smooth, or use a KalmanStateNode")
+        return super().smoothing_layout(bound.modes)._replace(modes=bound.k, stages=bound.stages)
+
+    def smoothing_row(self, ctx: Context) -> Tensor:
+        state = ctx.state
+        beside = scored_covariance(self._any(ctx)) if ctx.bound.modes.layout.n_scored else None
+        return pack(state.modes, state.probability, state.before, beside)
+
+    @abstractmethod
+    def pairs(self, updates: TimeUpdates) -> Pairs:
+        """How parts of the belief before time updates are predicted."""
+
+    @abstractmethod
+    def condition(self, after: SmoothedMixture, pairs: Pairs, joint: Tensor) -> Conditioned:
+        """What the smoothed belief after a time update tells of the parts before it; see `mixture_smoothing`."""
+
+    def _smoothed(self, rows: Tensor, layout: SmoothingLayout, first_only: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """Means (T, B, n), covariances (T, B, n, n), and probabilities of the modes, (T, B, k)."""
+        kept, beside = unpack(rows, layout, self.pairs)
+        found = smooth_mixture(kept, self.condition, first_only)
+        mean, covariance = found.moments()
+        slope = mean[..., 1:]
+        return mean[..., 0], covariance + slope @ beside @ slope.mT, found.probability.sum(-1)
+
+    def smoothed(self, rows: Tensor, layout: SmoothingLayout, first_only: bool) -> tuple[Tensor, Tensor]:
+        mean, covariance, _ = self._smoothed(rows, layout, first_only)
+        return mean, covariance

@@ -23,7 +23,7 @@ from pcnet.numerics.coloured_noise import Noise, NoiseSpec
 from pcnet.numerics.kalman import GaussianWithSensitivities, PredictiveDistribution
 from pcnet.numerics.kernels import Kernel, White, lengthscale_of
 from pcnet.numerics.outliers import expect_outliers
-from pcnet.numerics.precision import DensePrecision
+from pcnet.numerics.precision import DenseCurvature, DensePrecision
 from pcnet.numerics.trees import tree_map
 
 Context = NodeContext[Any, Any]
@@ -166,6 +166,12 @@ def errors_of_modes(
         modes: What each mode predicts, of k·B elements.
         k: Number of modes.
     """
+    noise = noise_of_modes(error.noise, k)
+    if error.compare is not None:
+        other = error.compare(modes.mean, modes.covariance)
+        curvature = DenseCurvature(other.precision)
+        found = PredictionError(other.weighted[:, None], lambda: curvature, noise=noise)
+        return ModeErrors(found, outwards(other.log_likelihood, k), other.of_sent)
     weighted, precision = error.weighted[:, 0], error.precision.dense()
     there = precision.diagonal(dim1=-2, dim2=-1) > 0
     moved = torch.bmm(sent.covariance, weighted[..., None])[..., 0]
@@ -175,7 +181,6 @@ def errors_of_modes(
     whole = _likelihood(value, sent, error.outliers, there)
     share = None if error.outliers is None else repeated(error.outliers, k)
     own = _likelihood(repeated(value, k), modes, share, repeated(there, k))
-    noise = noise_of_modes(error.noise, k)
     found = PredictionError(own.weighted, lambda: own.precision, noise=noise, noise_inflation=own.inflation)
     return ModeErrors(found, outwards(own.log_likelihood, k), whole.log_likelihood)
 
@@ -213,3 +218,22 @@ def transition_of(probability: Tensor, transition: Tensor) -> tuple[Tensor, Tens
     pairs = joint.view(-1, k, s, k, s).sum((2, 4))
     total = pairs.sum(1, keepdim=True)
     return after, torch.where(total > 0, pairs / torch.where(total > 0, total, 1.0), 1 / k)
+
+
+def chosen_by(probability: Tensor, normal: Tensor) -> Tensor:
+    """Ones and zeros (B, c, m): one of m choices with probabilities (B, c or 1, m), by normal numbers (B, c, 1)."""
+    upto = probability.cumsum(-1)
+    later = (torch.special.ndtr(normal) > upto[..., :-1]).to(probability)
+    later = torch.constant_pad_nd(later, (1, 0), value=1.0)  # at least the first
+    return later - torch.constant_pad_nd(later[..., 1:], (0, 1))
+
+
+def number_of(chosen: Tensor) -> Tensor:
+    """The numbers (B, c, 1) of choices (B, c, m)."""
+    return (chosen.cumsum(-1) < 0.5).to(chosen).sum(-1, keepdim=True)
+
+
+def choice_of(number: Tensor, m: int) -> Tensor:
+    """The choices (B, c, m) with these numbers (B, c, 1)."""
+    places = torch.arange(m, dtype=number.dtype, device=number.device)
+    return ((number - places).abs() < 0.5).to(number)

@@ -1,5 +1,6 @@
 """Switching states: hidden states whose flow depends on a category, by interacting multiple models."""
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -8,14 +9,17 @@ from torch import Tensor
 from pcnet.errors import GraphError
 from pcnet.model.context import Neighbours
 from pcnet.model.links import AnyLink, Drives
-from pcnet.model.messages import CategoryPosterior, CategoryPrediction
+from pcnet.model.messages import CategoryPosterior, CategoryPrediction, PointPrediction
 from pcnet.model.node import BatchSpec
+from pcnet.model.protocols import SmoothingLayout
 from pcnet.nodes.categorical import CategoricalNode
 from pcnet.nodes.input import InputNode
 from pcnet.nodes.kalman_inputs import InputSpec
 from pcnet.nodes.kalman_state import KalmanStateNode
+from pcnet.nodes.mixture_smoothing import TimeUpdates, pairs_of_categories, parts_before
 from pcnet.nodes.mixture_state import Context, MixtureStateNode
-from pcnet.nodes.modes import mixed, transition_of
+from pcnet.nodes.modes import choice_of, chosen_by, mixed, number_of, transition_of
+from pcnet.numerics.mixture_smoothing import Conditioned, Pairs, SmoothedMixture, by_likelihoods
 from pcnet.settings import settings
 
 
@@ -65,8 +69,65 @@ class SwitchingStateNode(MixtureStateNode):
         probability, weight = transition_of(state.probability, _message(ctx).transition)
         probability = torch.where(still, state.probability, probability)
         weight = torch.where(still, torch.eye(ctx.bound.k, dtype=weight.dtype, device=weight.device), weight)
+        if ctx.bound.modes.smooth:
+            joint = state.probability.flatten(1)[..., None] * _message(ctx).transition
+            ctx.propose(state._replace(before=parts_before(state.modes.belief, joint)))
         modes = state.modes._replace(belief=mixed(state.modes.belief, weight))
         return self._outer(ctx, KalmanStateNode.predict(self, self._inner(ctx, modes)), probability)
+
+    def pairs(self, updates: TimeUpdates) -> Pairs:
+        return pairs_of_categories(updates)
+
+    def condition(self, after: SmoothedMixture, pairs: Pairs, joint: Tensor) -> Conditioned:
+        return by_likelihoods(after, pairs, joint)
+
+    def smoothing_layout(self, bound: Any) -> SmoothingLayout:
+        """With the probabilities of the categories behind all elements."""
+        layout = super().smoothing_layout(bound)
+        (category,) = (each.link.parent for each in bound.modes.layout.inputs if not each.link.parent.is_input)
+        return layout._replace(blocks={**layout.blocks, category.name: slice(layout.size, layout.size + bound.k)})
+
+    def smoothed(self, rows: Tensor, layout: SmoothingLayout, first_only: bool) -> tuple[Tensor, Tensor]:
+        mean, covariance, probability = self._smoothed(rows, layout, first_only)
+        padded = torch.constant_pad_nd(covariance, (0, layout.modes, 0, layout.modes))
+        return torch.cat([mean, probability], -1), padded
+
+    def point_size(self, ctx: Context) -> tuple[int, int]:
+        """Each step needs one number more, which chooses the next stage."""
+        n, m = super().point_size(ctx)
+        return n, m + 1
+
+    def move_points(self, ctx: Context, points: Tensor, normal: Tensor) -> Tensor:
+        transition = _message(ctx).transition
+        chosen = chosen_by(choice_of(points[..., -1:], transition.shape[-1]) @ transition, normal[..., -1:])
+        now = torch.cat([points[..., :-1], number_of(chosen)], -1)
+        normal = normal[..., :-1]
+        moved = self._by_category(ctx, now, lambda at: {"": KalmanStateNode.move_points(self, at, now, normal)})
+        return moved[""]
+
+    def values_of(self, ctx: Context, points: Tensor) -> dict[str, Tensor]:
+        return self._by_category(ctx, points, lambda at: KalmanStateNode.values_of(self, at, points))
+
+    def _by_category(
+        self, ctx: Context, points: Tensor, compute: Callable[[Context], dict[str, Tensor]]
+    ) -> dict[str, Tensor]:
+        """Values (B, c, ...) of points, each from the context of its own category."""
+        k, one = ctx.bound.k, self._any(ctx)
+        stage = choice_of(points[..., -1:], k * ctx.bound.stages)
+        category = stage.view(*stage.shape[:2], k, -1).sum(-1)
+        found: dict[str, Tensor] = {}
+        for j in range(k):
+            messages: dict[AnyLink, Any] = {
+                link: self._of_category(ctx.message(link), j) for link in ctx.above_of(Drives)
+            }
+            values = compute(one.at(one.state, one.now, messages))
+            here = category[..., j : j + 1] > 0
+            found = {name: torch.where(here, each, found.get(name, each)) for name, each in values.items()}
+        return found
+
+    def _of_category(self, message: Any, j: int) -> Any:
+        """What an input sends, or a category if it is the j-th."""
+        return PointPrediction(message.values[:, j, None]) if isinstance(message, CategoryPrediction) else message
 
     def error(self, ctx: Context, link: AnyLink) -> Any:
         if isinstance(link, Drives) and not link.parent.is_input:

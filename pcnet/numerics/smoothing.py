@@ -111,7 +111,7 @@ def smooth_first(rows: FilteredRows) -> SmoothedRows:
 def _backward_steps(rows: FilteredRows) -> _Steps:
     """The steps from each row to the one before it, (T − 1, B, ...)."""
     mean, covariance, later = rows.mean[:-1], rows.covariance[:-1], FilteredRows(*(each[1:] for each in rows))
-    gain = _right_divide(later.cross.mT, later.predicted_covariance)
+    gain = right_divide(later.cross.mT, later.predicted_covariance)
     eye = torch.eye(gain.shape[-1], dtype=gain.dtype, device=gain.device)
     follows, repeats = later.continues[..., None, None], later.repeats[..., None, None]
     gain = torch.where(follows, gain, torch.where(repeats, eye, 0.0))
@@ -130,7 +130,7 @@ def _padded(steps: _Steps, count: int) -> _Steps:
     return _Steps(*(torch.cat(pair) for pair in zip(before, steps, strict=True)))
 
 
-def _right_divide(matrix: Tensor, covariance: Tensor) -> Tensor:
+def right_divide(matrix: Tensor, covariance: Tensor) -> Tensor:
     """A P⁻¹ of matrices (..., n, n) and covariances; where P is singular, with its pseudo-inverse."""
     scale = covariance.diagonal(dim1=-2, dim2=-1).clamp_min(0.0).sqrt()
     scale = torch.where(scale > 0, scale, 1.0)

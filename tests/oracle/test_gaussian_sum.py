@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import pcnet as pc
-from pcnet.errors import GraphError, SettingError
+from pcnet.errors import SettingError
 from pcnet.graphs import adaptive_filter
 from pcnet.nodes import GaussianSumStateNode, KalmanStateNode, ParameterNode, PrecisionNode, SensoryNode
 from pcnet.numerics.gaussian_sums import GaussianSum, divide, reduce
@@ -303,5 +303,3 @@ def test_what_it_cannot_be_asked_for():
     category = pc.CategoricalNode("c", values=[[0.0], [1.0]], stay=0.9)
     with pytest.raises(SettingError, match="leave out peaks"):
         adaptive_filter(wells, 1, 0.1, peaks=4, switching=category)
-    with pytest.raises(GraphError, match="smooth"):
-        PROBLEMS["wells"].graph().run(np.zeros(5), schedule=STILL, smooth=True)

@@ -13,7 +13,6 @@ from pcnet.nodes import (
     CategoricalNode,
     KalmanStateNode,
     ParameterNode,
-    PoissonNode,
     PrecisionNode,
     SensoryNode,
     SwitchingStateNode,
@@ -196,17 +195,37 @@ def test_a_parameter_of_the_modes_is_learned():
     assert off < 3 * result.sd("rate")[-1, 0] < 0.05
 
 
-def test_futures_cannot_be_drawn():
-    session = pc.Model(graph_of(), STILL).start().run(world(5)[1])
-    with pytest.raises(GraphError, match=r"session.forecast gives their mean and sd"):
-        session.sample(3 * DT, 10, seed=0)
+@pytest.mark.parametrize("engine", ["eager", "compiled"])
+def test_draws_of_the_future_switch(engine):
+    """Modes last as the chain says, and the state spreads as its diffusion does; closed forms."""
+    stay = 0.9
+    chain = np.array([[stay, 1 - stay], [0.0, 1.0]])
+    x = SwitchingStateNode("x", dim=1, flow=lambda x, v, theta: v + 0.0 * x, initial_mean=[0.0], learn_noise=False)
+    graph, y = pc.Graph(), SensoryNode("y", dim=1, orders=1, dt=DT)
+    graph.predicts(x, y, via=lambda x, v, theta: x + 100.0 * v)
+    graph.drives(CategoricalNode("mode", values=[[0.0], [1.0]], transition=chain, first=[1.0, 0.0]), x)
+    graph.weighs(PrecisionNode("noise_x", mean=-2 * math.log(0.1), sd=1.0, kernel=White()), x)
+    graph.weighs(PrecisionNode("noise_y", mean=0.0, sd=1.0, kernel=White()), y)
+    session = pc.Model(graph, STILL).start(engine=engine).run(np.zeros((3, 1)))
+    drawn = session.sample(12 * DT, 4000, seed=0).values
+    moved = drawn["y"][..., 0] > 50.0  # of paths (draws, time), those in the second mode
+    assert (np.diff(moved.astype(int), axis=1) >= 0).all()
+    left = float(session.read("mode", "probability")[0]) * stay ** np.arange(1, 13)
+    np.testing.assert_allclose(1 - moved.mean(0), left, atol=0.025)
+    since = np.where(moved.any(1), 12 - moved.sum(1), 12)[:, None]
+    rest = (drawn["x"][..., 0] - np.maximum(np.arange(12) - since + 1, 0.0))[since[:, 0] > 0]  # without its drift
+    first = float(session.read("x", "sd")) ** 2
+    np.testing.assert_allclose(rest.var(0), first + 0.01 * np.arange(1, 13), rtol=0.1)
+    forecast = session.forecast(12 * DT)
+    np.testing.assert_allclose(drawn["x"].mean(0), forecast.mean("x"), atol=0.15)
+    np.testing.assert_allclose(drawn["x"].std(0), forecast.sd("x"), rtol=0.06)
 
 
 def test_what_makes_no_sense_says_what_to_take():
     category = CategoricalNode("mode", values=[[0.0], [1.0]], stay=0.9)
     graph, x = pc.Graph(), SwitchingStateNode("x", dim=4, flow=turn)
     with pytest.raises(GraphError, match="use a KalmanStateNode, with categories that predict its parameters"):
-        graph.predicts(x, PoissonNode("counts", dim=4))
+        graph.predicts(x, ParameterNode("theta", mean=[0.0] * 4, sd=1.0))
     with pytest.raises(GraphError, match="categories drive a SwitchingStateNode"):
         graph.drives(category, KalmanStateNode("k", dim=4, flow=turn))
     graph.predicts(x, SensoryNode("y", dim=4, orders=1, dt=DT))
@@ -214,6 +233,3 @@ def test_what_makes_no_sense_says_what_to_take():
     graph.weighs(PrecisionNode("noise_x", mean=0.0, sd=1.0, kernel=White()), x)
     with pytest.raises(GraphError, match=r"graph.drives\(CategoricalNode\(...\), x\)"):
         graph.run(np.zeros((3, 4)), schedule=STILL)
-    graph.drives(category, x)
-    with pytest.raises(GraphError, match="cannot be smoothed"):
-        graph.run(np.zeros((3, 4)), schedule=STILL, smooth=True)
