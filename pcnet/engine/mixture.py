@@ -108,7 +108,7 @@ class MixtureSession(Session):
         weights = next((each.weights.double().numpy() for each in self._peaks.values()), np.ones(1))
         self._bank, *levels = banks.start(self.hypotheses, batch, weights)
         run = self._bind_rows(self._bank.rows)
-        rows.start(run, batch, (levels[0], levels[1]), self._peaks, guess)
+        rows.start(run, batch, (levels[0], levels[1]), self._peaks, guess, self.hypotheses.told)
         rows.assume_kinds(run, self.hypotheses, self._bank)
         run.first = run.now.state
         self._due = self._next_look()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 import torch
@@ -36,6 +36,7 @@ def start(
     levels: tuple[Array, Array],
     peaks: Mapping[str, Peaks],
     guess: Mapping[str, Tensor],
+    told: Collection[str] = (),
 ) -> None:
     """Let all rows of a run start at their noise levels and peaks.
 
@@ -45,6 +46,7 @@ def start(
         levels: Logs of the factors of process and of observation variances of each row, (K,).
         peaks: Of `first_peaks`.
         guess: Log-variances (B, n) of the precision nodes whose first guess is to be found.
+        told: Names of precision nodes whose level is the same in all rows.
     """
     state, program, rows = run.now.state, run.program, len(levels[0])
     nodes = dict(state.nodes)
@@ -54,7 +56,7 @@ def start(
         offset = offsets.repeat(rows // len(offsets), 1).repeat_interleave(batch, 0)
         nodes[name] = node.start_at(program.bound[name], nodes[name], offset, narrowing)
     for name, node in program.nodes.items():
-        if isinstance(node, AssumesNoiseLevels):
+        if isinstance(node, AssumesNoiseLevels) and name not in told:
             factors = levels[_weighs_observations(program.model.graph, name)]
             shift = torch.as_tensor(np.repeat(factors, batch)).to(program.zeros)[:, None]
             if name in guess:

@@ -32,6 +32,7 @@ class Hypotheses:
         drop: Copies so many nats behind are dropped.
         merge: Copies whose log-levels all agree within this are merged, if their means agree within half an sd.
         guess: Names of precision nodes whose first guess is to be found from the first observations.
+        told: Names of precision nodes whose level is known: it is the same in all copies.
     """
 
     _: KW_ONLY
@@ -47,6 +48,7 @@ class Hypotheses:
     drop: float = Field(default=6.0, gt=0.0)
     merge: float = Field(default=0.25, ge=0.0)
     guess: tuple[str, ...] = ()
+    told: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("process_factors", "observation_factors", "walks"):

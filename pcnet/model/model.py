@@ -231,9 +231,10 @@ def _check_hypotheses(graph: Graph, hypotheses: Hypotheses) -> None:
             raise SettingError(
                 f"hypotheses are weighed by how well they predict, which needs Kalman states; {node.title} is none"
             )
-    for name in hypotheses.guess:
+    for name in (*hypotheses.guess, *hypotheses.told):
         if name not in graph.nodes or graph[name].role != "precision":
-            raise SettingError(f"hypotheses: there is no precision node {name!r} whose level could be guessed")
+            what = "guessed" if name in hypotheses.guess else "told"
+            raise SettingError(f"hypotheses: there is no precision node {name!r} whose level could be {what}")
 
 
 def device_of(name: torch.device | str) -> torch.device:

@@ -6,6 +6,7 @@ import math
 import jsonschema
 import numpy as np
 import pytest
+import torch
 
 import pcnet as pc
 from pcnet.errors import GraphError, SettingError
@@ -31,8 +32,11 @@ def velocity_stack(*above: Level, every: int = 5) -> pc.Model:
     return hierarchy(lowest, *above, dt=DT, observation_noise_sd=math.exp(-0.5), learn_noise_y=False, every=every)
 
 
-def filter_of_both(matrix: np.ndarray, variance, first: np.ndarray, every: int = 5):
-    """Mean and covariance of position and velocity (and what moves it), which change at the end of each window."""
+def filter_of_both(matrix: np.ndarray, variance, first: np.ndarray, every: int = 5, noise: float = 1.0):
+    """Mean, covariance and log-evidence of position and velocity (and what moves it), which change after each window.
+
+    noise: factor of the variance of the observations.
+    """
     n = len(matrix)
     f = np.eye(1 + n)
     f[0, 1] = DT
@@ -40,16 +44,16 @@ def filter_of_both(matrix: np.ndarray, variance, first: np.ndarray, every: int =
     q[0, 0] = 0.25 * DT
     mean, covariance = np.zeros(1 + n), np.zeros((1 + n, 1 + n))
     covariance[0, 0], covariance[1:, 1:] = 0.25, first
-    oracle = Kalman(f, q, g, np.array([[math.exp(-1.0)]]), mean, covariance)
+    oracle = Kalman(f, q, g, np.array([[noise * math.exp(-1.0)]]), mean, covariance)
     last = 0
     for t, y in enumerate(OBSERVATIONS):
         oracle.step(y)
         if (t + 1) % every == 0:
-            window, noise = np.eye(1 + n), np.zeros((1 + n, 1 + n))
-            window[1:, 1:], noise[1:, 1:] = transition(matrix, variance, DT * (t - last))
-            oracle.mean, oracle.covariance = window @ oracle.mean, window @ oracle.covariance @ window.T + noise
+            window, added = np.eye(1 + n), np.zeros((1 + n, 1 + n))
+            window[1:, 1:], added[1:, 1:] = transition(matrix, variance, DT * (t - last))
+            oracle.mean, oracle.covariance = window @ oracle.mean, window @ oracle.covariance @ window.T + added
             last = t
-        yield oracle.mean.copy(), oracle.covariance.copy()
+        yield oracle.mean.copy(), oracle.covariance.copy(), oracle.log_evidence
 
 
 def test_a_random_walk_above_equals_the_joint_kalman_filter():
@@ -58,11 +62,73 @@ def test_a_random_walk_above_equals_the_joint_kalman_filter():
     result = velocity_stack(walk).graph.run(OBSERVATIONS, velocity_stack(walk).schedule, record=["mean", "sd"])
     oracle = list(filter_of_both(np.zeros((1, 1)), 0.09, np.array([[4.0]])))
     for t in range(4, len(OBSERVATIONS), 5):
-        mean, covariance = oracle[t]
+        mean, covariance, _ = oracle[t]
         np.testing.assert_allclose(result.mean("theta1")[t], mean[1:], rtol=1e-6, atol=1e-8)
         np.testing.assert_allclose(result.sd("theta1")[t] ** 2, covariance[1:, 1], rtol=1e-6)
         np.testing.assert_allclose(result.mean("x1")[t, 0], mean[:1], rtol=1e-6, atol=1e-8)
         np.testing.assert_allclose(result.sd("x1")[t, 0] ** 2, covariance[:1, 0], rtol=1e-6)
+
+
+def test_hypotheses_about_the_observation_noise_are_those_of_joint_kalman_filters():
+    """Two rows whose observation variances differ by 9: their evidence, and the mixture of two joint filters."""
+    walk = Level(Linear([[0.0]]), 1, process_noise_sd=0.3, initial_mean=[0.0], initial_sd=2.0)
+    lowest = Level(
+        CRUISE, 1, parameter_mean=[0.0], parameter_sd=1e-7, process_noise_sd=0.5, initial_mean=[0.0], initial_sd=0.5
+    )
+    two = pc.Hypotheses(observation_factors=(1.0, 9.0), observation_tilt=0.0, outliers=0.0, drop=1e9, merge=0.0)
+    model = hierarchy(lowest, walk, dt=DT, observation_noise_sd=math.exp(-0.5), every=5, noise_sd=1e-9, hypotheses=two)
+    assert model.hypotheses.told == ("noise1", "noise2")
+    result = model.run(OBSERVATIONS, record=["mean", "sd", "energy"])
+    filters = [filter_of_both(np.zeros((1, 1)), 0.09, np.array([[4.0]]), noise=factor) for factor in (1.0, 9.0)]
+    rows = [list(each) for each in filters]
+    evidence = np.array([[moments[2] for moments in each] for each in rows])
+    total = np.logaddexp.reduce(evidence, 0)
+    np.testing.assert_allclose(result.accuracy.cumsum(), total - math.log(2), rtol=1e-6, atol=1e-6)
+    weight = np.exp(evidence - total)
+    for t in range(4, len(OBSERVATIONS), 5):
+        means = np.array([each[t][0] for each in rows])
+        mean = weight[:, t] @ means
+        np.testing.assert_allclose(result.mean("theta1")[t], mean[1:], rtol=1e-6, atol=1e-7)
+        np.testing.assert_allclose(result.mean("x1")[t, 0], mean[:1], rtol=1e-6, atol=1e-7)
+
+
+def spring(x, k):
+    return torch.stack([x[..., 1], -k[..., 0] * x[..., 0] - 0.1 * x[..., 1]], -1)
+
+
+def drifting(process, observation, learn=True, hypotheses=None):
+    """A spring whose stiffness walks, seen in its position."""
+    first = {"parameter_mean": [2.0], "parameter_sd": 0.02, "process_noise_sd": process, "learn_noise": learn}
+    return hierarchy(
+        Level(spring, 2, mapping=Linear([[1.0, 0.0]]), **first),
+        Level(Linear([[0.0]]), 1, initial_mean=[2.0], initial_sd=0.5, process_noise_sd=0.15),
+        dt=0.05,
+        channels=1,
+        observation_noise_sd=observation,
+        learn_noise_y=learn,
+        every=20,
+        hypotheses=hypotheses,
+    )
+
+
+def test_no_first_guess_of_the_noise_is_needed():
+    """Errors of states and stiffness are nearly those of a filter that is told all noise levels."""
+    rng, x, k, rows = np.random.default_rng(3006), np.array([1.0, 0.0]), 2.0, []
+    for t in range(600):
+        rows.append([*x, k, x[0] + 0.1 * rng.standard_normal()])
+        k += 0.15 * rng.standard_normal() * (t % 20 == 19)
+        for _ in range(5):
+            change = 0.01 * np.array([x[1], -k * x[0] - 0.1 * x[1]])
+            x = x + change + 0.1 * np.array([0.05, 0.3]) * rng.standard_normal(2)
+    truth, seen = np.array(rows)[:, :3], np.array(rows)[:, 3:]
+    errors = []
+    for model in (drifting([0.05, 0.3], 0.1, learn=False), drifting(None, None, hypotheses=pc.Hypotheses())):
+        result = model.run(seen, record=["mean"], engine="eager")
+        found = np.concatenate([result.mean("x1")[:, 0], result.mean("x2")[:, 0]], 1)
+        errors.append(np.square(found - truth)[200:].mean(0))
+    told, without = errors
+    assert (without < 1.25 * told).all()
+    assert np.exp(-0.5 * result.mean("noise_y")[-1, 0]) == pytest.approx(0.1, rel=0.15)
 
 
 @pytest.mark.parametrize("freedom", [1e-7, 0.3, 2.0])
@@ -121,7 +187,7 @@ def test_an_oscillator_above_is_close_to_the_joint_kalman_filter():
     result = model.graph.run(OBSERVATIONS, model.schedule, record=["mean", "sd"])
     oracle = list(filter_of_both(turn, [1 / 25, 1 / 50], np.diag([0.49, 1.21])))
     for t in range(4, len(OBSERVATIONS), 5):
-        mean, covariance = oracle[t]
+        mean, covariance, _ = oracle[t]
         sd = np.sqrt(np.diag(covariance))
         found, believed = (np.r_[of("x1")[t, 0], of("x2")[t, 0]] for of in (result.mean, result.sd))
         if t == 4:
