@@ -23,6 +23,7 @@ from pcnet.engine.run import Run, Snapshot, common_batch_shape
 from pcnet.engine.screen import Suspects
 from pcnet.engine.session import Session
 from pcnet.engine.smooth import (
+    CompiledPasses,
     Trail,
     lagged,
     mixed,
@@ -66,6 +67,7 @@ class MixtureSession(Session):
 
     _bank: Bank
     _trail: Trail | None
+    _passes: CompiledPasses
     _recording: MixtureRecording
     _shape: torch.Size
     _newest: _Newest
@@ -95,7 +97,7 @@ class MixtureSession(Session):
         self._reviewed, self._collected = 0, np.zeros(self._shape.numel())
         self._last_energy = torch.zeros(self._shape, dtype=torch.float64)
         self._opening = Opening([], {}, {}) if self.hypotheses.guess else None
-        self._trail = trail_for(self.graph, self.record, self.smooth)
+        self._trail, self._passes = trail_for(self.graph, self.record, self.smooth), CompiledPasses()
         run = self._begin(unknown(sizes_of([observation], self.hypotheses.guess, self.graph, self._shape)))
         self._recording = self._new_recording()
         return run
@@ -528,7 +530,7 @@ class MixtureSession(Session):
     @exclusive
     def smoothed(self, lag: int) -> dict[str, Smoothed]:
         self._gather()
-        return lagged(self, self._trail, lag, weight=lambda: self._row_weights)
+        return lagged(self, self._trail, lag, weight=lambda: self._row_weights, compiled=self._passes)
 
     def result_of(self, recorder: Recorder, last: int | None = None) -> Result:
         """The rows of a recorder as a result; smoothed beliefs are those of the mixture of the rows that are left."""
@@ -594,7 +596,7 @@ class MixtureSession(Session):
             int(further.pop("reviewed")),
             further.pop("last_energy").reshape(self._shape),
         )
-        self._trail = trail_for(self.graph, self.record, self.smooth)
+        self._trail, self._passes = trail_for(self.graph, self.record, self.smooth), CompiledPasses()
         if self._trail is not None:
             self._trail.restore(further)
         first = {name.removeprefix("opening/"): value for name, value in further.items()}

@@ -30,6 +30,7 @@ from pcnet.results.recorder import SMOOTHING, Record, Recorder
 from pcnet.results.result import Result, Smoothed, Trace
 
 if TYPE_CHECKING:
+    from pcnet.engine.compiled.backward import BackwardPass
     from pcnet.engine.compiled.engine import Known
 
 DRAIN = 256
@@ -167,17 +168,44 @@ class SmoothedNode(NamedTuple):
     covariance: Tensor  # (T, B, n, n)
 
 
-def smoothed_nodes(program: Program, rows: Mapping[str, Tensor], first_only: bool = False) -> dict[str, SmoothedNode]:
-    """The smoothed beliefs about all nodes that are part of the belief of a state, by name."""
+def smoothed_nodes(
+    program: Program, rows: Mapping[str, Tensor], first_only: bool = False, compiled: CompiledPasses | None = None
+) -> dict[str, SmoothedNode]:
+    """The smoothed beliefs about all nodes that are part of the belief of a state, by name.
+
+    compiled: passes over rows in compiled code, for the first row alone.
+    """
     found = {}
     for name, each in rows.items():
         node = program.nodes[name]
         assert isinstance(node, Smooths)
         layout = node.smoothing_layout(program.bound[name])
-        mean, covariance = node.smoothed(each, layout, first_only)
+        belief = None if compiled is None or len(each) < 2 else compiled.first(program, name, each)
+        if belief is None:
+            mean, covariance = node.smoothed(each, layout, first_only)
+        else:
+            mean, covariance = (part[None] for part in node.smoothed_moments(belief, each[-1], layout))
         for block, place in layout.blocks.items():
             found[block] = SmoothedNode(mean[..., place], covariance[..., place, place])
     return found
+
+
+class CompiledPasses:
+    """Backward passes of the states of a program in compiled code, which are kept from one read to the next."""
+
+    def __init__(self) -> None:
+        self._program: Program | None = None
+        self._passes: dict[str, BackwardPass] = {}
+
+    def first(self, program: Program, name: str, rows: Tensor) -> Tensor | None:
+        """The smoothed belief (B, v) at the first of some rows (T, B, w); None if it cannot be compiled."""
+        from pcnet.engine.compiled.backward import BackwardPass
+
+        if program is not self._program:
+            self._program, self._passes = program, {}
+        if name not in self._passes:
+            self._passes[name] = BackwardPass(program, name, rows[-1])
+        return self._passes[name].first(rows)
 
 
 def mixed(found: Mapping[str, SmoothedNode], weight: Tensor) -> dict[str, SmoothedNode]:
@@ -220,6 +248,7 @@ def lagged(
     lag: int,
     rows: Callable[[int], Mapping[str, Tensor]] | None = None,
     weight: Callable[[], Tensor] | None = None,
+    compiled: CompiledPasses | None = None,
 ) -> dict[str, Smoothed]:
     """The belief about all nodes `lag` observations ago, given all since; see `Session.smoothed`.
 
@@ -229,6 +258,7 @@ def lagged(
         lag: Number of observations.
         rows: Gives the last so many rows by state; those of the trail unless given.
         weight: Gives the weights (K, B) of the rows of a bank.
+        compiled: Passes in compiled code, if the session runs in it.
     """
     if trail is None:
         raise SettingError(f"this session keeps nothing to smooth; start it by model.start(smooth={lag})")
@@ -238,7 +268,8 @@ def lagged(
     if lag >= session.tick:
         raise ObservationError(f"there was no observation {lag} before the last one: there are {session.tick}")
     with torch.inference_mode(), ThreadLimit(session.threads):
-        found = smoothed_nodes(session.program, (rows or trail.rows)(lag + 1), first_only=True)
+        compiled = compiled if session.acting_engine == "compiled" else None
+        found = smoothed_nodes(session.program, (rows or trail.rows)(lag + 1), True, compiled)
         found = found if weight is None else mixed(found, weight())
     shape, made = session.batch_shape, {}
     for name, each in found.items():
@@ -257,7 +288,7 @@ class SmoothingSession(Session):
         super().__init__(model, smooth=smooth, **options)
         trail = trail_for(self.graph, self.record, smooth)
         assert trail is not None
-        self._trail, self._table = trail, Recorder({})
+        self._trail, self._table, self._passes = trail, Recorder({}), CompiledPasses()
 
     def _bind_to(self, shape: torch.Size, known: Known | None = None) -> Run:
         record, policy = with_smoothing(self.record), self.on_divergence
@@ -299,7 +330,7 @@ class SmoothingSession(Session):
 
     @exclusive
     def smoothed(self, lag: int) -> dict[str, Smoothed]:
-        return lagged(self, self._trail, lag, self._recent)
+        return lagged(self, self._trail, lag, self._recent, compiled=self._passes)
 
     def _recent(self, count: int) -> dict[str, Tensor]:
         """The last so many rows by state: those that were collected, and those that are not yet."""

@@ -161,6 +161,7 @@ class SmoothingLayout(NamedTuple):
     size: int  # n, elements of the belief
     n_beside: int  # p, parameters beside it
     blocks: Mapping[str, slice]  # where the variables of each node are among the elements
+    belief: slice  # where the filtered belief is in a row, in the form that smoothed ones have too
     modes: int = 1  # k, beliefs side by side
     stages: int = 1  # s, of each of them
 
@@ -179,6 +180,14 @@ class Smooths(ABC):
     @abstractmethod
     def smoothed(self, rows: Tensor, layout: SmoothingLayout, first_only: bool) -> tuple[Tensor, Tensor]:
         """Smoothed means (T, B, n) and covariances (T, B, n, n) from rows (T, B, w); or of the first row alone."""
+
+    @abstractmethod
+    def smooth_back(self, belief: Tensor, later: Tensor, earlier: Tensor, layout: SmoothingLayout) -> Tensor:
+        """The smoothed belief (B, v) at an earlier row from that at the row after it; rows are (B, w)."""
+
+    @abstractmethod
+    def smoothed_moments(self, belief: Tensor, last: Tensor, layout: SmoothingLayout) -> tuple[Tensor, Tensor]:
+        """Mean (B, n) and covariance (B, n, n) of a smoothed belief (B, v); last: the last row, (B, w)."""
 
 
 class Assumes(ABC):

@@ -52,7 +52,16 @@ from pcnet.nodes.kalman_parameters import (
     transition_numbers,
 )
 from pcnet.nodes.kalman_predictions import predict_child, predict_children
-from pcnet.nodes.kalman_smoothing import TimeUpdate, no_time_update, pack, unpack
+from pcnet.nodes.kalman_smoothing import (
+    TimeUpdate,
+    belief_of,
+    last_beside,
+    no_time_update,
+    pack,
+    pack_belief,
+    unpack,
+    unpack_belief,
+)
 from pcnet.nodes.kalman_start import first_belief, peaks_of_start, start, started, started_at
 from pcnet.nodes.precision import PrecisionNode, noise_score_error
 from pcnet.numerics.branching import holds
@@ -63,7 +72,7 @@ from pcnet.numerics.kernels import SquaredExponential
 from pcnet.numerics.laplace import standard_deviations
 from pcnet.numerics.low_rank import LowRankDistribution, is_wide
 from pcnet.numerics.mixtures import Peaks
-from pcnet.numerics.smoothing import smooth, smooth_first
+from pcnet.numerics.smoothing import smooth, smooth_first, step_back
 from pcnet.numerics.symmetric import known_symmetric
 from pcnet.numerics.transitions import IntegratorName
 from pcnet.numerics.trees import select, spans, tree_map
@@ -470,7 +479,8 @@ class KalmanStateNode(
     def smoothing_layout(self, bound: KalmanBound) -> SmoothingLayout:
         layout, blocks = bound.layout, {node.name: place for node, place in bound.cluster.blocks.items()}
         blocks |= {each.link.parent.name: each.elements for each in layout.all_parameters if each.is_joint}
-        return SmoothingLayout(layout.size, layout.n_scored, blocks)
+        found = SmoothingLayout(layout.size, layout.n_scored, blocks, slice(0))
+        return found._replace(belief=slice(2, 2 + sum(belief_of(found))))
 
     def smoothing_row(self, ctx: Context) -> Tensor:
         state = ctx.state
@@ -482,6 +492,15 @@ class KalmanStateNode(
         mean, covariance = (smooth_first if first_only else smooth)(filtered)
         slope = mean[..., 1:]
         return mean[..., 0], covariance + slope @ beside @ slope.mT
+
+    def smooth_back(self, belief: Tensor, later: Tensor, earlier: Tensor, layout: SmoothingLayout) -> Tensor:
+        filtered, _ = unpack(torch.stack([earlier, later]), layout)
+        return pack_belief(step_back(filtered, unpack_belief(belief, layout)))
+
+    def smoothed_moments(self, belief: Tensor, last: Tensor, layout: SmoothingLayout) -> tuple[Tensor, Tensor]:
+        mean, covariance = unpack_belief(belief, layout)
+        slope = mean[..., 1:]
+        return mean[..., 0], covariance + slope @ last_beside(last, layout) @ slope.mT
 
     def energy(self, ctx: Context) -> Energy:
         """None of its own: the energies of the nodes below are predictive log-likelihoods."""

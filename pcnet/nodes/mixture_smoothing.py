@@ -11,9 +11,9 @@ from torch import Tensor
 from pcnet.model.node import BatchSpec
 from pcnet.model.protocols import SmoothingLayout
 from pcnet.nodes.kalman_belief import KalmanState
-from pcnet.nodes.kalman_smoothing import continuity
+from pcnet.nodes.kalman_smoothing import belief_of, continuity
 from pcnet.numerics.kalman import GaussianWithSensitivities
-from pcnet.numerics.mixture_smoothing import MixtureRows, Pairs, Parts
+from pcnet.numerics.mixture_smoothing import MixtureRows, Pairs, Parts, SmoothedMixture
 from pcnet.numerics.smoothing import right_divide
 from pcnet.numerics.trees import spans
 
@@ -62,7 +62,7 @@ def unpack(rows: Tensor, layout: SmoothingLayout, pairs: Callable[[TimeUpdates],
     pairs: how the parts of a time update are predicted.
     """
     n, p, k, s = layout.size, layout.n_beside, layout.modes, layout.stages
-    one, lead = [n, n * n, n * p], rows.shape[:2]
+    one, lead = belief_of(layout), rows.shape[:2]
     sizes = [1, 1, k * s, *(k * each for each in (*one, *one, n * n, *one)), (k * s) ** 2, p * p]
     number, elapsed, probability, *found = (rows[..., place] for place in spans(sizes))
 
@@ -76,6 +76,24 @@ def unpack(rows: Tensor, layout: SmoothingLayout, pairs: Callable[[TimeUpdates],
     places = continuity(number, elapsed)
     made = MixtureRows(filtered, probability, updates.before, joint, pairs(updates), *places)
     return made, found[11][-1].reshape(rows.shape[1], p, p)
+
+
+def pack_belief(belief: SmoothedMixture) -> Tensor:
+    """A smoothed belief in the form of a row, (B, v)."""
+    mean, covariance = belief.parts
+    parts = belief.probability, mean[..., 0], covariance, mean[..., 1:]
+    return torch.cat([part.flatten(1) for part in parts], 1)
+
+
+def unpack_belief(belief: Tensor, layout: SmoothingLayout) -> SmoothedMixture:
+    """The smoothed belief that `pack_belief` has packed."""
+    n, p, k, s = layout.size, layout.n_beside, layout.modes, layout.stages
+    sizes = [k * s, *(k * each for each in belief_of(layout))]
+    probability, mean, covariance, slope = (belief[:, place] for place in spans(sizes))
+    columns = torch.cat([mean.reshape(len(belief), k, n, 1), slope.reshape(len(belief), k, n, p)], -1)
+    return SmoothedMixture(
+        Parts(columns, covariance.reshape(len(belief), k, n, n)), probability.reshape(len(belief), k, s)
+    )
 
 
 def pairs_of_parts(updates: TimeUpdates) -> Pairs:

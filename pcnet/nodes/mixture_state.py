@@ -18,9 +18,18 @@ from pcnet.nodes.kalman_inputs import no_error
 from pcnet.nodes.kalman_measurement import take_in
 from pcnet.nodes.kalman_parameters import scored_covariance, state_covariance
 from pcnet.nodes.kalman_predictions import predict_child
+from pcnet.nodes.kalman_smoothing import belief_of, last_beside
 from pcnet.nodes.kalman_start import first_belief, start, started
 from pcnet.nodes.kalman_state import OVERFLOW, KalmanStateNode
-from pcnet.nodes.mixture_smoothing import PartsBefore, TimeUpdates, no_parts_before, pack, unpack
+from pcnet.nodes.mixture_smoothing import (
+    PartsBefore,
+    TimeUpdates,
+    no_parts_before,
+    pack,
+    pack_belief,
+    unpack,
+    unpack_belief,
+)
 from pcnet.nodes.modes import (
     average,
     chosen_by,
@@ -39,7 +48,7 @@ from pcnet.nodes.precision import noise_score_error
 from pcnet.numerics.branching import holds
 from pcnet.numerics.kalman import PredictiveDistribution, ScoreAndInformation
 from pcnet.numerics.laplace import standard_deviations
-from pcnet.numerics.mixture_smoothing import Conditioned, Pairs, SmoothedMixture, smooth_mixture
+from pcnet.numerics.mixture_smoothing import Conditioned, Pairs, SmoothedMixture, smooth_mixture, step_back
 from pcnet.numerics.mixtures import Peaks
 from pcnet.numerics.sigma_points import covariance_root
 from pcnet.numerics.trees import tree_map
@@ -319,7 +328,9 @@ class MixtureStateNode(KalmanStateNode):
         return None
 
     def smoothing_layout(self, bound: Any) -> SmoothingLayout:
-        return super().smoothing_layout(bound.modes)._replace(modes=bound.k, stages=bound.stages)
+        layout, c = super().smoothing_layout(bound.modes), bound.k * bound.stages
+        belief = slice(2, 2 + c + bound.k * sum(belief_of(layout)))
+        return layout._replace(modes=bound.k, stages=bound.stages, belief=belief)
 
     def smoothing_row(self, ctx: Context) -> Tensor:
         state = ctx.state
@@ -334,14 +345,19 @@ class MixtureStateNode(KalmanStateNode):
     def condition(self, after: SmoothedMixture, pairs: Pairs, joint: Tensor) -> Conditioned:
         """What the smoothed belief after a time update tells of the parts before it; see `mixture_smoothing`."""
 
-    def _smoothed(self, rows: Tensor, layout: SmoothingLayout, first_only: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """Means (T, B, n), covariances (T, B, n, n), and probabilities of the modes, (T, B, k)."""
-        kept, beside = unpack(rows, layout, self.pairs)
-        found = smooth_mixture(kept, self.condition, first_only)
+    def _moments(self, found: SmoothedMixture, beside: Tensor) -> tuple[Tensor, Tensor]:
+        """Means (..., n) and covariances (..., n, n) of smoothed beliefs."""
         mean, covariance = found.moments()
         slope = mean[..., 1:]
-        return mean[..., 0], covariance + slope @ beside @ slope.mT, found.probability.sum(-1)
+        return mean[..., 0], covariance + slope @ beside @ slope.mT
 
     def smoothed(self, rows: Tensor, layout: SmoothingLayout, first_only: bool) -> tuple[Tensor, Tensor]:
-        mean, covariance, _ = self._smoothed(rows, layout, first_only)
-        return mean, covariance
+        kept, beside = unpack(rows, layout, self.pairs)
+        return self._moments(smooth_mixture(kept, self.condition, first_only), beside)
+
+    def smooth_back(self, belief: Tensor, later: Tensor, earlier: Tensor, layout: SmoothingLayout) -> Tensor:
+        kept, _ = unpack(torch.stack([earlier, later]), layout, self.pairs)
+        return pack_belief(step_back(kept, self.condition, 1, unpack_belief(belief, layout)))
+
+    def smoothed_moments(self, belief: Tensor, last: Tensor, layout: SmoothingLayout) -> tuple[Tensor, Tensor]:
+        return self._moments(unpack_belief(belief, layout), last_beside(last, layout))

@@ -87,10 +87,11 @@ class SwitchingStateNode(MixtureStateNode):
         (category,) = (each.link.parent for each in bound.modes.layout.inputs if not each.link.parent.is_input)
         return layout._replace(blocks={**layout.blocks, category.name: slice(layout.size, layout.size + bound.k)})
 
-    def smoothed(self, rows: Tensor, layout: SmoothingLayout, first_only: bool) -> tuple[Tensor, Tensor]:
-        mean, covariance, probability = self._smoothed(rows, layout, first_only)
-        padded = torch.constant_pad_nd(covariance, (0, layout.modes, 0, layout.modes))
-        return torch.cat([mean, probability], -1), padded
+    def _moments(self, found: SmoothedMixture, beside: Tensor) -> tuple[Tensor, Tensor]:
+        mean, covariance = super()._moments(found, beside)
+        probability = found.probability.sum(-1)
+        k = probability.shape[-1]
+        return torch.cat([mean, probability], -1), torch.constant_pad_nd(covariance, (0, k, 0, k))
 
     def point_size(self, ctx: Context) -> tuple[int, int]:
         """Each step needs one number more, which chooses the next stage."""

@@ -23,6 +23,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from pcnet.numerics.branching import eager_only, holds
 from pcnet.numerics.sigma_points import covariance_root
 
 JITTER = 1e-13  # relative variance that is added to predicted covariances
@@ -85,14 +86,14 @@ def smooth_mixture(rows: MixtureRows, condition: Condition, first_only: bool) ->
     parts, probability = Parts(*(each[-1] for each in rows.filtered)), rows.probability[-1]
     found = [SmoothedMixture(parts, probability)]
     for t in range(len(rows.probability) - 1, 0, -1):
-        found.append(_step_back(rows, condition, t, found[-1]))
+        found.append(step_back(rows, condition, t, found[-1]))
         if first_only:
             del found[0]
     parts = Parts(*(torch.stack(each[::-1]) for each in zip(*(one.parts for one in found), strict=True)))
     return SmoothedMixture(parts, torch.stack([one.probability for one in found[::-1]]))
 
 
-def _step_back(rows: MixtureRows, condition: Condition, t: int, after: SmoothedMixture) -> SmoothedMixture:
+def step_back(rows: MixtureRows, condition: Condition, t: int, after: SmoothedMixture) -> SmoothedMixture:
     """The smoothed belief at row t − 1 from that at row t."""
     before, pairs = Parts(*(each[t] for each in rows.before)), Pairs(*(each[t] for each in rows.pairs))
     batch, k, s = after.probability.shape
@@ -193,7 +194,8 @@ def _scaled_root(covariance: Tensor) -> tuple[Tensor, Tensor]:
     eye = torch.eye(scaled.shape[-1], dtype=scaled.dtype, device=scaled.device)
     root, info = torch.linalg.cholesky_ex(scaled + JITTER * eye)
     bad = (info != 0) | ~(root.diagonal(dim1=-2, dim2=-1).amin(-1) > LEAST**0.5)
-    if bool(bad.any()):
+    if holds(bad.any()):
+        eager_only("smoothing with singular covariances")
         values, vectors = torch.linalg.eigh(scaled[bad])
         mended = vectors * values.clamp_min(LEAST)[..., None, :] @ vectors.mT
         root = root.clone()

@@ -17,6 +17,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from pcnet.numerics.branching import eager_only, holds
+
 SINGULAR = 1e-7
 """Scaled predicted covariances with smaller pivots are inverted by their eigenvalues, without the smallest."""
 
@@ -108,6 +110,12 @@ def smooth_first(rows: FilteredRows) -> SmoothedRows:
     return SmoothedRows(value.mean[None], 0.5 * (value.covariance + value.covariance.mT)[None])
 
 
+def step_back(rows: FilteredRows, later: SmoothedRows) -> SmoothedRows:
+    """The smoothed belief at the first of two rows from that at the second, (B, ...)."""
+    value = _backward_steps(rows).at_row(0).after(later)
+    return value._replace(covariance=0.5 * (value.covariance + value.covariance.mT))
+
+
 def _backward_steps(rows: FilteredRows) -> _Steps:
     """The steps from each row to the one before it, (T − 1, B, ...)."""
     mean, covariance, later = rows.mean[:-1], rows.covariance[:-1], FilteredRows(*(each[1:] for each in rows))
@@ -139,7 +147,8 @@ def right_divide(matrix: Tensor, covariance: Tensor) -> Tensor:
     right = matrix / scale[..., None, :]
     found = torch.cholesky_solve(right.mT, root).mT
     bad = (info != 0) | ~(root.diagonal(dim1=-2, dim2=-1).amin(-1) > SINGULAR)
-    if bool(bad.any()):
+    if holds(bad.any()):
+        eager_only("smoothing with singular covariances")
         values, vectors = torch.linalg.eigh(torch.where(torch.isfinite(scaled[bad]), scaled[bad], 0.0))
         smallest = values.amax(-1, keepdim=True).clamp_min(0.0) * values.shape[-1] * 1e-14
         inverse = torch.where(values > smallest, 1 / values, 0.0)

@@ -101,6 +101,15 @@ class CompiledRun:
         self._stale[:] = EVERYTHING
         self.load_settings(settings)
 
+    def load_memory(self, memory: Array) -> None:
+        """Take over a state as memory, (B, size)."""
+        self._state[...] = self._grouped(memory)
+        self._stale[:] = EVERYTHING
+
+    def memory(self) -> Array:
+        """The state as memory, (B, size)."""
+        return self._ungrouped(self._state)
+
     def load_settings(self, settings: Mapping[str, Tensor]) -> None:
         """Take over settings that differ over the batch, (B, ...) by path."""
         if settings:
