@@ -530,7 +530,13 @@ class MixtureSession(Session):
     @exclusive
     def smoothed(self, lag: int) -> dict[str, Smoothed]:
         self._gather()
-        return lagged(self, self._trail, lag, weight=lambda: self._row_weights, compiled=self._passes)
+        return lagged(self, self._trail, lag, weight=self._gathered_weights, compiled=self._passes)
+
+    def _gathered_weights(self) -> Tensor:
+        """Weights of all rows at the last observation, (K, B); without reading the state, unless rows are new."""
+        if self.tick == self._reviewed:
+            return self._row_weights
+        return torch.as_tensor(self._weights(self._newest.evidence))
 
     def result_of(self, recorder: Recorder, last: int | None = None) -> Result:
         """The rows of a recorder as a result; smoothed beliefs are those of the mixture of the rows that are left."""

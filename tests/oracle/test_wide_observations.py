@@ -213,6 +213,15 @@ def test_engines_batches_checkpoints_and_smoothing_agree(tmp_path):
     np.testing.assert_allclose(again.mean("x").ravel(), eager.mean("x")[-1].ravel(), rtol=1e-9, atol=1e-12)
 
 
+def test_thousands_of_channels_are_compiled():
+    """In loops, with the digits of the eager engine; a product with a narrow matrix is no reason to leave it to torch."""
+    model, seen = pc.Model(graph_of(1500, learn=True), pc.adaptive_filtering()), record(8, 1500)[0]
+    eager, compiled = (model.run(seen, engine=engine, record=("mean", "energy")) for engine in ("eager", "compiled"))
+    assert compiled.eager_ticks == 0
+    np.testing.assert_allclose(compiled.mean("x"), eager.mean("x"), rtol=1e-7, atol=1e-9)
+    np.testing.assert_allclose(compiled.accuracy, eager.accuracy, rtol=1e-7)
+
+
 def test_forecasts_are_those_of_the_kalman_filter():
     session = pc.Model(graph_of(40, initial_mean=FIRST), STILL).start().run(record(10, 40)[0])
     ahead, state = session.forecast(3 * DT), session.read("x", "covariance").numpy()

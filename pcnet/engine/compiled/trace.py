@@ -68,7 +68,7 @@ class Storage(NamedTuple):
     values: Tensor | None = None
 
 
-COST = 5000
+COST = 10_000
 """Numbers an operation may compute on average, for compiled code to be faster than torch's own."""
 
 
@@ -102,7 +102,9 @@ class Trace(NamedTuple):
         for operation in self.operations:
             numbers += sum(ref.size for ref in operation.outputs)
             matrices = [arg for arg in operation.args if isinstance(arg, Ref) and len(arg.shape) > 1]
-            if matrices and any(name in operation.name for name in ("mm", "linalg", "cholesky")):
+            if len(matrices) > 1 and "mm" in operation.name:
+                numbers += operation.outputs[0].size * matrices[-1].shape[-2]
+            elif matrices and any(name in operation.name for name in ("linalg", "cholesky")):
                 numbers += matrices[-1].size * max(ref.shape[-1] for ref in matrices)
         return numbers > COST * max(50, len(self.operations))
 
