@@ -214,10 +214,10 @@ def test_engines_batches_checkpoints_and_smoothing_agree(tmp_path):
 
 
 def test_thousands_of_channels_are_compiled():
-    """In loops, with the digits of the eager engine; a product with a narrow matrix is no reason to leave it to torch."""
+    """In loops, with the digits of the eager engine; products with narrow matrices are no reason to leave it to torch."""
     model, seen = pc.Model(graph_of(1500, learn=True), pc.adaptive_filtering()), record(8, 1500)[0]
     eager, compiled = (model.run(seen, engine=engine, record=("mean", "energy")) for engine in ("eager", "compiled"))
-    assert compiled.eager_ticks == 0
+    assert compiled.eager_ticks <= 1  # the first
     np.testing.assert_allclose(compiled.mean("x"), eager.mean("x"), rtol=1e-7, atol=1e-9)
     np.testing.assert_allclose(compiled.accuracy, eager.accuracy, rtol=1e-7)
 
