@@ -214,7 +214,7 @@ def test_engines_batches_checkpoints_and_smoothing_agree(tmp_path):
 
 
 def test_thousands_of_channels_are_compiled():
-    """In loops, with the digits of the eager engine; products with narrow matrices are no reason to leave it to torch."""
+    """In loops, with the digits of the eager engine; products with narrow matrices are not left to torch."""
     model, seen = pc.Model(graph_of(1500, learn=True), pc.adaptive_filtering()), record(8, 1500)[0]
     eager, compiled = (model.run(seen, engine=engine, record=("mean", "energy")) for engine in ("eager", "compiled"))
     assert compiled.eager_ticks <= 1  # the first
