@@ -59,6 +59,8 @@ ONE = {
     "silu": torch.nn.functional.silu, "pow2": lambda x: x**2, "pow3": lambda x: x**3, "pow-1": lambda x: x**-1,
     "pow0.5": lambda x: x**0.5, "pow1.7": lambda x: x**1.7, "base": lambda x: 0.875**x, "plus": lambda x: x + 2,
     "times": lambda x: x * 3, "from": lambda x: 1 - x, "over": lambda x: x / 3, "under": lambda x: 2 / x,
+    "asinh": torch.asinh, "acosh": torch.acosh, "atanh": torch.atanh, "exp2": torch.exp2, "log2": torch.log2,
+    "log10": torch.log10, "signbit": torch.signbit,
     "clamp": lambda x: x.clamp(-0.5, 1.0), "clamp_min": lambda x: x.clamp_min(0.25),
     "alpha": lambda x: torch.add(x, x, alpha=3),
     "nan_to_num": lambda x: torch.nan_to_num(x, nan=2.0, posinf=3.0, neginf=-4.0), "float": lambda x: x.float(),
@@ -69,7 +71,9 @@ TWO = {
     "minimum": torch.minimum, "xlogy": torch.xlogy, "lt": torch.lt, "le": torch.le, "gt": torch.gt, "ge": torch.ge,
     "eq": torch.eq, "ne": torch.ne, "and": lambda a, b: (a > 0) & (b > 0), "or": lambda a, b: (a > 0) | (b > 0),
     "xor": lambda a, b: (a > 0) ^ (b > 0), "where": lambda a, b: torch.where(a > b, a, b),
-    "lerp": lambda a, b: torch.lerp(a, b, torch.tensor(0.3, dtype=a.dtype)), "bools": lambda a, b: (a > 0) * (b > 0),
+    "atan2": torch.atan2, "hypot": torch.hypot, "fmod": torch.fmod, "fmax": torch.fmax, "fmin": torch.fmin,
+    "lerp": lambda a, b: torch.lerp(a, b, torch.tensor(0.3, dtype=a.dtype)), "copysign": torch.copysign,
+    "bools": lambda a, b: (a > 0) * (b > 0),
 }  # fmt: skip
 
 
@@ -145,6 +149,8 @@ def test_operations_that_move_elements(name, form, width):
 FOLDS = {
     "sum": lambda x: x.sum((1, 2)), "sum of one dimension": lambda x: x.sum(1, keepdim=True),
     "mean": lambda x: x.mean(-1),
+    "var": lambda x: x.var(-1),
+    "layer_norm": lambda x: torch.nn.functional.layer_norm(x, x.shape[-1:]),
     "prod": lambda x: x.prod(1), "amax": lambda x: x.amax(-1), "amin": lambda x: x.amin((1, 2)),
     "all": lambda x: (x > -5).all(-1), "any": lambda x: (x > 1).any(1), "cumsum": lambda x: x.cumsum(1),
     "cumsum of integers": lambda x: (3 * x).long().cumsum(1), "cumsum of truths": lambda x: (x > 0).cumsum(-1),

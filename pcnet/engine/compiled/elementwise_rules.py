@@ -11,7 +11,7 @@ import torch
 
 from pcnet.engine.compiled.lowering import Lowering, RuleTable, base_name, kind_of
 from pcnet.engine.compiled.trace import Operation, Ref
-from pcnet.engine.compiled.values import BOOL, DOUBLE, FUNCTIONS, SINGLE, Values
+from pcnet.engine.compiled.values import BOOL, DOUBLE, FUNCTIONS, FUNCTIONS_OF_TWO, SINGLE, Values
 
 RULES = RuleTable()
 
@@ -102,8 +102,14 @@ def _sigmoid(v: Values, a: int) -> int:
     return v.div(one, v.add(one, v.function("exp", v.neg(a))))
 
 
-for _name in FUNCTIONS:
-    _elementwise((_name,), 1, lambda v, a, name=_name: v.function(name, a))
+def _signbit(v: Values, a: int) -> int:
+    zero = v.constant(0.0, v.kinds[a])
+    return v.compare("lt", v.function("copysign", v.constant(1.0, v.kinds[a]), a), zero)
+
+
+for _names, _count in ((FUNCTIONS, 1), (FUNCTIONS_OF_TWO, 2)):
+    for _name in _names:
+        _elementwise((_name,), _count, lambda v, *args, name=_name: v.function(name, *args))
 _elementwise(("neg",), 1, Values.neg)
 _elementwise(("sign", "sgn"), 1, sign_of)
 _elementwise(("square",), 1, lambda v, a: v.mul(a, a))
@@ -121,6 +127,7 @@ _elementwise(("clamp_max",), 2, Values.minimum)
 _elementwise(("lerp",), 3, lambda v, a, b, w: v.add(a, v.mul(w, v.sub(b, a))))
 _elementwise(("tanh_backward",), 2, lambda v, g, y: v.mul(g, v.sub(v.constant(1.0, v.kinds[g]), v.mul(y, y))))
 _elementwise(("sigmoid_backward",), 2, lambda v, g, y: v.mul(v.mul(g, v.sub(v.constant(1.0, v.kinds[g]), y)), y))
+_elementwise(("signbit",), 1, _signbit, by_output=False)
 for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
     _elementwise((_name,), 2, lambda v, a, b, name=_name: v.compare(name, a, b), by_output=False)
 _elementwise(("isnan",), 1, lambda v, a: v.compare("ne", a, a), by_output=False)

@@ -11,15 +11,14 @@ import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from pcnet.engine.compiled.values import BOOL, DOUBLE, SINGLE
+from pcnet.engine.compiled.values import BOOL, DOUBLE, FUNCTIONS, FUNCTIONS_OF_TWO, SINGLE
 
 COMPARED = {"lt": "olt", "le": "ole", "gt": "ogt", "ge": "oge", "eq": "oeq", "ne": "une"}
-LIBRARY = {"lgamma", "erf", "erfc", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "expm1"} | {
-    "log1p",
-    "pow",
+INTRINSICS = {"sqrt": "sqrt", "abs": "fabs", "floor": "floor", "ceil": "ceil", "trunc": "trunc", "round": "rint"} | {
+    "copysign": "copysign"
 }
+LIBRARY = (FUNCTIONS | FUNCTIONS_OF_TWO | {"pow"}) - INTRINSICS.keys() - {"exp", "log"}
 """Functions of the C library, which are called for one number at a time."""
-INTRINSICS = {"sqrt": "sqrt", "abs": "fabs", "floor": "floor", "ceil": "ceil", "trunc": "trunc", "round": "rint"}
 
 
 def literal(value: float) -> str:

@@ -7,6 +7,7 @@ own and writes into views reach their base. Whatever depends on constants only i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -275,7 +276,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """The outputs of an operation that has no rule of its own, by others that have; None if it cannot be."""
         from torch._decomp import decomposition_table
 
-        made = decomposition_table.get(func)
+        made: Any = _variance if func.name() == "prims::var" else decomposition_table.get(func)
         if made is None:
             raise UntraceableError(f"the operation {func.name()} has no rule")
         with self:
@@ -294,6 +295,14 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             arguments, _ = _replaced((args, {}), refs, self)
             self._append(Operation(name, arguments, {}, (self._output(out),)))
         return out
+
+
+def _variance(values: Tensor, dims: Sequence[int] | None, correction: float = 1.0, **_: Any) -> Tensor:
+    """What torch.var is made of."""
+    dims = tuple(range(values.dim())) if dims is None else tuple(dims)
+    count = math.prod(values.shape[dim] for dim in dims)
+    away = values - values.mean(dims, keepdim=True)
+    return (away * away).sum(dims) / max(0.0, count - correction)
 
 
 def _lowered(base: str) -> bool:

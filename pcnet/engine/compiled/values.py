@@ -24,7 +24,7 @@ COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
     "eq": lambda a, b: a == b,
     "ne": lambda a, b: a != b,
 }
-_FUNCTIONS: dict[str, Callable[[Any], Any]] = {
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "exp": np.exp,
     "log": np.log,
     "sqrt": np.sqrt,
@@ -42,13 +42,28 @@ _FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "sinh": np.sinh,
     "cosh": np.cosh,
     "tanh": np.tanh,
+    "asinh": np.arcsinh,
+    "acosh": np.arccosh,
+    "atanh": np.arctanh,
+    "exp2": np.exp2,
+    "log2": np.log2,
+    "log10": np.log10,
     "expm1": np.expm1,
     "log1p": np.log1p,
     "lgamma": np.vectorize(math.lgamma, otypes=[float]),
     "erf": np.vectorize(math.erf, otypes=[float]),
     "erfc": np.vectorize(math.erfc, otypes=[float]),
 }
-FUNCTIONS = frozenset(_FUNCTIONS)
+_FUNCTIONS_OF_TWO: dict[str, Callable[..., Any]] = {
+    "atan2": np.arctan2,
+    "hypot": np.hypot,
+    "fmod": np.fmod,
+    "fmax": np.fmax,
+    "fmin": np.fmin,
+    "copysign": np.copysign,
+}
+FUNCTIONS, FUNCTIONS_OF_TWO = frozenset(_FUNCTIONS), frozenset(_FUNCTIONS_OF_TWO)
+"""Functions of one number and of two, by the names that torch and the C library have for them."""
 
 
 class Values:
@@ -195,12 +210,13 @@ class Values:
             return self.mul(a, self.constant(1.0 / float(y), kind))  # exact for a power of two
         return self.new(kind, "div", a, b)
 
-    def function(self, name: str, a: int) -> int:
-        """A function of one number: exp, log, sqrt, abs, …; see FUNCTIONS."""
-        x, kind = self.known(a), self.kinds[a]
-        if x is not None:
-            return self._folded(kind, _FUNCTIONS[name], np.float32(x) if kind == SINGLE else np.float64(x))
-        return self.new(kind, name, a)
+    def function(self, name: str, *args: int) -> int:
+        """A function of numbers of one kind: exp, log, sqrt, abs, …; see FUNCTIONS and FUNCTIONS_OF_TWO."""
+        known, kind = [self.known(a) for a in args], self.kinds[args[0]]
+        if all(x is not None for x in known):
+            scale, made = np.float32 if kind == SINGLE else np.float64, _FUNCTIONS | _FUNCTIONS_OF_TWO
+            return self._folded(kind, made[name], *(scale(x) for x in known))
+        return self.new(kind, name, *args)
 
     def pow(self, a: int, b: int) -> int:
         x, y, kind = self.known(a), self.known(b), self.kinds[a]
