@@ -48,6 +48,18 @@ class Block(NamedTuple):
     given: Array
     recorded: NDArray[np.uint8]
 
+class _Refused(NamedTuple):
+    """A tick that compiled code could not do: the state before it, its kind and what was given, (n,) or (B, n)."""
+
+    state: Array
+    kind: int
+    given: Array
+
+    def begins(self, block: Block, state: Array) -> bool:
+        """Whether a block begins with it."""
+        same = self.kind == block.kinds[0] and np.array_equal(self.given, block.given[0], equal_nan=True)
+        return same and np.array_equal(self.state, state, equal_nan=True)
+
 
 class _DisagreesError(Exception):
     """A variant gives other numbers than the eager engine."""
@@ -67,6 +79,7 @@ class CompiledRun:
         self.kinds: list[TickKind] = []
         self._unchecked: dict[int, int] = {}  # new variants, and how many more ticks to wait for their second use
         self._kind_numbers: dict[TickKind, int] = {}
+        self._refused: _Refused | None = None
         self._other = np.zeros((self.size, self.width))
         self._scratch = np.zeros((2, self.size, self.width))
         self._words = np.zeros(len(FIELDS), dtype=np.int64)
@@ -186,6 +199,8 @@ class CompiledRun:
         Returns:
             Their number, and what was recorded, (rows, B, n). The state is that after them.
         """
+        if self._refused is not None and self._refused.begins(block, self._state):  # it would fail again
+            return 0, np.zeros((0, self.batch, 0))
         before = self._state.copy()
         try:
             done, record = self._attempt(block)
@@ -200,6 +215,7 @@ class CompiledRun:
                 assert again == done
             else:
                 record = record[:0]
+            self._refused = _Refused(self._state.copy(), int(block.kinds[done]), block.given[done].copy())
         return done, record
 
     def _attempt(self, block: Block) -> tuple[int, Array]:
