@@ -28,6 +28,7 @@ DIVIDED_AT, BENT, MOST_DIVIDED = (4, 8, 16, 32), 0.1, 12
 DROP_FROM = 8  # observation from which rows are dropped
 LOST = 1e4  # what a row loses in nats with an observation that it cannot take in, while others can
 MERGE_FROM = 16  # observation from which rows are merged
+PAIRS = 2**16  # pairs of rows that are compared at once
 RESTART_AFTER, RESTART_BELOW = 64, 0.01
 """A row with parameters that stand still restarts at the best row after so many observations below this weight."""
 
@@ -53,10 +54,24 @@ class Bank(NamedTuple):
         if not ((self.walk >= 0) & (self.walk <= walks)).all():
             raise ValueError("bank/walk")
 
+    def assumes_like(self, other: Bank, source: Indices) -> bool:
+        """Whether all rows have the walk and the outliers of those rows (K, B) of another bank."""
+        columns = np.arange(source.shape[1])
+        pairs = ((self.walk, other.walk), (self.robust, other.robust))
+        return all(np.array_equal(mine, others[source, columns]) for mine, others in pairs)
+
+    def has_rows(self, evidence: Array) -> bool:
+        """Whether rows are left in each batch element, given the sums of log-evidence (K, B)."""
+        return bool(np.isfinite(self._grown(evidence)).any(0).all())
+
+    def _grown(self, evidence: Array) -> Array:
+        """Log-weights with the evidence since the last review; −∞ for rows that have stopped."""
+        grown = self.log_weight + (evidence - self.evidence)
+        return np.where(np.isfinite(grown), grown, -np.inf)
+
     def now(self, evidence: Array) -> Array:
         """Log-weights, normalised, given the sums of log-evidence (..., K, B) at some times since the last review."""
-        grown = self.log_weight + (evidence - self.evidence)
-        return normalise(np.where(np.isfinite(grown), grown, -np.inf))
+        return normalise(self._grown(evidence))
 
     def weights(self, evidence: Array, limit: float) -> Array:
         """Weights (..., K, B) then; 0 for rows that are more than `limit` nats behind the best one."""
@@ -67,8 +82,7 @@ class Bank(NamedTuple):
 
     def total(self, evidence: Array) -> Array:
         """Log-evidence of the mixture since the last review, (..., B); NaN where no row is left."""
-        grown = self.log_weight + (evidence - self.evidence)
-        total: Array = log_sum_exp(np.where(np.isfinite(grown), grown, -np.inf))[..., 0, :]
+        total: Array = log_sum_exp(self._grown(evidence))[..., 0, :]
         return np.where(np.isfinite(total), total, np.nan)
 
 
@@ -237,25 +251,36 @@ def _merge(
 ) -> tuple[Array, NDArray[np.bool_]]:
     """Let the better of two rows that have become equal take the weight of the other."""
     weight, keep = bank.log_weight.copy(), keep.copy()
-    order = np.argsort(-np.where(keep, weight, -np.inf), 0, kind="stable")
-    columns = np.arange(weight.shape[1])
-    most = int(keep.sum(0).max())
-    kind = np.stack([bank.walk, bank.robust], -1)
-    traits: Traits | None = None
-    for j in range(1, most):
-        a, b = order[:j], order[j]
-        close = keep[a, columns] & keep[b, columns] & (kind[a, columns] == kind[b, columns]).all(-1)
-        if not close.any():
-            continue
-        traits = traits_of_rows() if traits is None else traits
-        apart = np.abs(traits.levels[a, columns] - traits.levels[b, columns])
-        away = np.abs(traits.means[a, columns] - traits.means[b, columns])
-        close &= (apart < limit).all(-1) & (away < 0.5 * traits.sds[a, columns]).all(-1)
+    columns, most = np.arange(weight.shape[1]), int(keep.sum(0).max())
+    if most < 2:
+        return weight, keep
+    order = np.argsort(-np.where(keep, weight, -np.inf), 0, kind="stable")[:most]
+    traits, kind = traits_of_rows(), 1 + bank.robust + 2 * bank.walk  # 0 is the kind of those that are not kept
+    ordered = Traits(*(each[order, columns] for each in traits))
+    alike = _alike(limit, np.where(keep, kind, 0)[order, columns], ordered)
+    for j in np.flatnonzero(alike.any((0, 2))):
+        close = alike[:j, j] & keep[order[:j], columns] & keep[order[j], columns]
         found = np.flatnonzero(close.any(0))
-        better, worse = order[close.argmax(0)[found], found], b[found]
+        better, worse = order[close.argmax(0)[found], found], order[j, found]
         weight[better, found] = np.logaddexp(weight[better, found], weight[worse, found])
         keep[worse, found] = False
     return weight, keep
+
+
+def _alike(limit: float, kind: Indices, traits: Traits) -> NDArray[np.bool_]:
+    """Which rows j are like a better row i, (K, K, B), of rows that are ordered; kind: (K, B), 0 for none."""
+    rows, batch = kind.shape
+    found = np.zeros((rows, rows, batch), dtype=bool)
+    size = max(1, PAIRS // (rows * rows))
+    for first in range(0, batch, size):
+        part = slice(first, first + size)
+        levels, means, sds = (each[:, part] for each in traits)
+        close = (kind[:, None, part] == kind[None, :, part]) & (kind[:, None, part] > 0)
+        close &= (np.abs(levels[:, None] - levels) < limit).all(-1)
+        close &= (np.abs(means[:, None] - means) < 0.5 * sds[:, None]).all(-1)
+        found[:, :, part] = close
+    found[np.tril_indices(rows)] = False
+    return found
 
 
 def _restart(bank: Bank, source: Indices, top: Array) -> tuple[Bank, Indices]:

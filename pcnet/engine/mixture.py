@@ -235,23 +235,23 @@ class MixtureSession(Session):
     def _review(self) -> None:
         """Check that rows are left; drop, merge and copy them."""
         run, (evidence, energy, _) = self._bound, self._newest
-        self._check_rows(bool(np.isfinite(self._bank.now(evidence)).any(0).all()))
-        lost = self.diverged
+        self._check_rows(self._bank.has_rows(evidence))
         tick, passed = self.tick, self.tick - self._reviewed
         before = np.arange(self._bank.rows)[:, None]
         found = banks.review(self.hypotheses, self._bank, evidence, self._traits, tick, passed, rows.has_walks(run))
         self._last_energy = torch.as_tensor(energy).reshape(self._shape)
         self._sum = self._sum + self._bank.total(evidence)
         self._reviewed, self._collected = tick, np.zeros_like(self._sum)
-        same = len(found.source) == len(before) and bool((found.source == before).all())
-        self._bank = found.bank
-        if not same:
-            self._copy_rows(found.source, lost)
+        if len(found.source) == len(before) and bool((found.source == before).all()):
+            self._bank = found.bank
+        else:
+            self._copy_rows(found.bank, found.source)
 
-    def _copy_rows(self, source: Indices, lost: Divergence) -> None:
-        """Continue with copies of these rows (K, B); lost: batch elements of which no row is left."""
+    def _copy_rows(self, bank: Bank, source: Indices) -> None:
+        """Continue with another bank, whose rows are copies of these rows (K, B)."""
         before, lead, index, batch = self._bound, self._engine.lead, rows.places(source), source.shape[1]
-        at, node = (value.reshape(-1) for value in lost)
+        at, node = (value.reshape(-1) for value in self.diverged)  # batch elements of which no row is left
+        alike, self._bank = bank.assumes_like(self._bank, source), bank
         gone = np.flatnonzero(at >= 0).tolist()
         stopped = {row * batch + b: (int(at[b]), str(node[b])) for row in range(len(source)) for b in gone}
         log = DivergenceLog(before.snapshot.log.events, stopped)
@@ -265,7 +265,8 @@ class MixtureSession(Session):
                 now = before.now
                 relative = None if now.relative_dt is None else now.relative_dt[index]
                 run.now = now._replace(state=rows.copies(now.state, index), relative_dt=relative, log=log)
-            rows.assume_kinds(run, self.hypotheses, self._bank)
+            if not alike or self.on_divergence == "reset":  # reset rows have the assumptions of the start
+                rows.assume_kinds(run, self.hypotheses, bank)
             if self.on_divergence != "raise":  # otherwise nothing is reset to it
                 run.first = run.first._replace(nodes=rows.copies(first, index).nodes)
             if run.rescue is not None:
@@ -288,8 +289,7 @@ class MixtureSession(Session):
             division = banks.divide(self._bank, shaped)
             if division is None:
                 return
-            lost, self._bank = self.diverged, division.bank
-            self._copy_rows(division.source, lost)
+            self._copy_rows(division.bank, division.source)
             context = self.context(name)
             state = node.part(context, torch.as_tensor(division.place).reshape(-1).to(bent))
             self._bound.replace_nodes({name: state})

@@ -37,6 +37,7 @@ class Graph:
     def __init__(self) -> None:
         self._nodes: dict[str, AnyNode] = {}
         self._links: list[AnyLink] = []
+        self._checked: set[tuple[torch.dtype, str]] = set()  # dtypes and devices with which it can run
 
     @property
     def network(self) -> nx.MultiDiGraph[str]:
@@ -101,6 +102,7 @@ class Graph:
             raise GraphError(f"{parent!r} {link.key} {child!r} would close a cycle; predictions must go down only")
         self._nodes |= {parent: link.parent, child: link.child}
         self._links.append(link)
+        self._checked.clear()
 
     def _descendants(self, name: str) -> set[str]:
         """Names of all nodes below a node."""
@@ -179,6 +181,8 @@ class Graph:
         """Raise `GraphError`, with the node and the remedy, if the graph cannot run."""
         if not self._nodes:
             raise GraphError("the graph is empty; add nodes by graph.predicts(state, sensory) and graph.weighs(...)")
+        if (dtype, str(device)) in self._checked:  # nodes and links are never changed
+            return
         like = torch.empty(0, dtype=dtype, device=device)
         for node in self.nodes.values():
             node.check(self.neighbours(node), like)
@@ -189,6 +193,7 @@ class Graph:
         except RuntimeError:
             shapes = {node.name: tuple(node.batch_shape) for node in self.nodes.values() if node.batch_shape}
             raise GraphError(f"the batch dimensions of the nodes' settings do not fit together: {shapes}") from None
+        self._checked.add((dtype, str(device)))
 
     @property
     def batch_shape(self) -> torch.Size:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -101,9 +101,10 @@ def pack(part: Sequence[Slot], tensors: Mapping[str, Tensor]) -> Array:
 
 def unpack(part: Sequence[Slot], memory: Array) -> dict[str, Tensor]:
     """Memory (B, size) as tensors (B, ...), with memory of their own."""
-    whole, batch = torch.from_numpy(memory.copy()), len(memory)
+    whole, batch = torch.from_numpy(memory), len(memory)
+    pieces: Any = torch.split_with_sizes_copy(whole, [slot.size for slot in part], 1)  # type: ignore[func-returns-value]
     made = {}
-    for slot, piece in zip(part, whole.split_with_sizes([slot.size for slot in part], 1), strict=True):
+    for slot, piece in zip(part, pieces, strict=True):
         value = piece if slot.dtype == torch.float64 else piece.to(slot.dtype)
-        made[slot.name] = (value if len(slot.shape) == 1 else value.reshape(batch, *slot.shape)).contiguous()
+        made[slot.name] = value if len(slot.shape) == 1 else value.view(batch, *slot.shape)
     return made

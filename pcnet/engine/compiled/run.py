@@ -48,6 +48,7 @@ class Block(NamedTuple):
     given: Array
     recorded: NDArray[np.uint8]
 
+
 class _Refused(NamedTuple):
     """A tick that compiled code could not do: the state before it, its kind and what was given, (n,) or (B, n)."""
 
