@@ -281,18 +281,18 @@ class MixtureSession(Session):
         (name,) = found
         node = self._nodes[name]
         assert isinstance(node, DividesBelief)
+        if not node.can_bend(self.program.bound[name]):
+            return
         with torch.inference_mode():
-            bent = node.bends(self.context(name))
-            if bent is None:
-                return
-            shaped = bent.double().numpy().reshape(self._bank.log_weight.shape)
-            division = banks.divide(self._bank, shaped)
+            bends = node.bends(self.context(name))
+            bent = bends.largest.double().numpy().reshape(self._bank.log_weight.shape)
+            division = banks.divide(self._bank, bent)
             if division is None:
                 return
             self._copy_rows(division.bank, division.source)
-            context = self.context(name)
-            state = node.part(context, torch.as_tensor(division.place).reshape(-1).to(bent))
-            self._bound.replace_nodes({name: state})
+            index, run = rows.places(division.source), self._bound
+            bends, place = rows.picked(bends, index), torch.as_tensor(division.place).reshape(-1)
+            run.replace_nodes({name: node.part(run.node_state(name), bends, place.to(bends.along))})
             if self._trail is not None and isinstance(node, Smooths):
                 self._trail.replace_last({name: node.smoothing_row(self.context(name))})
 

@@ -63,7 +63,9 @@ class MixtureRecording:
     def _reduce(self, parts: list[_Part]) -> None:
         """Add parts with the same number of rows to the table."""
         times = [t for part in parts for t in part.times]
-        found = {name: torch.cat([part.values[name] for part in parts]) for name in parts[0].values}
+        found = dict(parts[0].values)
+        if len(parts) > 1:
+            found = {name: torch.cat([part.values[name] for part in parts]) for name in found}
         weight = found.pop("weight")
         values = {name: found.pop(name).to(weight) for name in ("accuracy", EVIDENCE)}
         rows = {name: value.reshape(*weight.shape, *value.shape[2:]) for name, value in found.items()}

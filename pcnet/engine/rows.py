@@ -16,7 +16,7 @@ from pcnet.model.hypotheses import Hypotheses
 from pcnet.model.links import Weighs
 from pcnet.model.protocols import Assumes, AssumesNoiseLevels, KeepsNoiseScales, StartsAtPeaks
 from pcnet.numerics.mixtures import Peaks
-from pcnet.numerics.trees import tree_map
+from pcnet.numerics.trees import T, tree_map
 
 RESCALED = {8: 25.0, 32: 16.0, 64: 10.0, 128: 6.0, 256: 4.0, 512: 2.5, 1024: 1.5, 2048: 1.0}
 """Observations after which fixed parts of noises are tied to what was learned of their levels, times this factor. Too
@@ -121,9 +121,10 @@ def places(source: Indices) -> Tensor:
 
 def copies(state: GraphState, index: Tensor) -> GraphState:
     """Copies of some batch elements of a state."""
+    nodes = {name: picked(each, index) for name, each in state.nodes.items()}
+    return GraphState(nodes, *picked(tuple(state[1:]), index))
 
-    def pick(value: Tensor) -> Tensor:
-        return value[index].contiguous()
 
-    nodes = {name: tree_map(pick, each) for name, each in state.nodes.items()}
-    return GraphState(nodes, *(pick(value) for value in state[1:]))
+def picked(tree: T, index: Tensor) -> T:
+    """Copies of some batch elements of a tree of tensors."""
+    return tree_map(lambda value: value[index].contiguous(), tree)

@@ -11,6 +11,7 @@ from pcnet.errors import GraphError
 from pcnet.model.context import Neighbours, NodeContext
 from pcnet.model.links import AnyLink, Weighs
 from pcnet.model.node import BatchSpec
+from pcnet.numerics.gaussian_sums import Bends
 from pcnet.numerics.kernels import Kernel
 from pcnet.numerics.mixtures import Peaks
 
@@ -263,11 +264,15 @@ class DividesBelief(ABC):
     """A state whose belief can be divided into several narrower ones, as rows of a bank of hypotheses."""
 
     @abstractmethod
-    def bends(self, ctx: Context) -> Tensor | None:
-        """How far what the belief is sent through is from linear over it, (B,); None if it is not to be divided."""
+    def can_bend(self, bound: Any) -> bool:
+        """Whether what the belief is sent through can be far from linear, so that it may have to be divided."""
 
     @abstractmethod
-    def part(self, ctx: Context, place: Tensor) -> Any:
+    def bends(self, ctx: Context) -> Bends:
+        """How far what the belief is sent through is from linear over it."""
+
+    @abstractmethod
+    def part(self, state: Any, bends: Bends, place: Tensor) -> Any:
         """The state with beliefs replaced by one of three parts, −1, 0 or 1, (B,); others stay as they are."""
 
 

@@ -6,10 +6,10 @@ from torch import Tensor
 from pcnet.functions.base import Function
 from pcnet.model.links import Predicts
 from pcnet.model.node import AnyNode
-from pcnet.nodes.kalman_belief import Context, KalmanState
+from pcnet.nodes.kalman_belief import Context, KalmanBound, KalmanState
 from pcnet.nodes.kalman_functions import arguments, known_arguments, parameters_of
 from pcnet.nodes.kalman_noises import observation_noise
-from pcnet.numerics.gaussian_sums import NODE, Probe, bending, narrowed
+from pcnet.numerics.gaussian_sums import NODE, Bends, Probe, bending, narrowed
 from pcnet.numerics.mixtures import SHIFT
 from pcnet.numerics.sigma_points import covariance_root
 
@@ -51,23 +51,26 @@ def _probe(ctx: Context, function: Function, of: AnyNode | None, root: Tensor) -
     return Probe(values[:, 0], *torch.split(values[:, 1:], q, 1))
 
 
-def largest_bend(ctx: Context) -> Tensor:
-    """How far flow and mappings are from linear along the column where they are farthest, (B,)."""
-    return _all_bends(ctx, covariance_root(ctx.state.belief.covariance)).amax(-1)
+def can_bend(bound: KalmanBound) -> bool:
+    """Whether flow or mappings are other than affine."""
+    below = bound.layout.below
+    mappings = (mapping for link, mapping in bound.cluster.mappings.items() if not below[link].is_wide)
+    return not all(function.is_affine for function in (bound.motion.flow, *mappings))
 
 
-def _all_bends(ctx: Context, root: Tensor) -> Tensor:
-    return torch.maximum(flow_bends(ctx, root), mappings_bend(ctx, root))
+def all_bends(ctx: Context) -> Bends:
+    """How far flow and mappings are from linear along the columns of a root of the covariance."""
+    root = covariance_root(ctx.state.belief.covariance)
+    return Bends(root, torch.maximum(flow_bends(ctx, root), mappings_bend(ctx, root)))
 
 
-def part_of(ctx: Context, place: Tensor) -> KalmanState:
+def part_of(state: KalmanState, bends: Bends, place: Tensor) -> KalmanState:
     """The state with each belief replaced by one of three parts of it along the column where it is most bent.
 
     place: −1, 0 or 1 for the parts, (B,); anything else for beliefs that stay as they are.
     """
-    belief = ctx.state.belief
-    root = covariance_root(belief.covariance)
+    belief = state.belief
     cut = (place.abs() <= 1).to(belief.mean)
-    shares, column = narrowed(belief.covariance_by_source, root, _all_bends(ctx, root), cut)
+    shares, column = narrowed(belief.covariance_by_source, *bends, cut)
     mean = belief.mean + (SHIFT * cut * place)[:, None] * column
-    return ctx.state._replace(belief=belief._replace(mean=mean, covariance_by_source=shares))
+    return state._replace(belief=belief._replace(mean=mean, covariance_by_source=shares))

@@ -28,7 +28,7 @@ from pcnet.nodes.augmented_layout import Noises, make_layout
 from pcnet.nodes.flow import check_state, checked_flow, searched_value
 from pcnet.nodes.input import InputNode
 from pcnet.nodes.kalman_belief import Context, Evidence, KalmanBound, KalmanState, Linearisation, Motion, Reference
-from pcnet.nodes.kalman_bending import largest_bend, part_of
+from pcnet.nodes.kalman_bending import all_bends, can_bend, part_of
 from pcnet.nodes.kalman_cluster import first_values, make_cluster
 from pcnet.nodes.kalman_derivatives import derivatives
 from pcnet.nodes.kalman_forecast import KalmanForecasts
@@ -67,6 +67,7 @@ from pcnet.nodes.precision import PrecisionNode, noise_score_error
 from pcnet.numerics.branching import holds
 from pcnet.numerics.coloured_noise import NoiseSpec
 from pcnet.numerics.estimators import Newton, NoiseScoring, ParameterEstimator
+from pcnet.numerics.gaussian_sums import Bends
 from pcnet.numerics.kalman import GaussianWithSensitivities, PredictiveDistribution, ScoreAndInformation
 from pcnet.numerics.kernels import SquaredExponential
 from pcnet.numerics.laplace import standard_deviations
@@ -350,11 +351,14 @@ class KalmanStateNode(
     def start_at(self, bound: KalmanBound, state: KalmanState, offset: Tensor, narrowing: Tensor) -> KalmanState:
         return started_at(bound, state, offset, narrowing)
 
-    def bends(self, ctx: Context) -> Tensor | None:
-        return largest_bend(ctx)
+    def can_bend(self, bound: KalmanBound) -> bool:
+        return can_bend(bound)
 
-    def part(self, ctx: Context, place: Tensor) -> KalmanState:
-        return part_of(ctx, place)
+    def bends(self, ctx: Context) -> Bends:
+        return all_bends(ctx)
+
+    def part(self, state: KalmanState, bends: Bends, place: Tensor) -> KalmanState:
+        return part_of(state, bends, place)
 
     def prediction(self, ctx: Context, link: AnyLink) -> GaussianPrediction:
         assert isinstance(link, Predicts)

@@ -324,8 +324,8 @@ class MixtureStateNode(KalmanStateNode):
     def start_peaks(self, ctx: Context) -> Peaks | None:
         return None
 
-    def bends(self, ctx: Context) -> Tensor | None:
-        return None
+    def can_bend(self, bound: Any) -> bool:
+        return False
 
     def smoothing_layout(self, bound: Any) -> SmoothingLayout:
         layout, c = super().smoothing_layout(bound.modes), bound.k * bound.stages

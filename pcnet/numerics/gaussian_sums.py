@@ -70,6 +70,21 @@ def _first(mask: Tensor) -> Tensor:
     return mask * (mask.cumsum(-1) < 1.5)
 
 
+class Bends(NamedTuple):
+    """How much functions bend over Gaussians: roots of their covariances (B, n, n), and how much along columns (B, q).
+
+    q may be less than n: the functions do not depend on the rest.
+    """
+
+    root: Tensor
+    along: Tensor
+
+    @property
+    def largest(self) -> Tensor:
+        """How much along the column where it is most, (B,)."""
+        return self.along.amax(-1)
+
+
 def narrowed(shares: Tensor, root: Tensor, bent: Tensor, cut: Tensor) -> tuple[Tensor, Tensor]:
     """Covariances by source of Gaussians that are narrower along the column of the root where they are most bent.
 

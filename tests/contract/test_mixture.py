@@ -9,13 +9,12 @@ import torch
 
 import pcnet as pc
 from pcnet.engine import bank as banks
+from pcnet.engine import rows
 from pcnet.errors import DivergenceError, SettingError
 from pcnet.graphs import adaptive_filter
-from pcnet.model.context import Now
 from pcnet.model.digest import digest
 from pcnet.model.specification import from_spec, to_spec
 from pcnet.numerics.mixtures import WIDEST
-from pcnet.numerics.trees import tree_map
 from support.kalman import Kalman, exact_transition
 
 DT = 0.1
@@ -386,11 +385,9 @@ def test_divided_rows_are_the_same_mixture():
     bent[[1, 7]] = 1.0
     division = banks.divide(session._bank, bent)
     context = session.context("x")
-    index = torch.as_tensor(division.source[:, 0])
-    now = Now(*(value[index] for value in context.now[:2]), None)
-    copied = context.at(tree_map(lambda value: value[index], context.state), now)
-    place = torch.as_tensor(division.place[:, 0])
-    after = session.graph["x"].part(copied, place).belief
+    index, place = torch.as_tensor(division.source[:, 0]), torch.as_tensor(division.place[:, 0])
+    copied, bends = (rows.picked(each, index) for each in (context.state, session.graph["x"].bends(context)))
+    after = session.graph["x"].part(copied, bends, place).belief
     weight = torch.as_tensor(np.exp(division.bank.log_weight[:, 0]))
     assert len(place) == session._bank.rows + 4
     assert weight.sum() == pytest.approx(1.0)

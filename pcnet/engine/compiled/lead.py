@@ -163,10 +163,13 @@ class Lead:
         """Go on where another one (or this one) is, with copies of its batch elements (B,), in compiled memory.
 
         Returns:
-            Whether that could be done: the other is ahead of its run, and nothing has stopped.
+            Whether that could be done: its memory holds the present state, and nothing has stopped.
         """
         other._settle()
         run, place, before = self._run, other.place, other._run.snapshot
+        if place is None and other._loaded is before:
+            elapsed = None if before.relative_dt is None else float(before.state.dt[0])
+            place = other._at_snapshot()._replace(elapsed=elapsed)
         if place is None or not self.engine.copy_elements(other.engine, index):
             return False
         run.snapshot = before._replace(state=run.program.initial, relative_dt=None, log=log)
