@@ -2,7 +2,7 @@
 
 import dataclasses
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from types import (
     BuiltinFunctionType,
@@ -36,11 +36,10 @@ def digest(model: Model) -> str:
     Raises:
         SettingError: If the model contains an object that hides what it holds.
     """
-    found = hashlib.sha256()
+    texts: list[bytes] = []
     for part in _parts(model):
-        for text in _texts(part):
-            found.update(text + b"\0")
-    return found.hexdigest()
+        _add(part, (), texts)
+    return hashlib.sha256(b"\0".join([*texts, b""])).hexdigest()
 
 
 def covers(model: Model) -> bool:
@@ -73,47 +72,54 @@ def link_keys(model: Model) -> list[tuple[Any, ...]]:
     return [(link.key, *link.names, link.function) for link in model.graph.links]
 
 
-def _texts(value: Any, within: tuple[int, ...] = ()) -> Iterable[bytes]:
-    """The parts of a value that make it what it is; `SettingError` if they cannot be seen.
+def _add(value: Any, within: tuple[int, ...], texts: list[bytes]) -> None:
+    """Add the parts of a value that make it what it is; `SettingError` if they cannot be seen.
 
     within: the values that contain it, by identity, so that circles end.
     """
-    if id(value) in within:
-        yield b"circle %d" % (len(within) - within.index(id(value)))
-        return
-    yield from _contents(value, (*within, id(value)))
+    if type(value) in PLAIN:
+        texts.append(repr(value).encode())
+    elif id(value) in within:
+        texts.append(b"circle %d" % (len(within) - within.index(id(value))))
+    else:
+        _add_contents(value, (*within, id(value)), texts)
 
 
-def _contents(value: Any, within: tuple[int, ...]) -> Iterable[bytes]:
-    def of(*parts: Any) -> Iterable[bytes]:
-        yield str(len(parts)).encode()
+def _add_contents(value: Any, within: tuple[int, ...], texts: list[bytes]) -> None:
+    def add(*parts: Any) -> None:
+        texts.append(str(len(parts)).encode())
         for part in parts:
-            yield from _texts(part, within)
+            _add(part, within, texts)
 
     if isinstance(value, (Tensor, np.ndarray)):
-        yield from _array(value)
+        texts.append(_array(value))
     elif isinstance(value, Function) and value.identity_key is not value:
-        yield from _texts(value.identity_key, within)
+        _add(value.identity_key, within, texts)
     elif isinstance(value, torch.nn.Module):
-        yield from of(type(value), type(value).forward, *value.state_dict().values())
+        add(type(value), type(value).forward, *value.state_dict().values())
         for name, module in value.named_modules():
             public = {k: v for k, v in vars(module).items() if not k.startswith("_") and k != "training"}
-            yield from of(name, type(module), public)
+            add(name, type(module), public)
     elif (parts := _parts_of(value)) is not None:
-        yield from of(*parts)
+        add(*parts)
     elif isinstance(value, (type, *NAMED)):
-        yield f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', value)}".encode()
+        texts.append(f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', value)}".encode())
     elif dataclasses.is_dataclass(value):
-        yield type(value).__qualname__.encode()
+        texts.append(type(value).__qualname__.encode())
         for field in dataclasses.fields(value):
-            yield field.name.encode()
-            yield from _texts(getattr(value, field.name), within)
+            texts.append(field.name.encode())
+            _add(getattr(value, field.name), within, texts)
     elif isinstance(value, (set, frozenset)):
-        yield from sorted(b"\0".join(_texts(each, within)) for each in value)
+        found = []
+        for each in value:
+            mine: list[bytes] = []
+            _add(each, within, mine)
+            found.append(b"\0".join(mine))
+        texts += sorted(found)
     elif isinstance(value, (*PLAIN, np.generic)):
-        yield repr(value.item() if isinstance(value, np.generic) else value).encode()
+        texts.append(repr(value.item() if isinstance(value, np.generic) else value).encode())
     else:
-        yield from of(type(value), _rules(type(value)), _attributes(value))
+        add(type(value), _rules(type(value)), _attributes(value))
 
 
 def _parts_of(value: Any) -> tuple[Any, ...] | None:
@@ -132,12 +138,12 @@ def _parts_of(value: Any) -> tuple[Any, ...] | None:
     return tuple(value) if isinstance(value, (tuple, list)) else None
 
 
-def _array(value: Tensor | np.ndarray[Any, Any]) -> Iterable[bytes]:
+def _array(value: Tensor | np.ndarray[Any, Any]) -> bytes:
     numbers = np.asarray(value.detach().cpu() if isinstance(value, Tensor) else value)
     if numbers.dtype == object:
         raise SettingError("an array of objects cannot be compared with that of another process; use numbers")
     numbers = numbers if np.iscomplexobj(numbers) else numbers.astype(np.float64)
-    yield str(numbers.shape).encode() + numbers.tobytes()
+    return str(numbers.shape).encode() + numbers.tobytes()
 
 
 def _cell(cell: CellType) -> Any:

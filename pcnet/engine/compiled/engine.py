@@ -275,14 +275,13 @@ class CompiledEngine:
         count, run, acts = len(numbers), self.run, self.program.acts
         values = series.values[start : start + count]
         counts = numbers + 1
-        codes = np.zeros(count, dtype=np.int64)
+        always = sum(1 << i for i, act in enumerate(acts) if 1 in act.periods)
+        codes = np.full(count, always, dtype=np.int64)
         masks: dict[int, NDArray[np.bool_]] = {}
         for i, act in enumerate(acts):
-            due = np.zeros(count, dtype=bool)
-            for period in act.periods:
-                due |= counts % period == 0
-            codes |= due.astype(np.int64) << i
-            if act.by_element is not None and due.any():
+            for period in act.periods if not always >> i & 1 else ():
+                codes |= (counts % period == 0).astype(np.int64) << i
+            if act.by_element is not None and (codes >> i & 1).any():
                 masks[i] = counts[:, None] % act.by_element.cpu().numpy() == 0
         codes |= (~moments.regular).astype(np.int64) << len(acts)
         codes |= (numbers == 0).astype(np.int64) << (len(acts) + 1)

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pcnet.engine.compiled.errors import UntraceableError
+from pcnet.numerics.branching import is_one_sided
 from pcnet.numerics.tracing import kernel_calls_go_to
 
 CREATION = frozenset(
@@ -269,7 +270,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if varies:
             if tensor.dtype is not torch.bool:
                 raise UntraceableError("a number is read out of a tensor, by item() or float()")
-            self._append(Operation("guard", (self.ref(tensor),), {"outcome": bool(value)}, ()))
+            if value or not is_one_sided():
+                self._append(Operation("guard", (self.ref(tensor),), {"outcome": bool(value)}, ()))
         return value
 
     def _decomposed(self, func: Any, args: Any, kwargs: Any) -> tuple[Any] | None:
