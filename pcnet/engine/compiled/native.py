@@ -101,7 +101,7 @@ def _compile(text: str, vectorise: bool, quick: bool) -> bytes:
         module = llvm.parse_assembly(text, llvm.create_context())  # the global one never forgets constants
         module.triple, module.data_layout = llvm.get_process_triple(), str(machine.target_data)
         module.verify()
-        if not vectorise:  # scalars are simplified already, and LLVM's passes would gain nothing
+        if not vectorise or quick:  # scalars are simplified already, and LLVM's passes would gain nothing
             return bytes(machine.emit_object(module))
         tuning = llvm.create_pipeline_tuning_options(speed_level=OPTIMISATION)
         tuning.slp_vectorization, tuning.loop_vectorization = False, True

@@ -16,6 +16,8 @@ from pcnet.engine.compiled.values import BOOL, Values
 RULES = RuleTable(elementwise_rules.RULES | shape_rules.RULES | algebra_rules.RULES)
 MAX_VALUES = 30_000
 """A tick with more values than this is not lowered to scalars."""
+LARGE = 20
+"""How many times as many multiplications a tick may have, most of which are of constants."""
 
 
 @RULES.add("guard")
@@ -31,11 +33,14 @@ def lower(trace: Trace, inputs: Mapping[str, Sequence[int]], values: Values) -> 
         TooLargeError: If there are more than MAX_VALUES values.
         UntraceableError: If an operation cannot be lowered.
     """
-    low = Lowering(trace, values, inputs)
+    low, size = Lowering(trace, values, inputs), 0
     for operation in trace.operations:
         rule = RULES.get(base_name(operation.name))
         if rule is None:
             raise UntraceableError(f"the operation {operation.name} has no rule")
+        size += operation.multiplications
+        if size > LARGE * MAX_VALUES:  # before they are counted one by one
+            raise TooLargeError
         rule(low, operation)
         if len(values.operations) > MAX_VALUES:
             raise TooLargeError

@@ -28,7 +28,9 @@ def compile_tick(tick: ElementTick, outcomes: tuple[bool, ...], width: int, cach
     started = time.perf_counter()
     recording, layout = tick.record(), tick.layout
     if recording.trace.is_large:
-        raise UntraceableError("its matrices are so large that torch is faster than compiled code")
+        raise UntraceableError(
+            "its matrices are so large that torch is faster than compiled code, or that compiling takes long"
+        )
     layout.record = recording.record
     module = Module(width, processor().fused)
     form, size = "scalars", 0

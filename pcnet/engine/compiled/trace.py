@@ -55,6 +55,17 @@ class Operation(NamedTuple):
     kwargs: Mapping[str, Any]
     outputs: tuple[Ref, ...]
 
+    @property
+    def multiplications(self) -> int:
+        """About how many multiplications it takes: one for each number of its outputs, more for matrices."""
+        matrices = [arg for arg in self.args if isinstance(arg, Ref) and len(arg.shape) > 1]
+        if "mm" in self.name and len(matrices) > 1:
+            return self.outputs[0].size * matrices[-2].shape[-1]
+        found = sum(ref.size for ref in self.outputs)
+        if matrices and any(name in self.name for name in ("linalg", "cholesky")):
+            found = max(found, max(each.size for each in matrices) * max(each.shape[-1] for each in matrices))
+        return found
+
 
 class Storage(NamedTuple):
     """Memory of a trace.
@@ -70,8 +81,12 @@ class Storage(NamedTuple):
     values: Tensor | None = None
 
 
-COST = 10_000
-"""Numbers an operation may compute on average, for compiled code to be faster than torch's own."""
+COST = 100_000
+"""Multiplications that an operation may take on average, for compiled code to be faster than torch's own."""
+MOST_CONSTANTS = 250_000
+"""Constants, such as weights of a network, that compiled code may hold."""
+LARGEST_EXPONENTIAL = 36
+"""Size of a matrix exponential up to which its code, which has lines for each element, compiles in seconds."""
 
 
 class Outside(NamedTuple):
@@ -99,16 +114,15 @@ class Trace(NamedTuple):
 
     @property
     def is_large(self) -> bool:
-        """Whether operations are so large that torch's own are faster than compiled code."""
-        numbers = 0
-        for operation in self.operations:
-            numbers += sum(ref.size for ref in operation.outputs)
-            matrices = [arg for arg in operation.args if isinstance(arg, Ref) and len(arg.shape) > 1]
-            if len(matrices) > 1 and "mm" in operation.name:
-                numbers += operation.outputs[0].size * matrices[-1].shape[-2]
-            elif matrices and any(name in operation.name for name in ("linalg", "cholesky")):
-                numbers += matrices[-1].size * max(ref.shape[-1] for ref in matrices)
-        return numbers > COST * max(50, len(self.operations))
+        """Whether operations are so large that torch's own are faster, or that compiling them takes too long."""
+        constants = sum(storage.size for storage in self.storages if storage.source == "constant")
+        exponentials = [each.args[0].shape[-1] for each in self.operations if each.name == "exponential_step"]
+        size = sum(operation.multiplications for operation in self.operations)
+        return (
+            size > COST * max(50, len(self.operations))
+            or constants > MOST_CONSTANTS
+            or max(exponentials, default=0) > LARGEST_EXPONENTIAL
+        )
 
 
 def record(run: Callable[[], Mapping[str, Tensor]], inputs: Mapping[str, Tensor]) -> Trace:

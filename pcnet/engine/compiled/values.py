@@ -8,6 +8,7 @@ checks that all that it stores is finite, and leaves the tick to the eager engin
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy as np
 
 DOUBLE, SINGLE, BOOL = "d", "f", "b"
 """Kinds of values. Integers are kept as DOUBLE, which holds them exactly up to 2^53."""
+EXACT = (operator.add, operator.sub, operator.mul)
 COMMUTATIVE = frozenset({"add", "mul", "and", "or", "eq", "ne"})
 COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
     "lt": lambda a, b: a < b,
@@ -107,13 +109,15 @@ class Values:
 
     # --- arithmetic ----------------------------------------------------------------------------------------------
     def _folded(self, kind: str, function: Callable[..., Any], *values: Any) -> int:
+        if kind == DOUBLE and function in EXACT:  # plain numbers, which warn of nothing
+            return self.constant(function(*values), kind)
         with np.errstate(all="ignore"):
             return self.constant(function(*values), kind)
 
     def add(self, a: int, b: int) -> int:
         x, y, kind = self.known(a), self.known(b), self.kinds[a]
         if x is not None and y is not None:
-            return self._folded(kind, lambda p, q: p + q, x, y)
+            return self._folded(kind, operator.add, x, y)
         if x == 0:
             return b
         if y == 0:
@@ -127,7 +131,7 @@ class Values:
     def sub(self, a: int, b: int) -> int:
         x, y, kind = self.known(a), self.known(b), self.kinds[a]
         if x is not None and y is not None:
-            return self._folded(kind, lambda p, q: p - q, x, y)
+            return self._folded(kind, operator.sub, x, y)
         if y == 0:
             return a
         if x == 0:
@@ -152,7 +156,7 @@ class Values:
     def mul(self, a: int, b: int) -> int:
         x, y, kind = self.known(a), self.known(b), self.kinds[a]
         if x is not None and y is not None:
-            return self._folded(kind, lambda p, q: p * q, x, y)
+            return self._folded(kind, operator.mul, x, y)
         for value, other in ((x, b), (y, a)):
             if value == 0:
                 return self.constant(0.0, kind)
