@@ -34,7 +34,12 @@ def run(tmp_path, monkeypatch, capsys):
         ("stack.py", ["--samples", "300", "--seeds", "1"], 1, ["drift: mean squared error", "switch: mean"]),
         ("spikes.py", ["--samples", "150"], 1, ["smoother: error", "true 3.0"]),
         ("choices.py", ["--trials", "60"], 1, ["forecast:", "true 0.15"]),
-        ("benchmark_size.py", ["--channels", "--states", "3", "--passes", "1"], 0, ["Kalman", "Lorenz-96", "MB"]),
+        (
+            "benchmark_size.py",
+            ["--channels", "--filtered", "--states", "3", "--passes", "1"],
+            0,
+            ["Kalman", "Lorenz-96", "MB"],
+        ),
         ("benchmark_size.py", ["--case", "linear", "40", "--passes", "1"], 0, ['"pcnet": ', '"memory": ']),
         ("benchmark_size.py", ["--case", "nonlinear", "40", "--passes", "1"], 0, ['"pcnet": ', '"memory": ']),
         ("soak.py", ["--observations", "1500", "--check", "500"], 0, ["MB", "all checks passed"]),

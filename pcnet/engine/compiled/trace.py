@@ -85,7 +85,7 @@ COST = 100_000
 """Multiplications that an operation may take on average, for compiled code to be faster than torch's own."""
 MOST_CONSTANTS = 250_000
 """Constants, such as weights of a network, that compiled code may hold."""
-LARGEST_EXPONENTIAL = 36
+LARGEST_EXPONENTIAL = 30
 """Size of a matrix exponential up to which its code, which has lines for each element, compiles in seconds."""
 
 
