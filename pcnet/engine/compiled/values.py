@@ -66,6 +66,8 @@ _FUNCTIONS_OF_TWO: dict[str, Callable[..., Any]] = {
 }
 FUNCTIONS, FUNCTIONS_OF_TWO = frozenset(_FUNCTIONS), frozenset(_FUNCTIONS_OF_TWO)
 """Functions of one number and of two, by the names that torch and the C library have for them."""
+_SIMPLE = frozenset({0.0, 1.0, -1.0})
+"""Factors whose product is exact."""
 
 
 class Values:
@@ -179,8 +181,10 @@ class Values:
         Where this is done depends on the rule alone, not on what is constant: an element of a batch, some of whose
         settings are inputs, has the digits of the same element alone.
         """
-        simple = {0.0, 1.0, -1.0}
-        if not self.fused or self.known(c) == 0 or self.known(a) in simple or self.known(b) in simple:
+        x, y = self.known(a), self.known(b)
+        if x == 0 or y == 0:
+            return c
+        if not self.fused or self.known(c) == 0 or x in _SIMPLE or y in _SIMPLE:
             return self.add(self.mul(a, b), c)  # exactly the same, but for the first case
         first, second = self.operations[a], self.operations[b]
         if first[0] == "neg":
@@ -191,8 +195,10 @@ class Values:
 
     def multiply_subtract(self, a: int, b: int, c: int) -> int:
         """c − a·b, rounded once if the processor can."""
-        simple = {0.0, 1.0, -1.0}
-        if not self.fused or self.known(c) == 0 or self.known(a) in simple or self.known(b) in simple:
+        x, y = self.known(a), self.known(b)
+        if x == 0 or y == 0:
+            return c
+        if not self.fused or self.known(c) == 0 or x in _SIMPLE or y in _SIMPLE:
             return self.sub(c, self.mul(a, b))
         first, second = self.operations[a], self.operations[b]
         if first[0] == "neg":
