@@ -51,7 +51,7 @@ def leave_the_priors(session, seed):
                 session.replace_nodes({name: state._replace(mean=state.mean + 0.4 * away)})
 
 
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(graphs)
 def test_local_derivatives_are_those_of_the_total_energy(options):
     model = build(**options, curvature="exact", samples=3)
@@ -76,7 +76,7 @@ def test_local_derivatives_are_those_of_the_total_energy(options):
         torch.testing.assert_close(node.hessian(local)[0], expected, rtol=1e-9, atol=1e-8)
 
 
-@settings(max_examples=3, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(graphs)
 def test_gauss_newton_is_never_indefinite(options):
     model = build(**options, curvature="gauss-newton", samples=3)
