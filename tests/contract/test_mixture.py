@@ -336,7 +336,7 @@ def test_invalid_hypotheses_and_guesses_are_rejected(make, message):
         make()
 
 
-@pytest.mark.parametrize("engine", ["eager", "compiled"])
+@pytest.mark.parametrize("engine", [pytest.param("eager", marks=pytest.mark.slow), "compiled"])
 def test_first_guesses_wait_until_something_is_observed(engine):
     """Nothing is observed at first: the states are found as well as if the run had begun later, noise of 0.2 too."""
     y = data(200, seed=4)[:, :1]

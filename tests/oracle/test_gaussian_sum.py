@@ -273,7 +273,10 @@ def test_forecasts_and_draws_have_all_peaks():
         np.testing.assert_allclose(found.ravel(), mean, atol=0.15 * sd.max())
 
 
-@pytest.mark.parametrize("guess", [{}, {"process_noise_sd": 20.0, "observation_noise_sd": 0.15}])
+@pytest.mark.parametrize(
+    "guess",
+    [{}, pytest.param({"process_noise_sd": 20.0, "observation_noise_sd": 0.15}, marks=pytest.mark.slow)],
+)
 def test_told_nothing_of_the_noise_it_is_nearly_as_good_as_the_exact_filter(guess):
     problem = PROBLEMS["growth"]
     states, seen = problem.data(200, 31)

@@ -120,6 +120,7 @@ def test_causes_are_smoothed_with_the_state():
             np.testing.assert_allclose(result.smoothed(name).sd[k].ravel(), sd, rtol=1e-7)
 
 
+@pytest.mark.usefixtures("as_users_run")
 def test_noise_levels_of_causes_are_learned():
     """A cause far noisier than guessed: its level approaches that of the process."""
     rng, flow = np.random.default_rng(0), np.array([[-0.5, 1.0], [0.0, -0.3]])

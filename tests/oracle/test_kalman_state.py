@@ -605,6 +605,7 @@ def test_coupled_precisions_are_rejected():
         graph.run(OBSERVATIONS[:, :2], STILL)
 
 
+@pytest.mark.usefixtures("as_users_run")
 def test_the_adaptive_filter_recovers_noise_levels_from_wrong_guesses():
     """An oscillator of unknown stiffness with white noise, precisions guessed 50 times too low or high, seven seeds."""
     truth, dt, samples, seeds = 1.7, 0.05, 1500, list(range(7))

@@ -159,7 +159,9 @@ def test_forecasts_are_those_of_the_mixture():
         np.testing.assert_allclose(ahead.sd("y")[k].ravel(), expected, rtol=1e-8)
 
 
-@pytest.mark.parametrize("guess", [{}, {"process_noise_sd": 1.0, "observation_noise_sd": 0.1}])
+@pytest.mark.parametrize(
+    "guess", [{}, pytest.param({"process_noise_sd": 1.0, "observation_noise_sd": 0.1}, marks=pytest.mark.slow)]
+)
 def test_told_nothing_of_the_noise_it_is_nearly_as_good_as_the_filter_that_is_told_everything(guess):
     states, seen, _ = world(300, seed=3)
     category = CategoricalNode("mode", values=[[rate] for rate in RATES], transition=CHAIN)

@@ -120,6 +120,7 @@ def pages(browser, tries, folder):
                 session.run(np.ones((3, 1)))
                 browser.get(watched.address)
                 found += harm(browser, graph)
+                browser.get("about:blank")  # or the page asks on after the server has ended
         else:
             flow = graph.run(np.ones((3, 1)), record=pc.Record.flow()).error_flow()
             browser.get(flow.save(folder / "flow.html", title=title).as_uri())

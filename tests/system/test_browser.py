@@ -56,6 +56,7 @@ def page(browser, tmp_path):
         browser.get(path.as_uri())
         return Page(browser)
 
+    browser.get("about:blank")  # the page of the test before says nothing from here on
     browser.get_log("browser")
     yield show
     said = browser.get_log("browser")
