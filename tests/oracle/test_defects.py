@@ -49,7 +49,7 @@ def test_a_flow_may_hold_zeros_of_both_signs():
     "options", [{}, {"noise_per_channel": True, "model_error_time": 1.0}, {"correlation_time": 0.05}], ids=str
 )
 def test_an_adaptive_filter_does_not_depend_on_the_default_dtype(default_dtype, options):
-    y = 1 + 0.02 * np.random.default_rng(0).normal(size=(150, 3)).cumsum(0)
+    y = 1 + 0.02 * np.random.default_rng(0).normal(size=(40, 3)).cumsum(0)
     found = []
     for dtype in (torch.float32, torch.float64):
         default_dtype(dtype)

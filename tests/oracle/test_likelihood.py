@@ -120,6 +120,7 @@ def test_gradients_below_a_generalised_state_are_those_of_the_energy(node):
             assert gradient[i].item() == pytest.approx(slope, rel=1e-6, abs=1e-8)
 
 
+@pytest.mark.usefixtures("as_users_run")
 def test_the_noise_level_of_a_likelihood_is_learned():
     """Below a generalised state that is pinned, the level of the noise is found."""
     rng = np.random.default_rng(1)

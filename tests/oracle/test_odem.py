@@ -17,6 +17,7 @@ def test_the_first_states_of_the_authors(model, orders):
     np.testing.assert_allclose(graph["x"].initial_mean, measured, rtol=1e-7)
 
 
+@pytest.mark.usefixtures("as_users_run")
 @pytest.mark.parametrize("conventions", ["paper", "authors"])
 def test_the_right_model_has_less_error_and_lower_free_action(conventions):
     """Scenario-same against scenario-different on the same data."""

@@ -124,6 +124,7 @@ def test_a_fixed_lag_equals_the_joint_gaussian_of_what_was_seen(engine, tmp_path
     np.testing.assert_allclose(session.smoothed(0)["x"].mean, session.mean("x")[0], atol=1e-12)
 
 
+@pytest.mark.usefixtures("as_users_run")
 def test_memory_of_a_fixed_lag_does_not_grow():
     session = pc.Model(walk().graph, STILL).start(smooth=4, record=())
     for _ in range(2):

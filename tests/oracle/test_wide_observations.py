@@ -196,8 +196,8 @@ def test_memory_is_linear_in_the_channels(g):
 
 
 def test_engines_batches_checkpoints_and_smoothing_agree(tmp_path):
-    seen, _ = record(260, 40)
-    seen[50:60, :20] = np.nan
+    seen, _ = record(80, 40)
+    seen[20:25, :20] = np.nan
     model = pc.Model(graph_of(40, learn=True, guess=np.full(40, 0.3), initial_mean=FIRST), pc.adaptive_filtering())
     eager = model.run(seen, engine="eager", record=("mean", "sd", "energy"), smooth=True)
     compiled = model.run(seen, engine="compiled", record=("mean", "sd", "energy"), smooth=True)
@@ -207,9 +207,9 @@ def test_engines_batches_checkpoints_and_smoothing_agree(tmp_path):
     np.testing.assert_allclose(both.mean("x")[0], eager.mean("x"), rtol=1e-9, atol=1e-9)
     np.testing.assert_allclose(compiled.smoothed("x").mean, eager.smoothed("x").mean, rtol=1e-7, atol=1e-9)
     session = model.start(engine="eager")
-    session.run(seen[:100])
+    session.run(seen[:30])
     again = pc.resume(session.save(tmp_path / "half"), model)
-    again.run(seen[100:])
+    again.run(seen[30:])
     np.testing.assert_allclose(again.mean("x").ravel(), eager.mean("x")[-1].ravel(), rtol=1e-9, atol=1e-12)
 
 

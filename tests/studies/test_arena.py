@@ -293,7 +293,7 @@ def test_seeds_of_reports_are_apart():
 
 
 def test_a_tiny_run_is_not_done_twice(tmp_path, monkeypatch):
-    short = TASKS["tracking"].system._replace(samples=20)
+    short = TASKS["tracking"].system._replace(samples=10)
     monkeypatch.setitem(TASKS, "tracking", TASKS["tracking"]._replace(system=short))
     settings = {"seeds": 1, "tasks": ["tracking"], "first_seed": DEVELOPMENT, "processes": 1}
     late = run_arena(tmp_path, methods=["pcnet"], minutes=0.0, **settings)

@@ -32,6 +32,7 @@ def done(folder):
         return drawing
 
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PCNET_ENGINE", "compiled")
         patch.setattr(reporting, "DPI", 40)
         patch.setattr(figures, "makers", lambda found: [partial(plain, make) for make in makers(found)[:3]])
         return reproduce(folder, grid="small", data="white", seeds=2, observations=200, processes=1, progress=False)

@@ -65,7 +65,7 @@ def part(result, chosen, every=1, nodes=None):
     )
 
 
-def small_study(conventions, replicates, samples=300, kappas=(1.0, 0.25)):
+def small_study(conventions, replicates, samples=150, kappas=(1.0, 0.25)):
     seeds = list(range(42, 42 + replicates))
     world = simulate.glv_process(samples=samples, noise="authors", seed=seeds)
     worlds = tuple(simulate.Simulation(world.times, *(v[r] for v in world[1:])) for r in range(replicates))

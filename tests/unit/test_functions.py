@@ -137,7 +137,7 @@ CLOSED = {
     "linear, learned": Case(Linear(dim=2, offset=OFFSET), learned_by_hand, 2, 2, 4),
     "identity": Case(Identity(), lambda x, theta: x, 3, 3, 2),
 }
-TRACED = {  # to trace a function for one more shape takes seconds, so that each is tried with a few of them
+TRACED = {  # to trace a function for one more shape takes time, so that each is tried with a few of them
     "van der pol": Case(as_function(van_der_pol), van_der_pol_by_hand, 2, 2, 1, (Shape(1, 3, 1, F32),)),
     "lorenz 96": Case(as_function(lorenz96), lorenz96_by_hand, 5, 5, 1, (Shape(4, 2, 2),)),
     "network": Case(TracedFunction(NETWORK), NETWORK, 3, 2, 2, (Shape(4, 3, 1),)),
