@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.func import functionalize
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from pcnet.errors import GraphError
+from pcnet.numerics.dispatch import DispatchMode
 
 PRODUCTS = {"mul", "mm", "bmm", "mv", "dot"}  # operations whose result is zero if any input is zero
 COPIES = {"alias", "_to_copy", "expand", "view", "_unsafe_view"}
@@ -30,21 +30,17 @@ _LOCK = threading.RLock()
 """Only one thread may trace at a time: torch counts levels of forward-mode differentiation for all threads together."""
 
 
-class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Recorder(DispatchMode):
     """The operations that are called, as a graph. `make_fx` of torch records the same, in ten times the time."""
 
     def __init__(self, inputs: Sequence[Tensor]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.graph, self.root = Graph(), torch.nn.Module()
         self._nodes: dict[int, Node] = {}  # by the identity of a tensor
         self._kept: list[Tensor] = []  # or an identity could be used again
         for i, tensor in enumerate(inputs):
             self._add(tensor, self.graph.placeholder(f"given{i}"))
         self._varies = set(self.graph.nodes)
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # or torch imports its compiler, which takes a second
 
     def module(self, results: Any) -> GraphModule:
         """The recorded operations as a function whose results, a tensor or a tuple of tensors, are these."""

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from pcnet.engine.session import Session
@@ -21,6 +20,7 @@ from pcnet.errors import StudyError
 from pcnet.model.graph import Graph
 from pcnet.model.model import Model
 from pcnet.model.schedule import Schedule
+from pcnet.numerics.dispatch import DispatchMode
 from pcnet.results.downsample import Array
 from pcnet.results.recorder import Record
 from pcnet.sweeps.batching import stack_models
@@ -290,11 +290,11 @@ def dry_run(model: Model, data: Data) -> int:
     return int(MEMORY_FACTOR * peak.bytes)
 
 
-class PeakMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class PeakMemory(DispatchMode):
     """Context manager that measures the peak number of bytes of the tensors created within it."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.bytes = 0
         self._current = 0
         self._sizes: dict[int, int] = {}

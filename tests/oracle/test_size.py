@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import pcnet as pc
 from pcnet.nodes import GeneralisedStateNode, ParameterNode, PrecisionNode, SensoryNode
+from pcnet.numerics.dispatch import DispatchMode
 
 
-class Largest(TorchDispatchMode):
+class Largest(DispatchMode):
     """Remembers the most numbers that any operation gave back."""
 
     numbers = 0

@@ -5,13 +5,13 @@ import math
 import numpy as np
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import pcnet as pc
 from pcnet.functions.closed_form import Linear
 from pcnet.nodes import KalmanStateNode, PrecisionNode, SensoryNode
 from pcnet.numerics import kalman, low_rank
+from pcnet.numerics.dispatch import DispatchMode
 from pcnet.numerics.kalman import GaussianWithSensitivities
 from pcnet.numerics.kernels import White
 from pcnet.numerics.low_rank import LowRankDistribution, LowRankPrecision
@@ -169,7 +169,7 @@ def test_each_channel_learns_its_own_level():
     assert errors[0] < 1.05 * errors[1]
 
 
-class Largest(TorchDispatchMode):
+class Largest(DispatchMode):
     """Remembers the most numbers that any operation gave back."""
 
     numbers = 0

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from pcnet.engine.compiled.errors import UntraceableError
 from pcnet.numerics.branching import is_one_sided
+from pcnet.numerics.dispatch import DispatchMode
 from pcnet.numerics.tracing import kernel_calls_go_to
 
 CREATION = frozenset(
@@ -147,13 +147,9 @@ def record(run: Callable[[], Mapping[str, Tensor]], inputs: Mapping[str, Tensor]
     )
 
 
-class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # otherwise torch imports its compiler, which takes a second
-
+class _Recorder(DispatchMode):
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.storages: list[Storage] = []
         self.operations: list[Operation] = []
         self.inputs: dict[str, Ref] = {}
