@@ -145,7 +145,7 @@ def test_a_saved_or_copied_session_goes_on_to_the_same_digits(cut, tmp_path):
         assert result.free_action == whole.free_action
 
 
-@pytest.mark.parametrize("engine", ["eager", "compiled"])
+@pytest.mark.parametrize("engine", [pytest.param("eager", marks=pytest.mark.slow), "compiled"])
 def test_single_steps_give_the_digits_of_a_run(engine):
     """Also when few rows are left, so that compiled steps take a shorter way."""
     y, made = data(200), model(pc.Hypotheses(drop=2.0), process_noise_sd=None, observation_noise_sd=None)

@@ -202,7 +202,12 @@ def test_every_method_and_prior_is_tried():
 
 
 @pytest.mark.parametrize(
-    ("case", "method"), [("smooth5", "pcnet"), ("white", "paper"), ("smooth50", "ekf noise as states")]
+    ("case", "method"),
+    [
+        pytest.param("smooth5", "pcnet", marks=pytest.mark.slow),
+        ("white", "paper"),
+        ("smooth50", "ekf noise as states"),
+    ],
 )
 def test_a_trial_has_a_row_for_each_seed(case, method):
     prior = design.PRIORS[1] if method in ("pcnet", "paper") else None
