@@ -1,7 +1,6 @@
 """The time update of a Kalman state: integration steps of the state, its parameters and its noises."""
 
 from collections.abc import Callable, Mapping
-from functools import cache
 from typing import Any, TypeVar
 
 import torch
@@ -17,7 +16,7 @@ from pcnet.numerics.branching import holds
 from pcnet.numerics.coloured_noise import NoiseTransition
 from pcnet.numerics.kalman import GaussianWithSensitivities
 from pcnet.numerics.sigma_points import Regression, regress_or_keep
-from pcnet.numerics.transitions import FlowAt, FlowStep, IntegratorName, advance, flow_step, regressed_rk4
+from pcnet.numerics.transitions import FlowAt, FlowStep, IntegratorName, advance, flow_step
 from pcnet.numerics.trees import select
 
 T = TypeVar("T", bound=tuple[Any, ...])
@@ -45,7 +44,7 @@ def move(ctx: Context, belief: GaussianWithSensitivities, elapsed: Tensor, steps
     state = ctx.state
     path = input_path(layout.inputs, state.inputs, inputs_now(ctx), state.time, elapsed)
     for _ in range(steps):
-        belief, step = _step(ctx, belief, dt, transitions, path, skip=steps == 1)
+        belief, step = _step(ctx, belief, dt, transitions, path)
         path = path.after(dt)
         gain = step.jacobian @ gain + step.integrate(eye, eye, eye)
     if ctx.bound.motion.process_noise == "held":
@@ -94,13 +93,11 @@ def _step(
     dt: Tensor,
     transitions: Mapping[int, NoiseTransition],
     path: InputPath,
-    *,
-    skip: bool,
 ) -> tuple[GaussianWithSensitivities, FlowStep]:
-    """One integration step of state, parameters and noises; skip: see `regress_or_keep`."""
+    """One integration step of state, parameters and noises."""
     layout, d, variance = ctx.bound.layout, ctx.bound.motion.dim, ctx.state.reference.variance
     own = {block.place for block in layout.own.values()}
-    step, regression = regressed_step(ctx, belief, dt, path, skip=skip)
+    step, regression = regressed_step(ctx, belief, dt, path)
     change = regression.value - belief.mean[:, :d]
     jacobian = torch.constant_pad_nd(regression.jacobian, (0, layout.size - regression.jacobian.shape[-1]))
     jacobian[..., :d].diagonal(dim1=-2, dim2=-1).sub_(1.0)
@@ -139,14 +136,13 @@ def _step(
 
 
 def regressed_step(
-    ctx: Context, belief: GaussianWithSensitivities, dt: Tensor, path: InputPath, *, skip: bool
+    ctx: Context, belief: GaussianWithSensitivities, dt: Tensor, path: InputPath
 ) -> tuple[FlowStep, Regression]:
     """A step of the flow, and the same as a function of state, joint parameters and deviations of inputs.
 
     Inputs that the flow takes, and the time, move along like states whose velocity is known.
 
     In a gap of so many intervals that even MAX_STEPS are long, by local linearisation, which stays stable.
-    skip: see `regress_or_keep`.
     """
     layout, d, mean = ctx.bound.layout, ctx.bound.motion.dim, belief.mean
     flow, integrator = ctx.bound.motion.flow, ctx.bound.motion.integrator
@@ -165,27 +161,19 @@ def regressed_step(
         here = FlowAt(found.value[:, 0], found.jacobian.expand(len(x), d, x.shape[-1]), slope)
         return with_input_motion(here, motion)
 
-    @cache
-    def step() -> FlowStep:
-        return of_state(flow_step(at, start, dt, integrator), d)
-
-    def taylor() -> Regression:
-        return joint_taylor(ctx, None, step().value, step().jacobian, step().parameter_jacobian)
-
+    step = of_state(flow_step(at, start, dt, integrator), d)
+    taylor = joint_taylor(ctx, None, step.value, step.jacobian, step.parameter_jacobian)
     points = ctx.bound.motion.linearisation
     if points == "taylor" or flow.is_affine:
-        return step(), taylor()
+        return step, taylor
     jacobian = at(start).jacobian if integrator == "local_linearisation" else None
 
     def after(points: Tensor) -> Tensor:
         return advanced(ctx, points, dt, path, integrator, jacobian)
 
     covariance = belief.covariance[:, layout.joint, layout.joint]
-    skip = skip and integrator == "rk4" and all(each.is_joint for each in layout.parameters[None])
-    found = regress_or_keep(after, mean[:, layout.joint], covariance, taylor, points, skip=skip)
-    if skip:
-        return regressed_rk4(found.value, found.jacobian[..., :d], dt), found
-    return step().regressed(found.value, found.jacobian[..., :d]), found
+    found = regress_or_keep(after, mean[:, layout.joint], covariance, taylor, points)
+    return step.regressed(found.value, found.jacobian[..., :d]), found
 
 
 def advanced(

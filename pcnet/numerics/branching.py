@@ -10,8 +10,6 @@ from torch import Tensor
 
 _OUTCOMES: ContextVar[list[bool] | None] = ContextVar("pcnet_branch_outcomes", default=None)
 
-_ONE_SIDED: ContextVar[bool] = ContextVar("pcnet_one_sided", default=False)
-
 
 class EagerOnlyError(Exception):
     """A rule takes a way that is not worth compiling."""
@@ -33,23 +31,6 @@ def holds(condition: Tensor) -> bool:
     if outcomes is not None:
         outcomes.append(outcome)
     return outcome
-
-
-def may_skip(condition: Tensor) -> bool:
-    """Whether work can be skipped, because a condition holds; where it does not, the rule must do for both outcomes.
-
-    Compiled code that skips it checks the condition, and compiled code that does not is right for all values.
-    """
-    token = _ONE_SIDED.set(True)
-    try:
-        return holds(condition)
-    finally:
-        _ONE_SIDED.reset(token)
-
-
-def is_one_sided() -> bool:
-    """Whether the branch that is being decided needs no check if it is not taken."""
-    return _ONE_SIDED.get()
 
 
 @contextmanager

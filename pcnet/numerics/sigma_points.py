@@ -9,7 +9,6 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from pcnet.numerics.branching import may_skip
 from pcnet.numerics.symmetric import mirrored
 
 JITTER = 1e-9  # relative variance that is added before a covariance is factorised
@@ -83,24 +82,19 @@ def regress_or_keep(
     function: Callable[[Tensor], Tensor],
     mean: Tensor,
     covariance: Tensor,
-    taylor: Callable[[], Regression],
+    taylor: Regression,
     points: Points = "unscented",
-    *,
-    skip: bool = False,
 ) -> Regression:
     """`regress`, or a Taylor expansion where a residual is larger than the variance that is explained.
 
-    Then points are so far out that a step of an integrator from there says nothing about the flow. skip: whether to
-    branch, so that the Taylor expansion is not computed if no batch element needs it.
+    Then points are so far out that a step of an integrator from there says nothing about the flow.
     """
     found, explained = _regress(function, mean, covariance, points)
     assert found.residual is not None
     good = (found.residual.diagonal(dim1=-2, dim2=-1) <= explained).all(-1)
-    if skip and may_skip(good.all()):
-        return found
-    column, matrix, kept = good[:, None], good[:, None, None], taylor()
+    column, matrix = good[:, None], good[:, None, None]
     return Regression(
-        torch.where(column, found.value, kept.value),
-        torch.where(matrix, found.jacobian, kept.jacobian),
+        torch.where(column, found.value, taylor.value),
+        torch.where(matrix, found.jacobian, taylor.jacobian),
         torch.where(matrix, found.residual, 0.0),
     )

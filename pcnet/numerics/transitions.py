@@ -122,11 +122,6 @@ def rk4(flow: Callable[[Tensor], FlowAt], x: Tensor, h: Tensor) -> FlowStep:
     return FlowStep(value, jacobian, parameter_jacobian, square_root_near_one(jacobian), h)
 
 
-def regressed_rk4(value: Tensor, jacobian: Tensor, h: Tensor) -> FlowStep:
-    """A step of `rk4` whose end and Jacobian were found in another way; without derivatives by parameters."""
-    return FlowStep(value, jacobian, jacobian[..., :0], square_root_near_one(jacobian), h)
-
-
 def local_linearisation(flow: Callable[[Tensor], FlowAt], x: Tensor, h: Tensor) -> FlowStep:
     """The exact step of the flow linearised at x: x + hφ₁(hJ) f, for stiff flows."""
     now = flow(x)

@@ -226,7 +226,6 @@ class CompiledRun:
         if n_record is None:
             return 0, np.zeros((0, self.batch, 0))
         self._sync()
-        self._hints[:] = 0  # earlier variants may skip work that later ones do for all values
         record = np.empty((rows + 1, n_record, self.width))  # of one group, so that it stays in the cache
         found = record[:rows].transpose(2, 0, 1)
         whole = found if self.groups == 1 else np.empty((self.groups * self.width, rows, n_record))
