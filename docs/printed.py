@@ -147,6 +147,8 @@ def renew(path: Path, insert: bool) -> int:
 
 
 if __name__ == "__main__":
-    given = [Path(each) for each in sys.argv[1:] if not each.startswith("-")]
+    given = [
+        each if (each := Path(name)).exists() else HERE / name for name in sys.argv[1:] if not name.startswith("-")
+    ]
     for page in given or sorted([*HERE.glob("*.md"), *HERE.glob("howto/*.md"), HERE.parent / "README.md"]):
         print(f"{page.name}: {renew(page.resolve(), '--insert' in sys.argv)} blocks changed", flush=True)

@@ -70,7 +70,7 @@ class MixtureSession(Session):
     _passes: CompiledPasses
     _recording: MixtureRecording
     _shape: torch.Size
-    _newest: _Newest
+    _newest: _Newest | None = None  # nothing before the first observation, and after a resumption
     _due: int
     _peaks: dict[str, Peaks] | None = None  # not known before the first binding
 
@@ -234,6 +234,7 @@ class MixtureSession(Session):
 
     def _review(self) -> None:
         """Check that rows are left; drop, merge and copy them."""
+        assert self._newest is not None
         run, (evidence, energy, _) = self._bound, self._newest
         self._check_rows(self._bank.has_rows(evidence))
         tick, passed = self.tick, self.tick - self._reviewed
@@ -326,6 +327,7 @@ class MixtureSession(Session):
 
     def _of_rows(self, node: str, quantity: str) -> Array:
         """A quantity of all rows at the last observation, (K, B, n), which was gathered."""
+        assert self._newest is not None
         value = self._newest.values.get(f"{node}.{quantity}")
         if value is None:  # it is not recorded
             with torch.inference_mode():
@@ -533,8 +535,8 @@ class MixtureSession(Session):
         return lagged(self, self._trail, lag, weight=self._gathered_weights, compiled=self._passes)
 
     def _gathered_weights(self) -> Tensor:
-        """Weights of all rows at the last observation, (K, B); without reading the state, unless rows are new."""
-        if self.tick == self._reviewed:
+        """Weights of all rows at the last observation, (K, B); without reading the state, if they are known."""
+        if self.tick == self._reviewed or self._newest is None:
             return self._row_weights
         return torch.as_tensor(self._weights(self._newest.evidence))
 
