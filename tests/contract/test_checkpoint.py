@@ -204,8 +204,15 @@ def reached(ticks, aim, process):
 STREAM = 1 + 0.1 * np.random.default_rng(0).normal(size=(60, 3))
 
 
-@pytest.mark.parametrize("engine", ["eager", "compiled"])
-@pytest.mark.parametrize("kind", ["paper", "adaptive filter"])
+@pytest.mark.parametrize(
+    ("kind", "engine"),
+    [
+        ("paper", "eager"),
+        ("adaptive filter", "compiled"),
+        pytest.param("paper", "compiled", marks=pytest.mark.slow),
+        pytest.param("adaptive filter", "eager", marks=pytest.mark.slow),
+    ],
+)
 def test_a_run_killed_at_random_moments_resumes(kind, engine, tmp_path, monkeypatch):
     """kill -9 at random moments, within an observation or while a checkpoint or compiled code is written."""
     chance = random.Random(0)

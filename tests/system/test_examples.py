@@ -39,7 +39,7 @@ def run(tmp_path, monkeypatch, capsys):
         ),
         ("stack.py", ["--samples", "150", "--seeds", "1"], 1, ["drift: mean squared error", "switch: mean"]),
         ("spikes.py", ["--samples", "150"], 1, ["smoother: error", "true 3.0"]),
-        ("choices.py", ["--trials", "20"], 1, ["forecast:", "true 0.15"]),
+        pytest.param("choices.py", ["--trials", "60"], 1, ["forecast:", "true 0.15"], marks=pytest.mark.slow),
         ("fusion.py", ["--samples", "60", "--seeds", "1"], 1, ["both: error", "slow and accurate alone: error"]),
         ("manoeuvre.py", ["--samples", "30"], 1, ["of the velocity 0.", "turn rate"]),
         ("two_wells.py", ["--samples", "30", "--peaks", "4"], 1, ["up to 4 peaks: log-density", "one peak"]),
