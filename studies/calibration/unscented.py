@@ -33,6 +33,7 @@ def run_filter(case: Case, observations: Tensor, *, matched: bool) -> Filtered:
     import jax
     import jax.numpy as jnp
     from dynamax.nonlinear_gaussian_ssm import ParamsNLGSSM, UKFHyperParams, unscented_kalman_filter
+    from jax.experimental import enable_x64
 
     factor = case.process.spectral_factor if matched else 1.0
     mean, covariance = initial_belief(case, observations)
@@ -56,7 +57,7 @@ def run_filter(case: Case, observations: Tensor, *, matched: bool) -> Filtered:
         variances = jnp.diagonal(posterior.filtered_covariances, axis1=-2, axis2=-1)
         return posterior.filtered_means[EVERY - 2 :: EVERY], variances[EVERY - 2 :: EVERY]
 
-    with jax.enable_x64(True):
+    with enable_x64():
         run = jax.jit(jax.vmap(filter_seed))
         # dynamax starts before the first observation, which our initial belief already contains: predict the second one
         start = jnp.asarray(mean.numpy())
