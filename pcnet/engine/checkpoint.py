@@ -45,6 +45,7 @@ INLINE = 2**20  # bytes of recorded rows that stay in the checkpoint itself
 SPARSE = 64  # a tensor may be laid out over so many times its own size, and a few elements more
 
 Count = Annotated[int, Field(ge=0, le=2**53)]
+Period = Annotated[int, Field(ge=1, le=2**53)]
 
 
 class RecordingAbout(BaseModel):
@@ -78,10 +79,10 @@ class About(BaseModel):
     engine: Engine
     acting_engine: Engine
     screen: bool
-    smooth: bool | Annotated[int, Field(ge=1)] = False
+    smooth: bool | Period = False
     quantities: list[str]
     nodes: list[str] | None
-    every: Annotated[int, Field(ge=1)]
+    every: Period
     messages: bool
     strides: dict[str, list[Count]]
     batch_shape: list[Count]

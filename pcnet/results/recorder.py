@@ -34,7 +34,7 @@ class Record:
 
     quantities: tuple[str, ...] = ("mean", "sd", "observation", "prediction", ENERGY)
     nodes: tuple[str, ...] | None = None
-    every: int = Field(default=1, ge=1)
+    every: int = Field(default=1, ge=1, le=2**53)
     messages: bool = False
 
     @classmethod

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+import pcnet as pc
+from pcnet.errors import SettingError
 from pcnet.graphs import odem
 from pcnet.model.node import Recordable
 from pcnet.results import recorder as record
@@ -107,3 +109,9 @@ def test_recorded_standard_deviations_are_those_of_each_tick(monkeypatch):
 def test_a_quantity_is_read_raw_and_then_transformed():
     quantity = Recordable(("n",), lambda ctx: ctx.state, torch.sqrt)
     assert quantity.read(SimpleNamespace(state=torch.tensor([4.0, 9.0]))).tolist() == [2.0, 3.0]
+
+
+@pytest.mark.parametrize("every", [0, -1, 10**30])
+def test_a_period_that_no_run_has_is_rejected(every):
+    with pytest.raises(SettingError, match="every"):
+        pc.Record(every=every)
