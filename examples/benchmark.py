@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -126,14 +127,15 @@ def observed(model: pc.Model, samples: int) -> Array:
     return np.concatenate([series] * -(-channels // 3), 1)[:, :channels]
 
 
-def stepped(model: pc.Model, record: Any) -> Callable[[], object]:
-    """Single steps of a session that has started."""
+def stepped(model: pc.Model, record: Any, passes: int) -> Callable[[], object]:
+    """Single steps of a session that has started; each pass goes on with the series."""
     before = 2 if model.hypotheses is None else 2500  # until few hypotheses are left
-    session, series = model.start(engine="compiled", record=record), observed(model, STEPS + before)
+    session, series = model.start(engine="compiled", record=record), observed(model, before + passes * STEPS)
     session.run(series[:before])
+    ahead = iter(series[before:])
 
     def run() -> None:
-        for y in series[before:]:
+        for y in islice(ahead, STEPS):
             session.step(y)
 
     return run
@@ -192,8 +194,8 @@ def main() -> None:
         found = model.run(series, progress=False)  # compiles
         engines[name] = f"{found.engine}, {found.eager_ticks} eager"
         timed[f"{name}/run"] = partial(model.run, series, progress=False), options.samples
-        timed[f"{name}/step"] = stepped(model, ()), STEPS
-        timed[f"{name}/recorded step"] = stepped(model, None), STEPS
+        timed[f"{name}/step"] = stepped(model, (), options.passes), STEPS
+        timed[f"{name}/recorded step"] = stepped(model, None, options.passes), STEPS
         timed[f"{name}/forecast"] = forecasting(model, series[:FEW]), AHEAD
         if model.hypotheses is not None:
             for count in (FIRST, SETTLED):
