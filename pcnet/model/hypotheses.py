@@ -38,8 +38,8 @@ class Hypotheses:
     _: KW_ONLY
     process_factors: tuple[float, ...] = (1 / 625, 1 / 25, 1.0, 25.0, 625.0)
     observation_factors: tuple[float, ...] = (1 / 625, 1 / 25, 1.0, 25.0, 625.0)
-    process_tilt: float = 0.2
-    observation_tilt: float = 1.0
+    process_tilt: float = 0.1
+    observation_tilt: float = 0.4
     outliers: float = Field(default=0.05, ge=0.0, lt=0.5)
     walks: tuple[float, ...] = (0.005, 0.03)
     walk_start: int = Field(default=32, ge=1)

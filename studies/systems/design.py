@@ -325,6 +325,41 @@ def coupled_pendulums(x: Tensor, p: Tensor) -> Tensor:
     )
 
 
+def thomas(x: Tensor, p: Tensor) -> Tensor:
+    """Thomas' cyclically symmetric attractor with a drive of its own size; θ = (friction, strength)."""
+    return p[..., 1:] * x.roll(-1, -1).sin() - p[..., :1] * x
+
+
+def wilson_cowan(x: Tensor, p: Tensor) -> Tensor:
+    """Activities of excitatory and inhibitory neurons; θ = (drive of the excitatory ones, their self-excitation)."""
+    e, i = x[..., 0], x[..., 1]
+    excited = torch.sigmoid(1.3 * (p[..., 1] * e - 12 * i + p[..., 0] - 4))
+    return _columns(excited - e, 0.5 * (torch.sigmoid(2 * (15 * e - 3 * i - 3.7)) - i))
+
+
+def infusion(x: Tensor, p: Tensor) -> Tensor:
+    """Logs of a drug's concentration in blood and tissue under an infusion, with an elimination that saturates.
+
+    θ = (largest rate of elimination, rate of exchange).
+    """
+    blood, tissue = x[..., 0].exp(), x[..., 1].exp()
+    exchange = p[..., 1] * (tissue - blood)
+    return _columns((2.0 - p[..., 0] * blood / (1.5 + blood) + exchange) / blood, -0.5 * exchange / tissue)
+
+
+def reactor(x: Tensor, p: Tensor) -> Tensor:
+    """Concentration and scaled temperature of a stirred tank with a reaction that heats it; θ = (log rate, cooling)."""
+    c, heat = x[..., 0], x[..., 1]
+    rate = c * (p[..., 0] + heat / (1 + heat / 20)).exp()
+    return _columns(1 - c - rate, 8 * rate - heat - p[..., 1] * heat)
+
+
+def vehicle(x: Tensor, p: Tensor) -> Tensor:
+    """A vehicle in the plane; x = (position, heading, speed), θ = (curvature of its way, speed it returns to)."""
+    heading, speed = x[..., 2], x[..., 3]
+    return _columns(speed * heading.cos(), speed * heading.sin(), p[..., 0] * speed, 0.5 * (p[..., 1] - speed))
+
+
 def range_and_bearing(x: Tensor) -> Tensor:
     """Distance and direction of a target from a station at (−20, −20)."""
     u, v = x[..., 0] + 20.0, x[..., 1] + 20.0
@@ -683,7 +718,6 @@ SYSTEMS: Mapping[str, System] = {
         0.2,
         400,
         lambda x: x[..., :1].exp(),
-        group="frozen",
     ),
     "bursting": System(
         "Hindmarsh–Rose neuron that bursts, potential seen",
@@ -699,7 +733,6 @@ SYSTEMS: Mapping[str, System] = {
         0.1,
         1000,
         seen(0),
-        group="frozen",
     ),
     "reentry": System(
         "Body that enters the atmosphere, seen by range from aside",
@@ -715,7 +748,6 @@ SYSTEMS: Mapping[str, System] = {
         0.1,
         200,
         lambda x: (x[..., :1] ** 2 + 30.0**2).sqrt(),
-        group="frozen",
     ),
     "glycolysis": System(
         "Sel'kov's glycolysis at irregular times with gaps, one metabolite seen",
@@ -731,7 +763,6 @@ SYSTEMS: Mapping[str, System] = {
         0.3,
         500,
         seen(0),
-        group="frozen",
         irregular=True,
     ),
     "coupled": System(
@@ -748,7 +779,87 @@ SYSTEMS: Mapping[str, System] = {
         0.1,
         500,
         seen(0, 1),
+    ),
+    "thomas": System(
+        "Thomas' attractor, one of three elements seen",
+        "chaotic, sines in the flow, hidden states",
+        thomas,
+        (0.2, 1.0),
+        (0.3, 1.3),
+        (0.1, 0.3),
+        (1.0, 0.5, -1.0),
+        (0.5, 0.5, 0.5),
+        (0.1, 0.1, 0.1),
+        (0.3,),
+        0.2,
+        700,
+        seen(0),
         group="frozen",
+    ),
+    "populations": System(
+        "Wilson–Cowan populations of neurons, excitatory ones seen",
+        "steep saturation, one hidden state",
+        wilson_cowan,
+        (1.5, 16.0),
+        (1.2, 14.0),
+        (0.5, 2.0),
+        (0.2, 0.1),
+        (0.1, 0.1),
+        (0.02, 0.02),
+        (0.05,),
+        0.25,
+        600,
+        seen(0),
+        group="frozen",
+    ),
+    "infusion": System(
+        "Drug under an infusion, concentration in blood seen",
+        "saturation, approach to an equilibrium, 150 samples",
+        infusion,
+        (3.0, 0.5),
+        (4.0, 0.8),
+        (1.0, 0.3),
+        (-1.0, -2.0),
+        (0.3, 0.5),
+        (0.05, 0.05),
+        (0.15,),
+        0.15,
+        150,
+        lambda x: x[..., :1].exp(),
+        group="frozen",
+    ),
+    "reactor": System(
+        "Stirred tank with a reaction that heats it, temperature seen",
+        "exponential rates, hidden concentration, 400 samples",
+        reactor,
+        (-1.6, 0.8),
+        (-2.0, 1.1),
+        (0.4, 0.3),
+        (0.6, 1.5),
+        (0.2, 0.5),
+        (0.03, 0.1),
+        (0.3,),
+        0.15,
+        400,
+        seen(1),
+        group="frozen",
+    ),
+    "vehicle": System(
+        "Vehicle at irregular times with gaps, position seen",
+        "four states, irregular times, different noise by channel",
+        vehicle,
+        (0.15, 2.0),
+        (0.0, 1.5),
+        (0.2, 0.5),
+        (0.0, 0.0, 0.0, 1.5),
+        (1.0, 1.0, 0.3, 0.5),
+        (0.05, 0.05, 0.1, 0.2),
+        (0.5, 1.0),
+        0.5,
+        400,
+        seen(0, 1),
+        group="frozen",
+        irregular=True,
     ),
 }
 """Systems by name. Those of the group "frozen" were chosen after all rules of the filter had been, and run once."""
