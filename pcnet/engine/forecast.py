@@ -186,7 +186,7 @@ def forecast(
                 mean, variance = node.forecast_observation(session.context(name), means[name], sds[name] ** 2)
             means[name], sds[name] = mean, variance.sqrt()
     times = session.time + every * np.arange(1, count + 1)
-    _check_finite(session, {**means, **{f"{name} (sd)": sd for name, sd in sds.items()}}, times)
+    _check_enough(session, {**means, **{f"{name} (sd)": sd for name, sd in sds.items()}}, times)
     shape = tuple(program.spec.batch_shape)
     return Forecast(times, _arrays(means, shape), _arrays(sds, shape))
 
@@ -392,13 +392,26 @@ def _arrays(values: Mapping[str, Tensor], shape: tuple[int, ...]) -> dict[str, A
 
 
 def _check_finite(session: Session, values: Mapping[str, Tensor], times: Array) -> None:
+    """All draws of the batch elements that are in use must be finite."""
     needed = session.in_use
     for name, value in values.items():
         finite = torch.isfinite(value).all(-1)
         good = (finite if needed is None else finite.reshape(len(finite), -1, len(needed)) | ~needed).flatten(1).all(1)
-        if not bool(good.all()):
-            when = float(times[int((~good).nonzero()[0])])
-            raise DivergenceError(f"the forecast of {name} is not finite from t = {when:g} on; use a shorter horizon")
+        _raise_unless(good, name, times)
+
+
+def _check_enough(session: Session, values: Mapping[str, Tensor], times: Array) -> None:
+    """Moments must be finite; of a mixture, those of the rows that have most of the weight."""
+    finite = torch.ones((), dtype=torch.bool)
+    for name, value in values.items():
+        finite = finite & torch.isfinite(value).all(-1)
+        _raise_unless(session.has_enough(finite), name, times)
+
+
+def _raise_unless(good: Tensor, name: str, times: Array) -> None:
+    if not bool(good.all()):
+        when = float(times[int((~good).nonzero()[0])])
+        raise DivergenceError(f"the forecast of {name} is not finite from t = {when:g} on; use a shorter horizon")
 
 
 def _simulate(

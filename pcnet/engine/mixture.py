@@ -391,6 +391,12 @@ class MixtureSession(Session):
     def in_use(self) -> Tensor:
         return self.weights.reshape(-1) > 0
 
+    def has_enough(self, finite: Tensor) -> Tensor:
+        """Rows that run away are left out of a forecast, if the others have half of the weight or more."""
+        weight = self._row_weights
+        kept = torch.where(finite.reshape(len(finite), *weight.shape), weight, 0.0).sum(1)
+        return (kept >= 0.5).all(1)
+
     def _weights(self, evidence: Array) -> Array:
         """Weights of rows (..., K, B) in the mixture; none for rows that are about to be dropped."""
         return self._bank.weights(evidence, self.hypotheses.drop + 1.0)  # rows at the limit must not depend on rounding
@@ -638,7 +644,10 @@ class MixtureSession(Session):
         parameters: bool = True,
         inputs: Mapping[str, Any] | None = None,
     ) -> Forecast:
-        """Moments of the mixture, whose weights are bounded by the forecast states; see `bounded_weights`."""
+        """Moments of the mixture, whose weights are bounded by the forecast states; see `bounded_weights`.
+
+        Rows that run away have no weight from then on, unless they have most of it.
+        """
         rows = super().forecast(horizon, every, parameters=parameters, inputs=inputs)
         weight = self.weights.reshape(1, self._bank.rows, -1).repeat(len(rows.times), 1, 1)
 
@@ -646,6 +655,10 @@ class MixtureSession(Session):
             """(K, ..., T, n) as (T, K, B, n)."""
             return torch.as_tensor(np.moveaxis(values, -2, 0)).double().reshape(*weight.shape, -1)
 
+        moments = [by_time(values(name)) for values in (rows.mean, rows.sd) for name in rows.nodes]
+        finite = torch.isfinite(torch.cat(moments, -1)).all(-1).to(weight).cummin(0).values
+        weight = weight * finite
+        weight = weight / weight.sum(1, keepdim=True)
         states = [by_time(rows.sd(name)) for name in rows.nodes if not self._nodes[name].observes]
         (weight,) = bounded_weights(weight, torch.cat(states, -1)) if states else (weight,)
         means: dict[str, Array] = {}

@@ -414,6 +414,10 @@ class Session(Guided):
         """Batch elements of the run that a forecast needs, (B,); None for all."""
         return None
 
+    def has_enough(self, finite: Tensor) -> Tensor:
+        """At which times a forecast can be given, (T,), if so much of it is finite, (T, B)."""
+        return finite.all(1)
+
     def context(self, node: str) -> NodeContext[Any, Any]:
         """What a node sees now: its state, and the messages on its links."""
         name = self.graph[node].name

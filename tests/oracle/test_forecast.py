@@ -440,3 +440,23 @@ def test_the_work_of_a_forecast_is_bounded():
     np.testing.assert_allclose(far.mean("x")[1], 0.0, atol=1e-6)  # it has decayed
     np.testing.assert_allclose(far.sd("x")[0], near.sd("x")[-1], rtol=0.01)  # steps of an interval are as good
     np.testing.assert_allclose(far.sd("x")[1], far.sd("x")[0], rtol=1e-6)
+
+
+def test_rows_of_a_bank_that_run_away_are_left_out_of_its_forecast():
+    """ẋ = x³ leaves all bounds from where a row with far too much noise is; the other row alone is the oracle."""
+
+    def cubic(x, _):
+        return 0.5 * x**3
+
+    observations = 0.1 * torch.randn(5, 1, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    told = {"process_noise_sd": 0.02, "observation_noise_sd": 0.1, "noise_sd": 1e-3}
+    settings = {"initial_mean": [0.0], "initial_sd": 0.1, **told}
+    two = pc.Hypotheses(process_factors=(1.0, 1e4), observation_factors=(1.0,), outliers=0.0, drop=1e9, merge=0.0)
+    bank = adaptive_filter(cubic, 1, 0.1, hypotheses=two, **settings).start()
+    alone = adaptive_filter(cubic, 1, 0.1, hypotheses=None, **settings).start()
+    for session in (bank, alone):
+        session.run(observations, progress=False)
+    assert bank.weights[1] > 1e-6  # the other row is still in use
+    found, expected = bank.forecast(horizon=3.0), alone.forecast(horizon=3.0)
+    np.testing.assert_allclose(found.mean("x")[-1], expected.mean("x")[-1], atol=1e-3)
+    np.testing.assert_allclose(found.sd("x")[-1], expected.sd("x")[-1], rtol=0.02)
