@@ -23,7 +23,7 @@ from pcnet.engine.run import Run, Snapshot, common_batch_shape
 from pcnet.engine.screen import Suspects
 from pcnet.engine.session import Session
 from pcnet.engine.smooth import (
-    CompiledPasses,
+    CompiledReads,
     Trail,
     lagged,
     mixed,
@@ -67,7 +67,7 @@ class MixtureSession(Session):
 
     _bank: Bank
     _trail: Trail | None
-    _passes: CompiledPasses
+    _reads: CompiledReads
     _recording: MixtureRecording
     _shape: torch.Size
     _newest: _Newest | None = None  # nothing before the first observation, and after a resumption
@@ -97,7 +97,7 @@ class MixtureSession(Session):
         self._reviewed, self._collected = 0, np.zeros(self._shape.numel())
         self._last_energy = torch.zeros(self._shape, dtype=torch.float64)
         self._opening = Opening([], {}, {}) if self.hypotheses.guess else None
-        self._trail, self._passes = trail_for(self.graph, self.record, self.smooth), CompiledPasses()
+        self._trail, self._reads = trail_for(self.graph, self.record, self.smooth), CompiledReads()
         run = self._begin(unknown(sizes_of([observation], self.hypotheses.guess, self.graph, self._shape)))
         self._recording = self._new_recording()
         return run
@@ -531,8 +531,11 @@ class MixtureSession(Session):
 
     @exclusive
     def smoothed(self, lag: int) -> dict[str, Smoothed]:
+        run = self._bound
+        if self._trail is None:
+            return super().smoothed(lag)
         self._gather()
-        return lagged(self, self._trail, lag, weight=self._gathered_weights, compiled=self._passes)
+        return lagged(self, run, self._trail, lag, self._trail.rows, self._reads, self._gathered_weights)
 
     def _gathered_weights(self) -> Tensor:
         """Weights of all rows at the last observation, (K, B); without reading the state, if they are known."""
@@ -604,7 +607,7 @@ class MixtureSession(Session):
             int(further.pop("reviewed")),
             further.pop("last_energy").reshape(self._shape),
         )
-        self._trail, self._passes = trail_for(self.graph, self.record, self.smooth), CompiledPasses()
+        self._trail, self._reads = trail_for(self.graph, self.record, self.smooth), CompiledReads()
         if self._trail is not None:
             self._trail.restore(further)
         first = {name.removeprefix("opening/"): value for name, value in further.items()}
