@@ -534,14 +534,25 @@ class MixtureSession(Session):
         run = self._bound
         if self._trail is None:
             return super().smoothed(lag)
-        self._gather()
-        return lagged(self, run, self._trail, lag, self._trail.rows, self._reads, self._gathered_weights)
+        return lagged(self, run, self._trail, lag, self._last_rows, self._reads, self._last_weights)
 
-    def _gathered_weights(self) -> Tensor:
-        """Weights of all rows at the last observation, (K, B); without reading the state, if they are known."""
-        if self.tick == self._reviewed or self._newest is None:
-            return self._row_weights
-        return torch.as_tensor(self._weights(self._newest.evidence))
+    def _last_rows(self, count: int) -> dict[str, Tensor]:
+        """The last so many rows by state."""
+        assert self._trail is not None
+        self._gather()
+        return self._trail.rows(count)
+
+    def _last_weights(self) -> Array:
+        """Weights of all rows at the last observation, (K, B), without reading the state, if they are known."""
+        run = self._bound
+        sums, missed = run.newest(EVIDENCE), run.newest("missed")
+        if self.tick == self._reviewed:
+            return self._row_weights.numpy()
+        if sums is None or missed is None:
+            self._gather()
+            return self._row_weights.numpy() if self._newest is None else self._weights(self._newest.evidence)
+        count, shape = self._bank.log_weight.size, self._bank.log_weight.shape
+        return self._weights(banks.evidence(*(each[0, :count].reshape(shape) for each in (sums, missed))))
 
     def result_of(self, recorder: Recorder, last: int | None = None) -> Result:
         """The rows of a recorder as a result; smoothed beliefs are those of the mixture of the rows that are left."""

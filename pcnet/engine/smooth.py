@@ -25,7 +25,7 @@ from pcnet.model.links import Predicts
 from pcnet.model.model import Engine, RunOptions
 from pcnet.model.protocols import SmoothingLayout, Smooths
 from pcnet.numerics.laplace import standard_deviations
-from pcnet.numerics.mixtures import mix
+from pcnet.numerics.mixtures import WIDEST, mix
 from pcnet.results.downsample import Array
 from pcnet.results.recorder import SMOOTHING, Record, Recorder
 from pcnet.results.result import Result, Smoothed, Trace
@@ -271,6 +271,22 @@ class Moments(NamedTuple):
             for name, at in self.layout.blocks.items()
         }
 
+    def mixed(self, weight: Array) -> Moments | None:
+        """Those of the mixture of rows of a bank by weights (K, B); None if some are 0 or would have to be bounded."""
+        n, rows = self.layout.size, self.values.reshape(*weight.shape, -1)
+        if weight.shape[1] == 1 and not weight.all():
+            rows, weight = rows[weight[:, 0] > 0], weight[weight[:, 0] > 0]
+        sd = rows[..., n : 2 * n]
+        if not (weight.all() and (sd.max(0, initial=0.0) <= WIDEST * sd.min(0, initial=np.inf)).all()):
+            return None
+        values = (weight[..., None] * rows).sum(0)
+        away = rows[..., :n] - values[:, :n]
+        scaled = weight[..., None] * away
+        covariance = values[:, 2 * n :].reshape(-1, n, n)
+        covariance += scaled.transpose(1, 2, 0) @ away.transpose(1, 0, 2)
+        values[:, n : 2 * n] = np.sqrt(np.diagonal(covariance, axis1=1, axis2=2))
+        return Moments(self.layout, values)
+
     def nodes(self, dtype: torch.dtype) -> dict[str, SmoothedNode]:
         """The beliefs about nodes as tensors, (1, B, ...)."""
         n, values = self.layout.size, torch.from_numpy(self.values).to(dtype)[None]
@@ -318,7 +334,7 @@ def lagged(
     lag: int,
     rows: Rows,
     reads: CompiledReads,
-    weight: Callable[[], Tensor] | None = None,
+    weight: Callable[[], Array] | None = None,
 ) -> dict[str, Smoothed]:
     """The belief about all nodes `lag` observations ago, given all since; see `Session.smoothed`.
 
@@ -337,11 +353,13 @@ def lagged(
     if lag >= run.place.tick:
         raise ObservationError(f"there was no observation {lag} before the last one: there are {run.place.tick}")
     moments = reads.read(run, lag, trail.version, rows) if lag and run.engine.lead is not None else None
-    if moments is not None and weight is None:
-        return moments.by_node(session.batch_shape, NUMPY[session.dtype])
+    of_rows = None if weight is None else weight()
+    whole = moments if moments is None or of_rows is None else moments.mixed(of_rows)
+    if whole is not None:
+        return whole.by_node(session.batch_shape, NUMPY[session.dtype])
     with torch.inference_mode(), ThreadLimit(session.threads):
         found = smoothed_nodes(run.program, rows(lag + 1), True) if moments is None else moments.nodes(session.dtype)
-        found = found if weight is None else mixed(found, weight())
+        found = found if of_rows is None else mixed(found, torch.as_tensor(of_rows))
     shape, made = session.batch_shape, {}
     for name, each in found.items():
         sd = standard_deviations(each.covariance)
