@@ -236,7 +236,7 @@ class CompiledReads:
             made = not new or window.add_all(rows(new)[self._name], tick)
         else:
             made = window.start(rows(lag + 1)[self._name], tick)
-        return Moments(self._layout, window.moments()) if made else None
+        return Moments(self._layout, self._layout.size, window.moments()) if made else None
 
     def _backwards(self, lag: int, rows: Rows) -> Moments | None:
         from pcnet.engine.compiled.backward import BackwardPass
@@ -253,16 +253,17 @@ class Moments(NamedTuple):
     """The belief about all elements of a state: mean, sd and covariance, one after the other, (B, n + n + n²)."""
 
     layout: SmoothingLayout
+    size: int  # n, which may include what a state reports beside its own elements
     values: Array
 
     @staticmethod
     def of(layout: SmoothingLayout, mean: Tensor, covariance: Tensor) -> Moments:
         sd = standard_deviations(covariance)
-        return Moments(layout, torch.cat([mean, sd, covariance.flatten(1)], 1).double().cpu().numpy())
+        return Moments(layout, mean.shape[-1], torch.cat([mean, sd, covariance.flatten(1)], 1).double().cpu().numpy())
 
     def by_node(self, shape: Sequence[int], dtype: Any) -> dict[str, Smoothed]:
         """The beliefs about nodes, with these batch dimensions."""
-        n, values = self.layout.size, self.values.reshape(*shape, -1)
+        n, values = self.size, self.values.reshape(*shape, -1)
         if values.dtype != dtype:
             values = values.astype(dtype)
         mean, sd, covariance = values[..., :n], values[..., n : 2 * n], values[..., 2 * n :].reshape(*shape, n, n)
@@ -273,7 +274,7 @@ class Moments(NamedTuple):
 
     def mixed(self, weight: Array) -> Moments | None:
         """Those of the mixture of rows of a bank by weights (K, B); None if some are 0 or would have to be bounded."""
-        n, rows = self.layout.size, self.values.reshape(*weight.shape, -1)
+        n, rows = self.size, self.values.reshape(*weight.shape, -1)
         if weight.shape[1] == 1 and not weight.all():
             rows, weight = rows[weight[:, 0] > 0], weight[weight[:, 0] > 0]
         sd = rows[..., n : 2 * n]
@@ -285,11 +286,11 @@ class Moments(NamedTuple):
         covariance = values[:, 2 * n :].reshape(-1, n, n)
         covariance += scaled.transpose(1, 2, 0) @ away.transpose(1, 0, 2)
         values[:, n : 2 * n] = np.sqrt(np.diagonal(covariance, axis1=1, axis2=2))
-        return Moments(self.layout, values)
+        return self._replace(values=values)
 
     def nodes(self, dtype: torch.dtype) -> dict[str, SmoothedNode]:
         """The beliefs about nodes as tensors, (1, B, ...)."""
-        n, values = self.layout.size, torch.from_numpy(self.values).to(dtype)[None]
+        n, values = self.size, torch.from_numpy(self.values).to(dtype)[None]
         return _by_node(self.layout, values[..., :n], values[..., 2 * n :].reshape(*values.shape[:2], n, n))
 
 

@@ -197,6 +197,9 @@ def test_lags_files_engines_and_batches(kind, tmp_path):
         found = session.smoothed(lag)["x"]
         np.testing.assert_allclose(found.mean, whole.mean[:, -1 - lag], rtol=1e-7, atol=1e-9)
         np.testing.assert_allclose(found.sd, whole.sd[:, -1 - lag], rtol=1e-7, atol=1e-9)
+    lagged = model.start(smooth=6, engine="compiled").run(seen).smoothed(6)
+    np.testing.assert_allclose(lagged["x"].mean, whole.mean[:, -7], rtol=1e-6, atol=1e-8)
+    assert all(each.covariance.shape == (2, *each.mean.shape[1:] * 2) for each in lagged.values())
 
 
 def test_parameters_and_hypotheses_are_smoothed_along():
