@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -46,6 +47,10 @@ def decay(x: torch.Tensor, theta: torch.Tensor) -> torch.Tensor:
 
 def driven(x: torch.Tensor, v: torch.Tensor, theta: torch.Tensor) -> torch.Tensor:
     return decay(x, theta) + v[..., :1]
+
+
+pc.register("combinations: decay", decay)
+pc.register("combinations: driven", driven)
 
 
 def states(flow: Any) -> dict[str, Make]:
@@ -93,9 +98,31 @@ def run(model: pc.Model, seen: dict[str, Any]) -> None:
     model.run(seen, engine="eager", record=("mean",))
 
 
+def resume(model: pc.Model, seen: dict[str, Any]) -> None:
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "run.ckpt"
+        model.start(engine="eager").run(seen).save(file)
+        pc.resume(file, model).run(seen)
+
+
+def sweep(model: pc.Model, seen: dict[str, Any]) -> None:
+    study = pc.sweep(lambda **_: model, {"row": [0, 1]}, seen, processes=1, progress=False)
+    for error in study.to_dataframe()["error"].dropna():
+        raise PcnetError(error)
+
+
+def read_file(model: pc.Model, seen: dict[str, Any]) -> None:
+    with TemporaryDirectory() as folder:
+        run(pc.Model.load(model.save(Path(folder) / "model.yaml")), seen)
+
+
 USES: dict[str, Callable[[pc.Model, dict[str, Any]], object]] = {
     "run": run,
     "compiled": lambda model, seen: model.run(seen, engine="compiled", record=("mean",)),
+    "batch": lambda model, seen: run(model, {name: np.stack([each, each]) for name, each in seen.items()}),
+    "Model.load": read_file,
+    "pc.resume": resume,
+    "pc.sweep": sweep,
     "forecast": lambda model, seen: model.start(engine="eager").run(seen).forecast(2 * DT),
     "sample": lambda model, seen: model.start(engine="eager").run(seen).sample(2 * DT, 2, seed=0),
     "smooth=True": lambda model, seen: model.run(seen, engine="eager", smooth=True),
@@ -284,7 +311,7 @@ TABLES: dict[str, tuple[str, list[str], list[str], Callable[[str, str], str]]] =
     ),
 }
 TABLES["uses"] = ("What can be done (row) with a graph of one state (column).", list(USES), [*KINDS, WITH_CAUSE], used)
-KNOWN = {*pc.nodes.__all__, *(use for use in USES if use != "compiled")}
+KNOWN = {*pc.nodes.__all__, *(use for use in USES if use not in ("compiled", "batch"))}
 INTRODUCTION = """# Which nodes and links go together
 
 This page is made by `python docs/combinations.py`, which builds each combination and tries it on a few observations.

@@ -489,7 +489,7 @@ def example(name: str, *arguments: str, made: str) -> Path:
     return folder / "output" / made
 
 
-SHOWN = "student_t pendulum blob fusion manoeuvre two_wells hidden_force spikes choices lynx_hare stack"
+SHOWN = "student_t pendulum blob fusion manoeuvre two_wells hidden_force heating spikes choices lynx_hare stack"
 for each in SHOWN.split():
     PICTURES[each] = lambda each=each: example(f"{each}.py", made=f"{each}.png")
 PICTURES["paper_demo"] = lambda: example("paper_demo.py", made="paper-demo/comparison.png")

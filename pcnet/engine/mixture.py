@@ -23,7 +23,7 @@ from pcnet.engine.run import Run, Snapshot, common_batch_shape
 from pcnet.engine.screen import Suspects
 from pcnet.engine.session import Session
 from pcnet.engine.smooth import (
-    CompiledPasses,
+    CompiledReads,
     Trail,
     lagged,
     mixed,
@@ -67,7 +67,7 @@ class MixtureSession(Session):
 
     _bank: Bank
     _trail: Trail | None
-    _passes: CompiledPasses
+    _reads: CompiledReads
     _recording: MixtureRecording
     _shape: torch.Size
     _newest: _Newest | None = None  # nothing before the first observation, and after a resumption
@@ -97,7 +97,7 @@ class MixtureSession(Session):
         self._reviewed, self._collected = 0, np.zeros(self._shape.numel())
         self._last_energy = torch.zeros(self._shape, dtype=torch.float64)
         self._opening = Opening([], {}, {}) if self.hypotheses.guess else None
-        self._trail, self._passes = trail_for(self.graph, self.record, self.smooth), CompiledPasses()
+        self._trail, self._reads = trail_for(self.graph, self.record, self.smooth), CompiledReads()
         run = self._begin(unknown(sizes_of([observation], self.hypotheses.guess, self.graph, self._shape)))
         self._recording = self._new_recording()
         return run
@@ -537,14 +537,28 @@ class MixtureSession(Session):
 
     @exclusive
     def smoothed(self, lag: int) -> dict[str, Smoothed]:
-        self._gather()
-        return lagged(self, self._trail, lag, weight=self._gathered_weights, compiled=self._passes)
+        run = self._bound
+        if self._trail is None:
+            return super().smoothed(lag)
+        return lagged(self, run, self._trail, lag, self._last_rows, self._reads, self._last_weights)
 
-    def _gathered_weights(self) -> Tensor:
-        """Weights of all rows at the last observation, (K, B); without reading the state, if they are known."""
-        if self.tick == self._reviewed or self._newest is None:
-            return self._row_weights
-        return torch.as_tensor(self._weights(self._newest.evidence))
+    def _last_rows(self, count: int) -> dict[str, Tensor]:
+        """The last so many rows by state."""
+        assert self._trail is not None
+        self._gather()
+        return self._trail.rows(count)
+
+    def _last_weights(self) -> Array:
+        """Weights of all rows at the last observation, (K, B), without reading the state, if they are known."""
+        run = self._bound
+        sums, missed = run.newest(EVIDENCE), run.newest("missed")
+        if self.tick == self._reviewed:
+            return self._row_weights.numpy()
+        if sums is None or missed is None:
+            self._gather()
+            return self._row_weights.numpy() if self._newest is None else self._weights(self._newest.evidence)
+        count, shape = self._bank.log_weight.size, self._bank.log_weight.shape
+        return self._weights(banks.evidence(*(each[0, :count].reshape(shape) for each in (sums, missed))))
 
     def result_of(self, recorder: Recorder, last: int | None = None) -> Result:
         """The rows of a recorder as a result; smoothed beliefs are those of the mixture of the rows that are left."""
@@ -610,7 +624,7 @@ class MixtureSession(Session):
             int(further.pop("reviewed")),
             further.pop("last_energy").reshape(self._shape),
         )
-        self._trail, self._passes = trail_for(self.graph, self.record, self.smooth), CompiledPasses()
+        self._trail, self._reads = trail_for(self.graph, self.record, self.smooth), CompiledReads()
         if self._trail is not None:
             self._trail.restore(further)
         first = {name.removeprefix("opening/"): value for name, value in further.items()}

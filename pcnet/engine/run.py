@@ -25,6 +25,7 @@ from pcnet.results.recorder import Record, Recorder
 from pcnet.settings import broadcast
 
 if TYPE_CHECKING:
+    from pcnet.engine.compiled.layout import Array
     from pcnet.engine.compiled.lead import Place
 
 
@@ -124,6 +125,10 @@ class Run:
         if self.engine.lead is not None:
             self.engine.lead.flush()
         return self.recorder.last(name, count)
+
+    def newest(self, name: str) -> Array | None:
+        """The last value of a column in the memory of compiled single ticks, (n, lanes); None if it is elsewhere."""
+        return None if self.engine.lead is None else self.engine.lead.newest(name)
 
     def take_recorded(self) -> dict[str, Tensor]:
         """What was recorded since the last call, (T, B, ...) by name; the state stays where it is."""

@@ -511,9 +511,7 @@ class Session(Guided):
 
         The session must have been started by model.start(smooth=...), with the largest lag.
         """
-        from pcnet.engine.smooth import lagged
-
-        return lagged(self, None, lag)
+        raise SettingError(f"this session keeps nothing to smooth; start it by model.start(smooth={lag})")
 
     @exclusive
     def forecast(

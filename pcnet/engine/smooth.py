@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,9 +23,9 @@ from pcnet.errors import GraphError, ObservationError, SettingError
 from pcnet.model.graph import Graph
 from pcnet.model.links import Predicts
 from pcnet.model.model import Engine, RunOptions
-from pcnet.model.protocols import Smooths
+from pcnet.model.protocols import SmoothingLayout, Smooths
 from pcnet.numerics.laplace import standard_deviations
-from pcnet.numerics.mixtures import mix
+from pcnet.numerics.mixtures import WIDEST, mix
 from pcnet.results.downsample import Array
 from pcnet.results.recorder import SMOOTHING, Record, Recorder
 from pcnet.results.result import Result, Smoothed, Trace
@@ -32,9 +33,13 @@ from pcnet.results.result import Result, Smoothed, Trace
 if TYPE_CHECKING:
     from pcnet.engine.compiled.backward import BackwardPass
     from pcnet.engine.compiled.engine import Known
+    from pcnet.engine.compiled.fixed_lag import FixedLag
 
 DRAIN = 256
 """Rows of a session that are collected at once; until then they stay with what compiled code has recorded."""
+NUMPY = {torch.float32: np.float32, torch.float64: np.float64}
+Rows = Callable[[int], Mapping[str, Tensor]]
+"""Gives the last so many rows by state, (T, B, w)."""
 
 
 class _Block(NamedTuple):
@@ -62,6 +67,8 @@ class Trail:
 
     def __init__(self, lag: int | None) -> None:
         self.lag = lag
+        self.version = 0
+        """Changes if earlier rows are others than they were."""
         self._blocks: list[_Block] = []
 
     def __len__(self) -> int:
@@ -77,11 +84,13 @@ class Trail:
 
     def branch(self, source: Tensor) -> None:
         """Let the next rows continue from these batch elements, (B',)."""
+        self.version += 1
         if self._blocks:
             self._blocks[-1] = self._blocks[-1].continued(source)
 
     def replace_last(self, row: Mapping[str, Tensor]) -> None:
         """Replace the last row by that of the present batch elements, (B, w) by state."""
+        self.version += 1
         last = self._blocks.pop()
         before = {name: each[:-1] for name, each in last.rows.items()}
         if len(next(iter(before.values()))):
@@ -91,6 +100,7 @@ class Trail:
         self._blocks.append(_Block({name: each[None] for name, each in row.items()}))
 
     def clear(self) -> None:
+        self.version += 1
         self._blocks = []
 
     def rows(self, last: int | None = None) -> dict[str, Tensor]:
@@ -119,6 +129,7 @@ class Trail:
         """Continue from `tensors`, which are taken out of these."""
         names = [name for name in tensors if name.startswith("smoothing/")]
         rows = {name.removeprefix("smoothing/"): tensors.pop(name) for name in names}
+        self.version += 1
         self._blocks = [_Block(rows)] if rows else []
 
     def check(self, run: Run) -> None:
@@ -168,44 +179,119 @@ class SmoothedNode(NamedTuple):
     covariance: Tensor  # (T, B, n, n)
 
 
-def smoothed_nodes(
-    program: Program, rows: Mapping[str, Tensor], first_only: bool = False, compiled: CompiledPasses | None = None
-) -> dict[str, SmoothedNode]:
-    """The smoothed beliefs about all nodes that are part of the belief of a state, by name.
-
-    compiled: passes over rows in compiled code, for the first row alone.
-    """
-    found = {}
+def smoothed_nodes(program: Program, rows: Mapping[str, Tensor], first_only: bool = False) -> dict[str, SmoothedNode]:
+    """The smoothed beliefs about all nodes that are part of the belief of a state, by name."""
+    found: dict[str, SmoothedNode] = {}
     for name, each in rows.items():
         node = program.nodes[name]
         assert isinstance(node, Smooths)
         layout = node.smoothing_layout(program.bound[name])
-        belief = None if compiled is None or len(each) < 2 else compiled.first(program, name, each)
-        if belief is None:
-            mean, covariance = node.smoothed(each, layout, first_only)
-        else:
-            mean, covariance = (part[None] for part in node.smoothed_moments(belief, each[-1], layout))
-        for block, place in layout.blocks.items():
-            found[block] = SmoothedNode(mean[..., place], covariance[..., place, place])
+        found |= _by_node(layout, *node.smoothed(each, layout, first_only))
     return found
 
 
-class CompiledPasses:
-    """Backward passes of the states of a program in compiled code, which are kept from one read to the next."""
+def _by_node(layout: SmoothingLayout, mean: Tensor, covariance: Tensor) -> dict[str, SmoothedNode]:
+    """The belief about all elements, (T, B, ...), by node."""
+    return {name: SmoothedNode(mean[..., at], covariance[..., at, at]) for name, at in layout.blocks.items()}
+
+
+class CompiledReads:
+    """Reads of the only state of a session with a fixed lag, in compiled code that goes on from read to read."""
 
     def __init__(self) -> None:
         self._program: Program | None = None
-        self._passes: dict[str, BackwardPass] = {}
+        self._version = 0
+        self._lags: dict[int, FixedLag] = {}
+        self._back: BackwardPass | None = None
 
-    def first(self, program: Program, name: str, rows: Tensor) -> Tensor | None:
-        """The smoothed belief (B, v) at the first of some rows (T, B, w); None if it cannot be compiled."""
+    def read(self, run: Run, lag: int, version: int, rows: Rows) -> Moments | None:
+        """The smoothed belief about all elements; None if it cannot be compiled.
+
+        Args:
+            run: The run.
+            lag: Number of observations, 1 or more.
+            version: Changes if rows are others than they were at earlier reads.
+            rows: Gives the last so many rows by state, (T, B, w).
+        """
+        if run.program is not self._program or version != self._version:
+            self._program, self._version, self._lags, self._back = run.program, version, {}, None
+            self._name = next(name for name, node in run.program.nodes.items() if isinstance(node, Smooths))
+            node = run.program.nodes[self._name]
+            assert isinstance(node, Smooths)
+            self._layout = node.smoothing_layout(run.program.bound[self._name])
+        return self._by_steps(run, lag, rows) if self._layout.by_steps else self._backwards(lag, rows)
+
+    def _by_steps(self, run: Run, lag: int, rows: Rows) -> Moments | None:
+        window, tick = self._lags.get(lag), run.place.tick
+        if window is None:
+            from pcnet.engine.compiled.fixed_lag import FixedLag
+
+            assert self._program is not None
+            window = self._lags[lag] = FixedLag(self._program, self._name, lag, rows(1)[self._name][0])
+        new = tick - window.tick if window.tick >= 0 else lag + 1
+        if new == 1:
+            row = run.newest(f"{self._name}.{SMOOTHING}")
+            made = window.add_all(rows(1)[self._name], tick) if row is None else window.add(row, tick)
+        elif 0 <= new <= lag:
+            made = not new or window.add_all(rows(new)[self._name], tick)
+        else:
+            made = window.start(rows(lag + 1)[self._name], tick)
+        return Moments(self._layout, self._layout.size, window.moments()) if made else None
+
+    def _backwards(self, lag: int, rows: Rows) -> Moments | None:
         from pcnet.engine.compiled.backward import BackwardPass
 
-        if program is not self._program:
-            self._program, self._passes = program, {}
-        if name not in self._passes:
-            self._passes[name] = BackwardPass(program, name, rows[-1])
-        return self._passes[name].first(rows)
+        assert self._program is not None
+        every = rows(lag + 1)[self._name]
+        if self._back is None:
+            self._back = BackwardPass(self._program, self._name, every[-1])
+        found = self._back.first(every)
+        return None if found is None else Moments.of(self._layout, *found)
+
+
+class Moments(NamedTuple):
+    """The belief about all elements of a state: mean, sd and covariance, one after the other, (B, n + n + n²)."""
+
+    layout: SmoothingLayout
+    size: int  # n, which may include what a state reports beside its own elements
+    values: Array
+
+    @staticmethod
+    def of(layout: SmoothingLayout, mean: Tensor, covariance: Tensor) -> Moments:
+        sd = standard_deviations(covariance)
+        return Moments(layout, mean.shape[-1], torch.cat([mean, sd, covariance.flatten(1)], 1).double().cpu().numpy())
+
+    def by_node(self, shape: Sequence[int], dtype: Any) -> dict[str, Smoothed]:
+        """The beliefs about nodes, with these batch dimensions."""
+        n, values = self.size, self.values.reshape(*shape, -1)
+        if values.dtype != dtype:
+            values = values.astype(dtype)
+        mean, sd, covariance = values[..., :n], values[..., n : 2 * n], values[..., 2 * n :].reshape(*shape, n, n)
+        return {
+            name: Smoothed(mean[..., at], sd[..., at], covariance[..., at, at])
+            for name, at in self.layout.blocks.items()
+        }
+
+    def mixed(self, weight: Array) -> Moments | None:
+        """Those of the mixture of rows of a bank by weights (K, B); None if some are 0 or would have to be bounded."""
+        n, rows = self.size, self.values.reshape(*weight.shape, -1)
+        if weight.shape[1] == 1 and not weight.all():
+            rows, weight = rows[weight[:, 0] > 0], weight[weight[:, 0] > 0]
+        sd = rows[..., n : 2 * n]
+        if not (weight.all() and (sd.max(0, initial=0.0) <= WIDEST * sd.min(0, initial=np.inf)).all()):
+            return None
+        values = (weight[..., None] * rows).sum(0)
+        away = rows[..., :n] - values[:, :n]
+        scaled = weight[..., None] * away
+        covariance = values[:, 2 * n :].reshape(-1, n, n)
+        covariance += scaled.transpose(1, 2, 0) @ away.transpose(1, 0, 2)
+        values[:, n : 2 * n] = np.sqrt(np.diagonal(covariance, axis1=1, axis2=2))
+        return self._replace(values=values)
+
+    def nodes(self, dtype: torch.dtype) -> dict[str, SmoothedNode]:
+        """The beliefs about nodes as tensors, (1, B, ...)."""
+        n, values = self.size, torch.from_numpy(self.values).to(dtype)[None]
+        return _by_node(self.layout, values[..., :n], values[..., 2 * n :].reshape(*values.shape[:2], n, n))
 
 
 def mixed(found: Mapping[str, SmoothedNode], weight: Tensor) -> dict[str, SmoothedNode]:
@@ -244,33 +330,37 @@ def _array(value: Tensor, shape: Sequence[int]) -> Array:
 
 def lagged(
     session: Session,
-    trail: Trail | None,
+    run: Run,
+    trail: Trail,
     lag: int,
-    rows: Callable[[int], Mapping[str, Tensor]] | None = None,
-    weight: Callable[[], Tensor] | None = None,
-    compiled: CompiledPasses | None = None,
+    rows: Rows,
+    reads: CompiledReads,
+    weight: Callable[[], Array] | None = None,
 ) -> dict[str, Smoothed]:
     """The belief about all nodes `lag` observations ago, given all since; see `Session.smoothed`.
 
     Args:
         session: The session.
-        trail: What it keeps; None for nothing.
+        run: Its run.
+        trail: What it keeps.
         lag: Number of observations.
-        rows: Gives the last so many rows by state; those of the trail unless given.
+        rows: Gives the last so many rows by state.
+        reads: Reads in compiled code, if the session runs in it.
         weight: Gives the weights (K, B) of the rows of a bank.
-        compiled: Passes in compiled code, if the session runs in it.
     """
-    if trail is None:
-        raise SettingError(f"this session keeps nothing to smooth; start it by model.start(smooth={lag})")
     if type(lag) is not int or lag < 0 or (trail.lag is not None and lag > trail.lag):
         most = "" if trail.lag is None else f" from 0 to {trail.lag}, as model.start(smooth={trail.lag}) keeps"
         raise SettingError(f"lag must be a whole number of observations{most}, not {lag!r}")
-    if lag >= session.tick:
-        raise ObservationError(f"there was no observation {lag} before the last one: there are {session.tick}")
+    if lag >= run.place.tick:
+        raise ObservationError(f"there was no observation {lag} before the last one: there are {run.place.tick}")
+    moments = reads.read(run, lag, trail.version, rows) if lag and run.engine.lead is not None else None
+    of_rows = None if weight is None else weight()
+    whole = moments if moments is None or of_rows is None else moments.mixed(of_rows)
+    if whole is not None:
+        return whole.by_node(session.batch_shape, NUMPY[session.dtype])
     with torch.inference_mode(), ThreadLimit(session.threads):
-        compiled = compiled if session.acting_engine == "compiled" else None
-        found = smoothed_nodes(session.program, (rows or trail.rows)(lag + 1), True, compiled)
-        found = found if weight is None else mixed(found, weight())
+        found = smoothed_nodes(run.program, rows(lag + 1), True) if moments is None else moments.nodes(session.dtype)
+        found = found if of_rows is None else mixed(found, torch.as_tensor(of_rows))
     shape, made = session.batch_shape, {}
     for name, each in found.items():
         sd = standard_deviations(each.covariance)
@@ -288,7 +378,7 @@ class SmoothingSession(Session):
         super().__init__(model, smooth=smooth, **options)
         trail = trail_for(self.graph, self.record, smooth)
         assert trail is not None
-        self._trail, self._table, self._passes = trail, Recorder({}), CompiledPasses()
+        self._trail, self._table, self._reads = trail, Recorder({}), CompiledReads()
 
     def _bind_to(self, shape: torch.Size, known: Known | None = None) -> Run:
         record, policy = with_smoothing(self.record), self.on_divergence
@@ -330,7 +420,7 @@ class SmoothingSession(Session):
 
     @exclusive
     def smoothed(self, lag: int) -> dict[str, Smoothed]:
-        return lagged(self, self._trail, lag, self._recent, compiled=self._passes)
+        return lagged(self, self._bound, self._trail, lag, self._recent, self._reads)
 
     def _recent(self, count: int) -> dict[str, Tensor]:
         """The last so many rows by state: those that were collected, and those that are not yet."""

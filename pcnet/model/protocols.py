@@ -1,7 +1,7 @@
 """Optional parts of the contract of a node: forecasting, and fitting to recorded data."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
@@ -14,6 +14,7 @@ from pcnet.model.node import BatchSpec
 from pcnet.numerics.gaussian_sums import Bends
 from pcnet.numerics.kernels import Kernel
 from pcnet.numerics.mixtures import Peaks
+from pcnet.numerics.smoothing import Steps
 
 L = TypeVar("L", bound=AnyLink)
 Context = NodeContext[Any, Any]
@@ -163,6 +164,7 @@ class SmoothingLayout(NamedTuple):
     n_beside: int  # p, parameters beside it
     blocks: Mapping[str, slice]  # where the variables of each node are among the elements
     belief: slice  # where the filtered belief is in a row, in the form that smoothed ones have too
+    by_steps: bool = True  # whether it is one Gaussian, as of `SmoothsBySteps`, or several, as of `SmoothsBack`
     modes: int = 1  # k, beliefs side by side
     stages: int = 1  # s, of each of them
 
@@ -181,6 +183,22 @@ class Smooths(ABC):
     @abstractmethod
     def smoothed(self, rows: Tensor, layout: SmoothingLayout, first_only: bool) -> tuple[Tensor, Tensor]:
         """Smoothed means (T, B, n) and covariances (T, B, n, n) from rows (T, B, w); or of the first row alone."""
+
+
+class SmoothsBySteps(Smooths):
+    """A state whose smoothed belief is a linear function of the one after it: one Gaussian."""
+
+    @abstractmethod
+    def backward_step(self, later: Tensor, earlier: Tensor, layout: SmoothingLayout) -> Steps:
+        """The step from a row to the one before it; rows are (B, w)."""
+
+    @abstractmethod
+    def smoothed_by(self, steps: Sequence[Steps], row: Tensor, layout: SmoothingLayout) -> tuple[Tensor, Tensor]:
+        """Mean (B, n) and covariance (B, n, n) that steps, one after the other, give from the last row (B, w)."""
+
+
+class SmoothsBack(Smooths):
+    """A state whose smoothed belief is any function of the one after it: several Gaussians."""
 
     @abstractmethod
     def smooth_back(self, belief: Tensor, later: Tensor, earlier: Tensor, layout: SmoothingLayout) -> Tensor:

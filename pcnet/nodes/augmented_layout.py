@@ -10,12 +10,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from pcnet.errors import SettingError
 from pcnet.model.links import AnyLink, Drives, Parametrises, Predicts, Weighs
 from pcnet.model.node import AnyNode
 from pcnet.nodes.kalman_inputs import InputBlock, InputSpec, input_blocks
 from pcnet.numerics.coloured_noise import NoiseModel, NoiseSpec, noise_model
 from pcnet.numerics.low_rank import is_wide
 from pcnet.numerics.trees import spans
+
+MOST_LATENTS = 512
+"""Most coordinates of the smooth noise of one node; an observation then takes seconds."""
 
 
 class NoiseBlock(NamedTuple):
@@ -140,6 +144,13 @@ def make_layout(
         wide = noises.low_rank and link.child.takes_low_rank and model.is_white and is_wide(spec.channels, dim)
         levels = min(spec.levels, 1 if wide else spec.levels) if noises.learned else 0
         latents = spec.channels * model.n_latents
+        if latents > MOST_LATENTS:
+            raise SettingError(
+                f"the smooth noise of {link.child.name!r} would add {latents} elements to the belief, "
+                f"{model.n_latents} for each of {spec.channels} channels; more than {MOST_LATENTS} take too long. Use "
+                "white noise (without a correlation time) and observations that are a correlation time apart, "
+                "a Matern kernel of smoothness 0.5, or fewer channels, such as averages of neighbours"
+            )
         starts = ((channels, spec.channels), (size, latents), (level, levels))
         here = [slice(first, first + count) for first, count in starts]
         acts_on = noises.places[link] if isinstance(link, Weighs) else slice(spec.channels)

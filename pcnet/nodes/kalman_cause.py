@@ -98,9 +98,11 @@ class KalmanCauseNode(Node[CauseState, Tensor]):
     def check_as_parent(self, link: AnyLink) -> None:
         super().check_as_parent(link)
         if not link.child.joins_causes:
+            several = "make the cause a further element of that state, with a flow of its own"
+            instead = several if link.child.sends_covariance else "drive it by a CauseNode"
             raise GraphError(
-                f"{self.title} drives Kalman states, or other causes of them; {link.child.name!r} is none: drive it by "
-                "a CauseNode"
+                f"{self.title} drives states with one Gaussian belief, or other causes of them, not "
+                f"{link.child.title}; {instead}"
             )
 
     def check_as_child(self, link: AnyLink) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from pcnet.model.node import BatchSpec
 from pcnet.model.protocols import SmoothingLayout
 from pcnet.numerics.kalman import GaussianWithSensitivities
-from pcnet.numerics.smoothing import FilteredRows, SmoothedRows
+from pcnet.numerics.smoothing import FilteredRows
 from pcnet.numerics.trees import spans
 
 
@@ -49,21 +49,6 @@ def belief_of(layout: SmoothingLayout) -> list[int]:
     """Sizes of the parts of a belief in a row: mean, covariance and sensitivities."""
     n, p = layout.size, layout.n_beside
     return [n, n * n, n * p]
-
-
-def pack_belief(belief: SmoothedRows) -> Tensor:
-    """A smoothed belief in the form of a row, (B, v)."""
-    parts = belief.mean[..., 0], belief.covariance, belief.mean[..., 1:]
-    return torch.cat([part.flatten(1) for part in parts], 1)
-
-
-def unpack_belief(belief: Tensor, layout: SmoothingLayout) -> SmoothedRows:
-    """The smoothed belief that `pack_belief` has packed."""
-    n, p = layout.size, layout.n_beside
-    mean, covariance, slope = (belief[:, place] for place in spans(belief_of(layout)))
-    return SmoothedRows(
-        torch.cat([mean[..., None], slope.reshape(len(belief), n, p)], -1), covariance.reshape(len(belief), n, n)
-    )
 
 
 def last_beside(row: Tensor, layout: SmoothingLayout) -> Tensor:

@@ -1,7 +1,7 @@
 """Kalman states: hidden states whose belief is carried from one observation to the next."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY
 from typing import Any, ClassVar, Literal
 
@@ -20,7 +20,7 @@ from pcnet.model.protocols import (
     DividesBelief,
     KeepsNoiseScales,
     SmoothingLayout,
-    Smooths,
+    SmoothsBySteps,
     StartsAtPeaks,
     StartsGiven,
 )
@@ -55,12 +55,9 @@ from pcnet.nodes.kalman_predictions import predict_child, predict_children
 from pcnet.nodes.kalman_smoothing import (
     TimeUpdate,
     belief_of,
-    last_beside,
     no_time_update,
     pack,
-    pack_belief,
     unpack,
-    unpack_belief,
 )
 from pcnet.nodes.kalman_start import first_belief, peaks_of_start, start, started, started_at
 from pcnet.nodes.precision import PrecisionNode, noise_score_error
@@ -73,7 +70,7 @@ from pcnet.numerics.kernels import SquaredExponential
 from pcnet.numerics.laplace import standard_deviations
 from pcnet.numerics.low_rank import LowRankDistribution, is_wide
 from pcnet.numerics.mixtures import Peaks
-from pcnet.numerics.smoothing import smooth, smooth_first, step_back
+from pcnet.numerics.smoothing import SmoothedRows, Steps, backward_steps, smooth, smooth_first
 from pcnet.numerics.symmetric import known_symmetric
 from pcnet.numerics.transitions import IntegratorName
 from pcnet.numerics.trees import select, spans, tree_map
@@ -96,7 +93,7 @@ class KalmanStateNode(
     StartsGiven,
     StartsAtPeaks,
     DividesBelief,
-    Smooths,
+    SmoothsBySteps,
 ):
     """A hidden state (..., dim) that carries mean and covariance from one observation to the next.
 
@@ -497,14 +494,18 @@ class KalmanStateNode(
         slope = mean[..., 1:]
         return mean[..., 0], covariance + slope @ beside @ slope.mT
 
-    def smooth_back(self, belief: Tensor, later: Tensor, earlier: Tensor, layout: SmoothingLayout) -> Tensor:
+    def backward_step(self, later: Tensor, earlier: Tensor, layout: SmoothingLayout) -> Steps:
         filtered, _ = unpack(torch.stack([earlier, later]), layout)
-        return pack_belief(step_back(filtered, unpack_belief(belief, layout)))
+        return backward_steps(filtered).at_row(0)
 
-    def smoothed_moments(self, belief: Tensor, last: Tensor, layout: SmoothingLayout) -> tuple[Tensor, Tensor]:
-        mean, covariance = unpack_belief(belief, layout)
-        slope = mean[..., 1:]
-        return mean[..., 0], covariance + slope @ last_beside(last, layout) @ slope.mT
+    def smoothed_by(self, steps: Sequence[Steps], row: Tensor, layout: SmoothingLayout) -> tuple[Tensor, Tensor]:
+        filtered, beside = unpack(row[None], layout)
+        belief = SmoothedRows(filtered.mean[0], filtered.covariance[0])
+        for step in steps:
+            belief = step.after(belief)
+        slope = belief.mean[..., 1:]
+        covariance = 0.5 * (belief.covariance + belief.covariance.mT)
+        return belief.mean[..., 0], covariance + slope @ beside @ slope.mT
 
     def energy(self, ctx: Context) -> Energy:
         """None of its own: the energies of the nodes below are predictive log-likelihoods."""

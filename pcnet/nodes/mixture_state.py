@@ -12,7 +12,7 @@ from pcnet.model.context import Neighbours, NodeContext, Now
 from pcnet.model.links import AnyLink, Drives, Parametrises, Predicts, Weighs
 from pcnet.model.messages import BlockPosterior, GaussianPrediction, ScoreError
 from pcnet.model.node import BatchSpec, Energy, Recordable
-from pcnet.model.protocols import ForecastContext, ForecastStart, ForecastStep, SmoothingLayout
+from pcnet.model.protocols import ForecastContext, ForecastStart, ForecastStep, SmoothingLayout, SmoothsBack
 from pcnet.nodes.kalman_belief import KalmanBound, KalmanState
 from pcnet.nodes.kalman_inputs import no_error
 from pcnet.nodes.kalman_measurement import take_in
@@ -77,7 +77,7 @@ class MixtureBound(NamedTuple):
 
 
 @settings
-class MixtureStateNode(KalmanStateNode):
+class MixtureStateNode(KalmanStateNode, SmoothsBack):
     """A hidden state with k beliefs, its modes, each of which is that of a `KalmanStateNode`.
 
     In `update` modes are weighed by their predictive likelihoods. Nodes below receive the moments of the mixture. The
@@ -330,7 +330,7 @@ class MixtureStateNode(KalmanStateNode):
     def smoothing_layout(self, bound: Any) -> SmoothingLayout:
         layout, c = super().smoothing_layout(bound.modes), bound.k * bound.stages
         belief = slice(2, 2 + c + bound.k * sum(belief_of(layout)))
-        return layout._replace(modes=bound.k, stages=bound.stages, belief=belief)
+        return layout._replace(by_steps=False, modes=bound.k, stages=bound.stages, belief=belief)
 
     def smoothing_row(self, ctx: Context) -> Tensor:
         state = ctx.state

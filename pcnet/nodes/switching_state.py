@@ -41,7 +41,10 @@ class SwitchingStateNode(MixtureStateNode):
 
     def check_as_child(self, link: AnyLink) -> None:
         if isinstance(link, Drives) and not isinstance(link.parent, (CategoricalNode, InputNode)):
-            raise GraphError(f"{self.title} can be driven by a category and by inputs, not by {link.parent.name!r}")
+            raise GraphError(
+                f"{self.title} can be driven by a category and by inputs, not by {link.parent.name!r}; make a cause a "
+                "further element of the state, with a flow of its own"
+            )
         if not (isinstance(link, Drives) and isinstance(link.parent, CategoricalNode)):
             super().check_as_child(link)
 

@@ -42,7 +42,7 @@ class SmoothedRows(NamedTuple):
     covariance: Tensor  # (T, B, n, n)
 
 
-class _Steps(NamedTuple):
+class Steps(NamedTuple):
     """Steps backwards in time, s_k = offset + gain s_{k+1} + N(0, rest); (..., B, n, ·)."""
 
     offset: Tensor
@@ -55,11 +55,16 @@ class _Steps(NamedTuple):
             self.offset + self.gain @ value.mean, self.rest + self.gain @ value.covariance @ self.gain.mT
         )
 
-    def at(self, j: int) -> _Steps:
-        return _Steps(*(each[:, j] for each in self))
+    def joined(self, later: Steps) -> Steps:
+        """One step in place of `later` and this one after it."""
+        offset, rest = self.after(SmoothedRows(later.offset, later.rest))
+        return Steps(offset, self.gain @ later.gain, rest)
 
-    def at_row(self, k: int) -> _Steps:
-        return _Steps(*(each[k] for each in self))
+    def at(self, j: int) -> Steps:
+        return Steps(*(each[:, j] for each in self))
+
+    def at_row(self, k: int) -> Steps:
+        return Steps(*(each[k] for each in self))
 
 
 def smooth(rows: FilteredRows) -> SmoothedRows:
@@ -71,21 +76,18 @@ def smooth(rows: FilteredRows) -> SmoothedRows:
     count = len(rows.mean) - 1
     if count == 0:
         return SmoothedRows(last.mean[None], last.covariance[None])
-    steps = _backward_steps(rows)
+    steps = backward_steps(rows)
     size = math.ceil(math.sqrt(count))
     blocks = -(-count // size)
     steps = _padded(steps, blocks * size - count)
-    steps = _Steps(*(each.reshape(blocks, size, *each.shape[1:]) for each in steps))
-    offset, gain, rest = steps.at(size - 1)
+    steps = Steps(*(each.reshape(blocks, size, *each.shape[1:]) for each in steps))
+    whole = steps.at(size - 1)
     for j in range(size - 2, -1, -1):
-        here = steps.at(j)
-        offset, rest = here.offset + here.gain @ offset, here.rest + here.gain @ rest @ here.gain.mT
-        gain = here.gain @ gain
-    whole = _Steps(offset, gain, rest)
+        whole = steps.at(j).joined(whole)
     ends, value = [], last
     for i in range(blocks - 1, -1, -1):
         ends.append(value)
-        value = _Steps(*(each[i] for each in whole)).after(value)
+        value = Steps(*(each[i] for each in whole)).after(value)
     value = SmoothedRows(*(torch.stack(part[::-1]) for part in zip(*ends, strict=True)))
     found = []
     for j in range(size - 1, -1, -1):
@@ -100,23 +102,16 @@ def smooth_first(rows: FilteredRows) -> SmoothedRows:
     """The smoothed belief at the first row alone, (1, B, ...): that of a fixed lag, in constant memory."""
     value = SmoothedRows(rows.mean[-1], rows.covariance[-1])
     if len(rows.mean) > 1:
-        steps = _backward_steps(rows)
+        steps = backward_steps(rows)
         while (count := len(steps.gain)) > 1:  # join neighbours side by side: as many rounds as the log of the lag
             steps = _padded(steps, count % 2)
-            first, then = (_Steps(*(each[i::2] for each in steps)) for i in (0, 1))
-            joined = first.after(SmoothedRows(then.offset, then.rest))
-            steps = _Steps(joined.mean, first.gain @ then.gain, joined.covariance)
+            first, then = (Steps(*(each[i::2] for each in steps)) for i in (0, 1))
+            steps = first.joined(then)
         value = steps.at_row(0).after(value)
     return SmoothedRows(value.mean[None], 0.5 * (value.covariance + value.covariance.mT)[None])
 
 
-def step_back(rows: FilteredRows, later: SmoothedRows) -> SmoothedRows:
-    """The smoothed belief at the first of two rows from that at the second, (B, ...)."""
-    value = _backward_steps(rows).at_row(0).after(later)
-    return value._replace(covariance=0.5 * (value.covariance + value.covariance.mT))
-
-
-def _backward_steps(rows: FilteredRows) -> _Steps:
+def backward_steps(rows: FilteredRows) -> Steps:
     """The steps from each row to the one before it, (T − 1, B, ...)."""
     mean, covariance, later = rows.mean[:-1], rows.covariance[:-1], FilteredRows(*(each[1:] for each in rows))
     gain = right_divide(later.cross.mT, later.predicted_covariance)
@@ -125,17 +120,17 @@ def _backward_steps(rows: FilteredRows) -> _Steps:
     gain = torch.where(follows, gain, torch.where(repeats, eye, 0.0))
     offset = torch.where(repeats, 0.0, mean - torch.where(follows, gain @ later.predicted_mean, 0.0))
     rest = torch.where(repeats, 0.0, covariance - torch.where(follows, gain @ later.cross, 0.0))
-    return _Steps(offset, gain, 0.5 * (rest + rest.mT))
+    return Steps(offset, gain, 0.5 * (rest + rest.mT))
 
 
-def _padded(steps: _Steps, count: int) -> _Steps:
+def _padded(steps: Steps, count: int) -> Steps:
     """The steps with `count` more before them that change nothing."""
     if not count:
         return steps
     offset, gain, rest = (each[:1].expand(count, *each.shape[1:]) for each in steps)
     eye = torch.eye(gain.shape[-1], dtype=gain.dtype, device=gain.device).expand_as(gain)
-    before = _Steps(torch.zeros_like(offset), eye, torch.zeros_like(rest))
-    return _Steps(*(torch.cat(pair) for pair in zip(before, steps, strict=True)))
+    before = Steps(torch.zeros_like(offset), eye, torch.zeros_like(rest))
+    return Steps(*(torch.cat(pair) for pair in zip(before, steps, strict=True)))
 
 
 def right_divide(matrix: Tensor, covariance: Tensor) -> Tensor:

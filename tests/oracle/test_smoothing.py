@@ -124,6 +124,24 @@ def test_a_fixed_lag_equals_the_joint_gaussian_of_what_was_seen(engine, tmp_path
     np.testing.assert_allclose(session.smoothed(0)["x"].mean, session.mean("x")[0], atol=1e-12)
 
 
+@pytest.mark.parametrize("engine", ["eager", "compiled"])
+@pytest.mark.parametrize("every", [1, 2, 5])
+def test_several_lags_can_be_read_at_any_observation(engine, every):
+    """Of a batch that is longer than a group of lanes, some of it with other observations."""
+    shift = np.arange(6.0)[:, None] * (np.arange(6) > 2)[:, None]  # the first three are alike
+    session = build().start(smooth=7, record=(), engine=engine)
+    for k in range(T):
+        session.step({"y": Y[k] + shift, "u": U[k]}, t=float(TIMES[k]))
+        for lag in (lag for lag in (1, 2, 7) if k >= lag and k % every == 0):
+            mean, covariance, push, _ = brute_force(k + 1)
+            found = session.smoothed(lag)
+            assert found["x"].mean.shape == (6, 2)
+            np.testing.assert_allclose(found["x"].mean[:3], np.tile(mean[k - lag], (3, 1)), atol=1e-8)
+            np.testing.assert_allclose(found["x"].covariance, np.tile(covariance[k - lag], (6, 1, 1)), atol=1e-8)
+            np.testing.assert_allclose(found["x"].sd[5] ** 2, np.diag(covariance[k - lag]), atol=1e-8)
+            np.testing.assert_allclose(found["theta"].mean[:3], np.full((3, 1), push), atol=1e-8)
+
+
 @pytest.mark.usefixtures("as_users_run")
 def test_memory_of_a_fixed_lag_does_not_grow():
     session = pc.Model(walk().graph, STILL).start(smooth=4, record=())

@@ -8,6 +8,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 import pcnet as pc
+from pcnet.errors import GraphError
 from pcnet.functions.closed_form import Linear
 from pcnet.nodes import KalmanStateNode, PrecisionNode, SensoryNode
 from pcnet.numerics import kalman, low_rank
@@ -230,3 +231,14 @@ def test_forecasts_are_those_of_the_kalman_filter():
         state = f @ state @ f.T + q
     expected = np.sqrt(np.diag(mapping(40) @ state @ mapping(40).T) + variances(40))
     np.testing.assert_allclose(ahead.sd("y")[-1].ravel(), expected, rtol=1e-8)
+
+
+def test_smooth_noise_of_many_channels_is_refused_with_what_to_take():
+    """Its coordinates are part of the belief: 5 for each channel, at a cost that grows with the cube."""
+    graph = pc.Graph()
+    x, y = KalmanStateNode("x", dim=2, flow=Linear(FLOW)), SensoryNode("y", dim=200, orders=1, dt=DT)
+    graph.predicts(x, y, via=Linear(mapping(200)))
+    graph.weighs(PrecisionNode("noise_x", prior_precision=9.0, sd=1.0, kernel=White()), x)
+    graph.weighs(PrecisionNode("noise_y", prior_precision=9.0, sd=1.0, correlation_time=DT), y)
+    with pytest.raises(GraphError, match=r"1000 elements .* 5 for each of 200 channels.*Matern"):
+        pc.Model(graph, pc.adaptive_filtering()).run(np.zeros((3, 200)))

@@ -161,6 +161,16 @@ def test_a_hidden_force_is_inferred(run):
     assert smoothed < online < 0.6 * sd
 
 
+def test_a_heated_house_is_forecast(run):
+    """Later beliefs are better than the first ones, and all errors below the noise of the sensor, 0.4 °C."""
+    printed, pictures = run("heating.py", "--days", "2")
+    assert pictures == 1
+    found = re.findall(r"error of the air ([\d.]+) °C, of the walls ([\d.]+)", printed)
+    online, later, ahead = ([float(value) for value in each] for each in found)
+    assert later[0] <= online[0]
+    assert max(*online, *later, *ahead) < 0.4
+
+
 def test_a_blob_is_tracked_better_than_by_single_images(run):
     printed, pictures = run("blob.py", "--frames", "150", "--output", "pictures")
     assert pictures == 1

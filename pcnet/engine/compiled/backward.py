@@ -1,4 +1,4 @@
-"""The backward pass of a smoother with a fixed lag, in compiled code."""
+"""The backward pass of a smoother with a fixed lag of states with several beliefs, in compiled code."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pcnet.engine.compiled.run import Block, CompiledRun, width_for
 from pcnet.engine.compiled.variants import Variants
 from pcnet.engine.program import Program
 from pcnet.model.digest import digest
-from pcnet.model.protocols import SmoothingLayout, Smooths
+from pcnet.model.protocols import SmoothingLayout, SmoothsBack
 from pcnet.results.recorder import Record
 
 KIND = TickKind((), False, False)
@@ -34,7 +34,7 @@ class BackwardLayout(Layout):
 class BackwardStep(ElementTick):
     """One step back of one batch element."""
 
-    def __init__(self, node: Smooths, form: SmoothingLayout, *args: Any) -> None:
+    def __init__(self, node: SmoothsBack, form: SmoothingLayout, *args: Any) -> None:
         super().__init__(*args)
         self._node, self._form = node, form
 
@@ -45,7 +45,7 @@ class BackwardStep(ElementTick):
 
 
 class BackwardPass:
-    """Smooths the rows of one state of a program.
+    """SmoothsBack the rows of one state of a program.
 
     Args:
         program: The program.
@@ -55,22 +55,26 @@ class BackwardPass:
 
     def __init__(self, program: Program, name: str, row: Tensor) -> None:
         node, model = program.nodes[name], program.model
-        assert isinstance(node, Smooths)
+        assert isinstance(node, SmoothsBack)
         form, width = node.smoothing_layout(program.bound[name]), width_for(len(row))
         key = ("backward", name, row.shape[1:], str(row.dtype), width, digest(model), id(node))
         kept: dict[object, Variants] = model.compiled
         if key not in kept:
             layout = BackwardLayout(row[:, form.belief], row)
             kept[key] = Variants(layout, width, NOTHING, make_tick=partial(BackwardStep, node, form))
+        self._node, self._form = node, form
         self._belief, self._run = form.belief, CompiledRun(program, kept[key])
         self._kind = self._run.number_of(KIND)
 
-    def first(self, rows: Tensor) -> Tensor | None:
-        """The smoothed belief (B, v) at the first of T rows (T, B, w); None if it cannot be compiled."""
+    def first(self, rows: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Smoothed mean (B, n) and covariance (B, n, n) at the first of T rows (T, B, w); None if not compiled."""
         table: Array = rows.double().cpu().numpy()
         run, count = self._run, len(table) - 1
         run.load_memory(np.concatenate([table[-1][:, self._belief], table[-1]], 1))
         given = np.ascontiguousarray(table[-2::-1])
         made, _ = run.advance(Block(np.full(count, self._kind, np.uint8), given, np.zeros(count, np.uint8)))
         size = self._belief.stop - self._belief.start
-        return torch.from_numpy(run.memory()[:, :size].copy()).to(rows.dtype) if made == count else None
+        if made < count:
+            return None
+        belief = torch.from_numpy(run.memory()[:, :size].copy()).to(rows.dtype)
+        return self._node.smoothed_moments(belief, rows[-1], self._form)

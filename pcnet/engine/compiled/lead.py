@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pcnet.engine.clock import Clock
 from pcnet.engine.compiled.engine import CompiledEngine, Series
+from pcnet.engine.compiled.layout import Array
 from pcnet.engine.compiled.stepper import Stepper
 from pcnet.engine.divergence import DivergenceLog
 from pcnet.engine.inputs import Observation, Sample, time_of
@@ -215,6 +216,15 @@ class Lead:
             self._run.recorder.truncate(self._flushed)
             self._run.recorder.add_block(times, self.engine.columns(rows))
             self._flushed = self.place.rows
+
+    def newest(self, name: str) -> Array | None:
+        """The last value of a column, (n, lanes), if a single tick has recorded it and no batch element has stopped."""
+        stepper, place = self._stepper, self.place
+        row = -1 if stepper is None or place is None or not stepper.valid else place.rows - self._flushed - 1
+        if row < 0 or stepper is None or self.engine.run.batch < self._run.program.spec.batch:
+            return None
+        found: Array = stepper.rows[row, stepper.columns[name]]
+        return found
 
     def forget_rows(self, before: Snapshot) -> None:
         """Record from row 0 on, because rows were taken out of the recorder; before: the snapshot until then."""

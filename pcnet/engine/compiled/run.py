@@ -111,13 +111,13 @@ class CompiledRun:
         """Take over states of their own, (len(elements), ...) by path, of batch elements that may occur repeatedly."""
         if not np.array_equal(elements, self.elements):
             self._resize(elements)
-        self._state[...] = self._grouped(pack(self.layout.state, tensors))
+        self._state[...] = self.grouped(pack(self.layout.state, tensors))
         self._stale[:] = EVERYTHING
         self.load_settings(settings)
 
     def load_memory(self, memory: Array) -> None:
         """Take over a state as memory, (B, size)."""
-        self._state[...] = self._grouped(memory)
+        self._state[...] = self.grouped(memory)
         self._stale[:] = EVERYTHING
 
     def memory(self) -> Array:
@@ -127,7 +127,7 @@ class CompiledRun:
     def load_settings(self, settings: Mapping[str, Tensor]) -> None:
         """Take over settings that differ over the batch, (B, ...) by path."""
         if settings:
-            self._settings[...] = self._grouped(pack(self.layout.settings, settings)[self.elements])
+            self._settings[...] = self.grouped(pack(self.layout.settings, settings)[self.elements])
 
     def tensors(self) -> dict[str, Tensor]:
         """The state of these batch elements by path."""
@@ -141,15 +141,15 @@ class CompiledRun:
     def set_node_tensors(self, node: str, tensors: Mapping[str, Tensor]) -> None:
         """Replace the state of a node, (B, ...) by path."""
         part, places = self.layout.of_node(node)
-        self._state[:, places] = self._grouped(pack(part, tensors))
+        self._state[:, places] = self.grouped(pack(part, tensors))
         self._stale[:] = EVERYTHING
 
     def copy_elements(self, other: CompiledRun, index: NDArray[np.int64]) -> None:
         """Take over the state of these batch elements of another run (or of this one), one for each of its own."""
-        self._state[...] = self._grouped(other._ungrouped(other._state)[index])
+        self._state[...] = self.grouped(other._ungrouped(other._state)[index])
         self._stale[:] = EVERYTHING
 
-    def _grouped(self, rows: Array) -> Array:
+    def grouped(self, rows: Array) -> Array:
         """(B, n) → (groups, n, lanes); the last group is filled up with the last batch element."""
         spare = self.groups * self.width - len(rows)
         if spare:
@@ -293,16 +293,16 @@ class CompiledRun:
         return self._run
 
     def words_for(
-        self, given: Array, kinds: NDArray[np.uint8], recorded: NDArray[np.uint8], record: Array
+        self, given: Array, kinds: NDArray[np.uint8], recorded: NDArray[np.uint8], record: Array, group: int = 0
     ) -> NDArray[np.int64]:
-        """Words of the loop for one tick of a single group, between its own state and another buffer."""
+        """Words of the loop for one tick of a group, between its own state and another buffer."""
         self._sync()
         words = np.zeros(len(FIELDS), dtype=np.int64)
         words[:] = (
-            1, address(self._state[0]), address(self._other), address(given), given.strides[0],
-            address(self._settings[0]), address(record), record.strides[0], address(kinds),
-            address(recorded), address(self._table), address(self._hints[0]), EVERYTHING,
-            address(self._derived[0]),
+            1, address(self._state[group]), address(self._other), address(given), given.strides[0],
+            address(self._settings[group]), address(record), record.strides[0], address(kinds),
+            address(recorded), address(self._table), address(self._hints[group]), EVERYTHING,
+            address(self._derived[group]),
         )  # fmt: skip
         return words
 

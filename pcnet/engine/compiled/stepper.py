@@ -35,6 +35,7 @@ class Stepper:
         self._kind = np.zeros(1, dtype=np.uint8)
         self._flag = np.ones(1, dtype=np.uint8)
         self.rows = np.zeros((rows, max(1, Layout.size(run.layout.record)), run.width))
+        self.columns = {slot.name: slot.places for slot in run.layout.record}
         self.times = np.zeros(rows)
         self._words = run.words_for(self._given, self._kind, self._flag, self.rows)
         self._address = self._words.ctypes.data
