@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
+from types import FunctionType
 from typing import Annotated, Any, NamedTuple, TypeVar, dataclass_transform, get_args, get_type_hints
 
 import numpy as np
@@ -24,6 +25,13 @@ def settings(cls: C) -> C:
 
     Instances are compared by identity because their fields hold tensors and functions.
     """
+    for name in vars(cls).get("__annotations__", {}):
+        inherited = next((vars(base)[name] for base in cls.__mro__[1:] if name in vars(base)), None)
+        if isinstance(inherited, (property, functools.cached_property, FunctionType, classmethod, staticmethod)):
+            raise SettingError(
+                f"{cls.__name__}: a setting cannot be called {name!r}, which is a property or method of "
+                f"{cls.__mro__[1].__name__}; give it another name"
+            )
     config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
     made: Any = dataclass(cls, config=config, frozen=True, eq=False, repr=False)
     validated_init: Callable[..., None] = made.__init__
