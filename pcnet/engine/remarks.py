@@ -16,6 +16,7 @@ ROWS, COLUMNS = 10_000, 32  # values and channels that are looked at
 REPEATED = 5  # a value that occurs so often, while all others differ, stands for something else
 DISTINCT = 0.95  # share of different values among the others, so that they are said to differ
 OUTSIDE = 10.0  # a value that occurs twice and is so many times the range of all others away is a code
+LIMIT = 0.1  # a value that is less than this share of that range beyond the others is a limit, as of counts or a sensor
 STUCK = 50  # observations after which a value that never changes is worth a warning
 VARIED = 10  # different values among the others without which nothing is said
 UNUSUAL = 30.0  # times so many sampling intervals apart, or that many times closer, are taken for other units
@@ -65,15 +66,17 @@ def _codes(name: str, values: Tensor, discrete: bool) -> Iterator[str]:
         if len(found) - 1 < VARIED or counts.max() == 1:
             continue
         at = int(counts.argmax())
-        others = np.delete(found, at)
-        apart = max(others[0] - found[at], found[at] - others[-1])
-        is_code = apart > OUTSIDE * (others[-1] - others[0])
+        others, value = np.delete(found, at), found[at]
+        extent = others[-1] - others[0]
+        outside = max(others[0] - value, value - others[-1])
+        is_code = outside > OUTSIDE * extent
+        is_limit = 0 < outside < LIMIT * extent
         others_differ = counts[at] >= REPEATED and len(others) >= DISTINCT * (counts.sum() - counts[at])
-        if is_code or others_differ:
+        if is_code or (others_differ and not is_limit):
             yield (
-                f"{where} is {found[at]:g} in {counts[at]} observations, "
+                f"{where} is {value:g} in {counts[at]} observations, "
                 f"{'far from all other values' if is_code else 'while other values do not repeat'}: if this "
-                f"stands for missing values, write NaN instead, observations[observations == {found[at]:g}] = numpy.nan"
+                f"stands for missing values, write NaN instead, observations[observations == {value:g}] = numpy.nan"
             )
 
 

@@ -368,6 +368,8 @@ def with_values(at, value):
         (walk(), None),
         (walk().round(), None),  # rounded values repeat
         (np.clip(walk(), -1, 1), None),  # so do limits
+        (np.maximum(walk(), -1), None),
+        (np.where(walk() > -1, walk() + 30, 0), "'y' is 0 in"),
         (with_values(7, -999.0), None),  # may be an outlier
         (with_values(slice(20, 40), np.nan), None),
         (walk()[None] * np.ones((3, 1, 1)), None),
