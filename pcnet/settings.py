@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import re
 from collections.abc import Callable, Mapping
 from types import FunctionType
 from typing import Annotated, Any, NamedTuple, TypeVar, dataclass_transform, get_args, get_type_hints
@@ -71,15 +72,22 @@ def explain(cls: type, name: object, error: ValidationError) -> str:
         first = item["loc"][0]
         field = known[first] if isinstance(first, int) and first < len(known) else str(first)
         if item["type"] == "unexpected_keyword_argument":
-            problems.append(f"unknown setting {field!r}; {suggestion(field, known)}")
+            foreign = getattr(cls, "INSTEAD", {}).get(field)
+            problems.append(f"unknown setting {field!r}; {f'use {foreign}' if foreign else suggestion(field, known)}")
         elif item["type"] == "unexpected_positional_argument":
             problems.append(f"setting {field!r} must be given by name: {field}=...")
         elif item["type"] in ("missing", "missing_argument"):
-            how = f'{cls.__name__}("x", ...)' if field == "name" else f"{field}=..."
+            how = f'{cls.__name__}("x", ...)' if field == "name" else f"{field}=...{_described(cls, field)}"
             problems.append(f"setting {field!r} is required: {how}")
         else:
             problems.append(f"setting {field!r}: {message}")
     return (f"{cls.__name__} {name!r}: " if isinstance(name, str) else f"{cls.__name__}: ") + "; ".join(problems)
+
+
+def _described(cls: type, field: str) -> str:
+    """The first sentence about a setting in the docstring of its class, in brackets."""
+    found = re.search(rf"^ +{field}: (.+?)(?:\.\s|\.$|;)", cls.__doc__ or "", flags=re.MULTILINE | re.DOTALL)
+    return "" if found is None else f" ({' '.join(found[1].split())})"
 
 
 def to_tensor(value: Any) -> Any:

@@ -63,6 +63,11 @@ def _codes(name: str, values: Tensor, discrete: bool) -> Iterator[str]:
         found, counts = np.unique(column[np.isfinite(column)], return_counts=True)
         if len(found) == 1 and counts[0] >= STUCK and not discrete:
             yield f"{where} is {found[0]:g} in all of {counts[0]} observations: check the sensor and the file"
+        if len(found) == 2 and set(found) == {0.0, 1.0} and counts.sum() >= STUCK and not discrete:
+            yield (
+                f"{where} is 0 or 1 and was read as a number with Gaussian noise; for successes or choices use "
+                'sensors={"y": Sensor(family="binomial", family_settings={"trials": 1})}'
+            )
         if len(found) - 1 < VARIED or counts.max() == 1:
             continue
         at = int(counts.argmax())

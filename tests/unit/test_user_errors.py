@@ -15,7 +15,7 @@ import torch
 
 import pcnet as pc
 from pcnet.errors import PcnetError, UsageError
-from pcnet.graphs import adaptive_filter
+from pcnet.graphs import Sensor, adaptive_filter
 from pcnet.nodes import GeneralisedStateNode, LikelihoodNode, ParameterNode, PrecisionNode, SensoryNode
 from pcnet.settings import settings
 
@@ -224,6 +224,9 @@ def two_springs(x, k):
         (lambda m: adaptive_filter(two_springs, 2), r"'dt' must be given: adaptive_filter\(flow, dim, dt\)"),
         (lambda m: adaptive_filter(two_springs, 2.0, 0.1), "dim is the number of states, a whole number"),
         (lambda m: adaptive_filter(two_springs, 2, 0.1, process_noise_sd=[0.0, 1.0]), "1e-6 where there is hardly any"),
+        (lambda m: SensoryNode("y", dim=1), r"orders=\.\.\. \(Number of generalised orders, 1 for values alone\)"),
+        (lambda m: Sensor(dt=0.5), "unknown setting 'dt'; use every="),
+        (lambda m: ParameterNode("a", mean=[1.0], sigma=1.0), "unknown setting 'sigma'; use sd="),
         (lambda m: pc.sweep(lambda k: None, {"q": [1.0]}, np.ones((3, 2))), "build takes k, and the grid has q"),
         (
             lambda m: pc.sweep(pc.Model(graph()), {"q": [1.0]}, np.ones((3, 2))),
@@ -365,6 +368,7 @@ def with_values(at, value):
             walk()[:, :, None],
             r"60 batch elements of 'y' have one observation each.*give \(60, 1\), observations\[:, 0\]",
         ),
+        ((walk() > 0).astype(float), 'is 0 or 1 and was read as a number .*family="binomial"'),
         (walk(), None),
         (walk().round(), None),  # rounded values repeat
         (np.clip(walk(), -1, 1), None),  # so do limits
