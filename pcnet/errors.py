@@ -4,7 +4,7 @@ import difflib
 import functools
 import inspect
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -62,8 +62,13 @@ class ResultError(PcnetError, KeyError):
         return str(self.args[0]) if self.args else ""
 
 
-def naming(error: type[PcnetError]) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Decorator for functions that make something from settings: errors of wrong types become pcnet errors."""
+def naming(
+    error: type[PcnetError], instead: Mapping[str, str] | None = None
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Decorator for functions that make something from settings: errors of wrong types become pcnet errors.
+
+    instead: what to type instead of arguments that other packages use, by their names.
+    """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         @functools.wraps(function)
@@ -73,9 +78,17 @@ def naming(error: type[PcnetError]) -> Callable[[Callable[P, R]], Callable[P, R]
             except PcnetError:
                 raise
             except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RuntimeError) as why:
-                unknown = re.search(r"unexpected keyword argument '(\w+)'", str(why))
-                hint = f"; {suggestion(unknown[1], inspect.signature(function).parameters)}" if unknown else ""
-                raise error(f"{function.__name__}: {why}{hint}") from why
+                name, known = function.__name__, inspect.signature(function).parameters
+                unknown = re.match(rf"{name}\(\) got an unexpected keyword argument '(\w+)'", str(why))
+                if unknown:
+                    foreign = (instead or {}).get(unknown[1])
+                    remedy = f"use {foreign}" if foreign else suggestion(unknown[1], known)
+                    raise error(f"{name} has no argument {unknown[1]!r}; {remedy}") from None
+                if str(why).startswith(f"{name}() missing"):
+                    needed = [each.name for each in known.values() if each.default is each.empty]
+                    missing = str(why).split("argument", 1)[1].lstrip("s: ")
+                    raise error(f"{name}: {missing} must be given: {name}({', '.join(needed)})") from None
+                raise error(f"{name}: {why}") from why
 
         return call
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pcnet.errors import UsageError, suggestion
@@ -13,8 +15,38 @@ def instead(table: Mapping[str, str]) -> dict[str, str]:
     return {name: advice for names, advice in table.items() for name in names.split()}
 
 
+def arguments(**methods: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """What to type instead of arguments, by method; the advice for "()" is an example of a call."""
+    return {method: instead(table) for method, table in methods.items()}
+
+
+def unknown_argument(call: str, name: str, known: Iterable[str], advice: Mapping[str, str]) -> UsageError:
+    """The error about an argument that a call does not have. advice: what to type, by names of other packages."""
+    remedy = f"use {advice[name]}" if name in advice else suggestion(name, known)
+    return UsageError(f"{call} has no argument {name!r}; {remedy}")
+
+
+def _with_advice(method: Callable[..., Any], call: str, advice: Mapping[str, str]) -> Callable[..., Any]:
+    """A method whose errors about missing and unknown arguments say what to type."""
+    parameters = {name: each for name, each in inspect.signature(method).parameters.items() if name != "self"}
+    needed = [name for name, each in parameters.items() if each.default is each.empty]
+
+    @functools.wraps(method)
+    def advised(self: Any, *args: Any, **kwargs: Any) -> Any:
+        for name in kwargs:
+            if name not in parameters:
+                raise unknown_argument(f"{call}()", name, parameters, advice)
+        given = (*list(parameters)[: len(args)], *kwargs)
+        for name in needed:
+            if name not in given:
+                raise UsageError(f"{call}() needs {name}: {advice.get('()', f'{call}({name}=...)')}")
+        return method(self, *args, **kwargs)
+
+    return advised
+
+
 class Guided:
-    """An object whose errors about unknown attributes and about object[key] say what to type.
+    """An object whose errors about unknown attributes, arguments and about object[key] say what to type.
 
     Names that begin with an underscore are left alone, and the errors are those that Python expects, so that hasattr,
     copy, pickle and notebooks work as with any other object.
@@ -24,6 +56,14 @@ class Guided:
     CALLED: ClassVar[str] = ""  # the name of such an object in examples
     INSTEAD: ClassVar[Mapping[str, str]] = {}  # what to type instead of names that other packages use
     NODE: ClassVar[str] = ""  # how to read a node; {node} is its name
+    LENGTH: ClassVar[str] = ""  # what to type instead of len(object)
+    ARGUMENTS: ClassVar[Mapping[str, Mapping[str, str]]] = {}  # the same for arguments, by method
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        for name, advice in cls.ARGUMENTS.items():
+            if name in vars(cls):
+                setattr(cls, name, _with_advice(vars(cls)[name], f"{cls.CALLED}.{name}", advice))
 
     def _node_names(self) -> Iterable[str]:
         """Names of nodes that somebody may ask for. AttributeError if the object is not complete yet."""
@@ -61,6 +101,12 @@ class Guided:
                 advice += f"; nodes: {', '.join(names)}"
             shown = repr(key) if isinstance(key, str) else "..."
             raise UsageError(f"a {self.CALLED} is not read by {self.CALLED}[{shown}]; use {advice}")
+
+        def __len__(self) -> int:
+            raise UsageError(f"a {self.CALLED} has no length; {self.LENGTH or 'it is not a list'}")
+
+        def __bool__(self) -> bool:
+            return True
 
         __iter__ = None
         __contains__ = None

@@ -2,7 +2,9 @@
 
 import dataclasses
 import functools
+import re
 from collections.abc import Callable, Mapping
+from types import FunctionType
 from typing import Annotated, Any, NamedTuple, TypeVar, dataclass_transform, get_args, get_type_hints
 
 import numpy as np
@@ -24,6 +26,13 @@ def settings(cls: C) -> C:
 
     Instances are compared by identity because their fields hold tensors and functions.
     """
+    for name in vars(cls).get("__annotations__", {}):
+        inherited = next((vars(base)[name] for base in cls.__mro__[1:] if name in vars(base)), None)
+        if isinstance(inherited, (property, functools.cached_property, FunctionType, classmethod, staticmethod)):
+            raise SettingError(
+                f"{cls.__name__}: a setting cannot be called {name!r}, which is a property or method of "
+                f"{cls.__mro__[1].__name__}; give it another name"
+            )
     config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
     made: Any = dataclass(cls, config=config, frozen=True, eq=False, repr=False)
     validated_init: Callable[..., None] = made.__init__
@@ -63,15 +72,22 @@ def explain(cls: type, name: object, error: ValidationError) -> str:
         first = item["loc"][0]
         field = known[first] if isinstance(first, int) and first < len(known) else str(first)
         if item["type"] == "unexpected_keyword_argument":
-            problems.append(f"unknown setting {field!r}; {suggestion(field, known)}")
+            foreign = getattr(cls, "INSTEAD", {}).get(field)
+            problems.append(f"unknown setting {field!r}; {f'use {foreign}' if foreign else suggestion(field, known)}")
         elif item["type"] == "unexpected_positional_argument":
             problems.append(f"setting {field!r} must be given by name: {field}=...")
         elif item["type"] in ("missing", "missing_argument"):
-            how = f'{cls.__name__}("x", ...)' if field == "name" else f"{field}=..."
+            how = f'{cls.__name__}("x", ...)' if field == "name" else f"{field}=...{_described(cls, field)}"
             problems.append(f"setting {field!r} is required: {how}")
         else:
             problems.append(f"setting {field!r}: {message}")
     return (f"{cls.__name__} {name!r}: " if isinstance(name, str) else f"{cls.__name__}: ") + "; ".join(problems)
+
+
+def _described(cls: type, field: str) -> str:
+    """The first sentence about a setting in the docstring of its class, in brackets."""
+    found = re.search(rf"^ +{field}: (.+?)(?:\.\s|\.$|;)", cls.__doc__ or "", flags=re.MULTILINE | re.DOTALL)
+    return "" if found is None else f" ({' '.join(found[1].split())})"
 
 
 def to_tensor(value: Any) -> Any:

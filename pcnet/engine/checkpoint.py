@@ -222,7 +222,10 @@ def resume(
     if not isinstance(model, Model):
         raise CheckpointError(f"give the model of the session, a pcnet.Model, not {model!r}")
     if strict and _digest_of(model) != about.model:
-        raise CheckpointError(f"{str(path)!r} is of another graph or schedule; give its model, or strict=False")
+        raise CheckpointError(
+            f"{str(path)!r} is of another graph or schedule; give its model, "
+            "with the same functions, priors and settings, or strict=False to go on with another"
+        )
     record = Record(
         tuple(about.quantities), None if about.nodes is None else tuple(about.nodes), about.every, about.messages
     )

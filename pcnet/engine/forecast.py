@@ -59,6 +59,7 @@ class Forecast(Guided):
     """Means and standard deviations of future states and observations, (..., time, dim), batch leading."""
 
     CALLED = "forecast"
+    LENGTH = "use len(forecast.times)"
     NODE = 'forecast.mean("{node}"), forecast.sd("{node}") or forecast.interval("{node}")'
     INSTEAD = instead(
         {
@@ -78,6 +79,10 @@ class Forecast(Guided):
         self.times = times
         """In the time of the run: the first is one step after the last observation."""
         self._means, self._sds = dict(means), dict(sds)
+
+    def __repr__(self) -> str:
+        times = f"{len(self.times)} times, t = {self.times[0]:.6g} to {self.times[-1]:.6g}"
+        return "\n  ".join([f"Forecast of {times}", *(f"{name}: {mean.shape}" for name, mean in self._means.items())])
 
     @property
     def nodes(self) -> tuple[str, ...]:

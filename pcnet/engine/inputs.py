@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from numbers import Real
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -85,7 +86,10 @@ class ObservationReader:
         lengths = {name: len(value) for name, value in series.items()}
         total, *others = set(lengths.values())
         if others:
-            raise ObservationError(f"observations differ in length: {lengths}")
+            raise ObservationError(
+                f"observations differ in length: {lengths}; give a row for each observation, NaN where a sensor is "
+                "missing, or every= of a sensor that is slower (Sensor(every=10), SensoryNode(dt=...))"
+            )
         absent = {name: missing.expand(total, -1) for name, missing in self._missing.items() if name not in series}
         return series | absent
 
@@ -125,7 +129,7 @@ class ObservationReader:
     def _only_name(self) -> str:
         if len(self.sizes) > 1:
             names = ", ".join(f"{name!r}: …" for name in self.sizes)
-            raise ObservationError(f"there are several sensory nodes; give a mapping {{{names}}}")
+            raise ObservationError(f"observations and inputs are several nodes; give them by name: {{{names}}}")
         return next(iter(self.sizes))
 
     def _check_names(self, given: Mapping[str, Any]) -> None:
@@ -140,7 +144,7 @@ class ObservationReader:
         try:
             if type(value) not in PLAIN and isinstance(value, np.ma.MaskedArray):
                 value = np.ma.filled(value.astype(np.float64), np.nan)
-            tensor = value.detach() if isinstance(value, Tensor) else torch.from_numpy(np.array(value))
+            tensor = value.detach() if isinstance(value, Tensor) else torch.from_numpy(_numbers(value))
             if tensor.is_complex():
                 raise TypeError
             tensor = tensor.to(dtype=self.dtype, device=self.device)
@@ -162,12 +166,32 @@ class ObservationReader:
                 else ""
             )
             remedy = "; time comes first: turn it over, observations.T" if turn else partly
+            remedy = _of_columns(getattr(value, "columns", ()), size) or remedy
             shape = tuple(tensor.shape)
             raise ObservationError(f"observations of {name!r} have shape {shape}; expected {expected}{remedy}")
         if not math.isfinite(tensor.sum().item()) and bool(torch.isinf(tensor).any()):
             where = f"at index {torch.isinf(tensor).nonzero()[0].tolist()} is infinite in {self.dtype}"
             raise ObservationError(f"observation of {name!r} {where}; use NaN for missing values")
         return tensor
+
+
+def _numbers(value: Any) -> Any:
+    """An array of numbers; of objects, if each is a number or None, which is missing."""
+    array = np.array(value)
+    if array.dtype == object and all(each is None or isinstance(each, Real) for each in array.flat):
+        return array.astype(np.float64)
+    return array
+
+
+def _of_columns(columns: Iterable[Any], size: int) -> str:
+    """What to type if a table has too many columns."""
+    names = [str(each) for each in columns]
+    times = [name for name in names if name.lower() in ("t", "time", "times", "timestamp", "date")]
+    chosen = [name for name in names if name not in times][:size]
+    if len(names) <= size or not chosen:
+        return ""
+    given = f", times=table[{times[0]!r}]" if times else ""
+    return f"; its columns are {', '.join(names)}: choose those that are observed, run(table[{chosen}]{given})"
 
 
 def sampling_periods(nodes: Mapping[str, AnyNode]) -> dict[str, int]:

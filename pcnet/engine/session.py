@@ -7,7 +7,7 @@ import itertools
 import math
 import sys
 import warnings
-from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence, Sized
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
@@ -25,14 +25,14 @@ from pcnet.engine.future import forecasts_alone
 from pcnet.engine.inputs import Observation, ObservationReader, Sample, sampling_periods, time_of
 from pcnet.engine.program import Program
 from pcnet.engine.recording import result_of
-from pcnet.engine.remarks import of_observations, of_times
+from pcnet.engine.remarks import of_functions, of_observations, of_times
 from pcnet.engine.run import Run, Snapshot, common_batch_shape
 from pcnet.engine.screen import Screen, Suspects
 from pcnet.engine.state import GraphState
 from pcnet.engine.threads import ThreadLimit, exclusive
-from pcnet.errors import CheckpointError, ObservationError, PcnetError, ScheduleError, SettingError
+from pcnet.errors import CheckpointError, DivergenceError, ObservationError, PcnetError, ScheduleError, SettingError
 from pcnet.files import path_of
-from pcnet.guidance import Guided, instead
+from pcnet.guidance import Guided, arguments, instead
 from pcnet.model.context import NodeContext
 from pcnet.model.model import Engine, Model, OnDivergence, RunOptions, device_of
 from pcnet.model.node import BatchSpec
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
 
 CHUNK = 4096  # observations that are judged at once
 ALLOWED = 5.0  # standard deviations from its forecast within which a value is plausible
-UNEQUAL = "there must be as many times as observations"
 Watcher = Callable[[float, Tensor | None], None]
 
 
@@ -56,6 +55,7 @@ class Session(Guided):
     """A model at work. Made by `model.start(...)`; the options are those of `Model.run`."""
 
     CALLED = "session"
+    LENGTH = "use session.tick, the number of observations so far"
     NODE = 'session.mean("{node}") or session.sd("{node}")'
     INSTEAD = instead(
         {
@@ -76,6 +76,22 @@ class Session(Guided):
             "reset restart clear": "model.start() for a new session",
             "close stop end flush": 'session.save("run.ckpt"); there is nothing to close',
         }
+    )
+
+    ARGUMENTS = arguments(
+        forecast={
+            "()": "session.forecast(5.0), in units of time",
+            "steps n_steps n periods num_steps length samples": "horizon=, in units of time: n steps are n * dt",
+            "time t until duration": "horizon=, the time from the last observation on",
+            "dt step interval": "every=, the time between two rows",
+            "u control exog": "inputs={name: rows}, for the inputs of the model",
+        },
+        sample={
+            "()": "session.sample(5.0, draws=100, seed=0), in units of time",
+            "steps n_steps periods": "horizon=, in units of time: n steps are n * dt",
+            "n size num_samples samples n_samples n_draws": "draws=",
+            "generator rng random_state key": "seed=, a whole number",
+        },
     )
 
     def _node_names(self) -> Iterable[str]:
@@ -180,10 +196,16 @@ class Session(Guided):
             ThreadLimit(self.threads),
             tqdm(total=total, disable=hidden, unit="obs", desc=self.schedule.name) as bar,
         ):
-            if series is None:
-                self._run_one_by_one(self._reader.items(observations), times, bar)
-            else:
-                self._run_series(series, times, bar)
+            try:
+                if series is None:
+                    self._run_one_by_one(self._reader.items(observations), times, bar)
+                else:
+                    self._run_series(series, times, bar)
+            except DivergenceError as error:
+                error.args = (
+                    f"{error}{of_functions(self.graph, torch.empty(0, dtype=self.dtype, device=self.device))}",
+                )
+                raise
             self._check_steps()
         self._not_empty()
         for remark in (*of_observations(self._nodes, series or {}), *of_times(times, self.intervals)):
@@ -208,14 +230,15 @@ class Session(Guided):
         except ValueError as error:
             if "zip()" not in str(error):
                 raise
-            raise ObservationError(UNEQUAL) from None
+            raise ObservationError("there must be as many times as observations") from None
 
     def _run_series(self, series: Mapping[str, Tensor], times: Iterable[float] | None, bar: Any) -> None:
         """Take in observations (T, ..., n), in blocks where compiled code runs them."""
         total = len(next(iter(series.values())))
         moments = None if times is None else list(itertools.islice(times, total + 1))
         if moments is not None and len(moments) != total:
-            raise ObservationError(UNEQUAL)
+            given = len(moments) if len(moments) < total or not isinstance(times, Sized) else len(times)
+            raise ObservationError(f"there must be as many times as observations, {total}, not {given}")
         if self._screen is None:
             self._run_part(series, moments, 0, total, bar)
             return

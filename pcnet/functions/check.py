@@ -39,16 +39,32 @@ def check_function(what: str, function: Function, dim: int, parameters: int, out
                 f"{what} is the identity by default, which cannot turn {dim} dimensions into {out}; give a mapping: "
                 "graph.predicts(..., via=lambda x, theta: ...)"
             )
-        got = type(value).__name__ if shape is None else shape
+        got: object = shape
+        remedy = "index the last dimension (x[..., 0]) and stack along it (torch.stack([...], -1))"
+        if shape is None:
+            got = "nothing" if value is None else f"{type(value).__name__} instead of a tensor"
+            remedy = "end it by return torch.stack([...], -1), not by numpy or a list"
         raise GraphError(
             f"{what} must turn a batch of states ({batch}, {dim}) into ({batch}, {'channels' if out is None else out}),"
-            f" but it returned {got}; index the last dimension (x[..., 0]) and stack along it (torch.stack([...], -1))"
+            f" but it returned {got}; {remedy}"
             f"{'. Its arguments are (state, causes or inputs, parameters), in this order' if split != dim else ''}"
+        )
+    if not torch.allclose(_call(what, function, x, theta), value, equal_nan=True):
+        raise GraphError(
+            f"{what} is random, or changes from one call to the next: leave out its noise, which is a setting of the "
+            "model (process_noise_sd=, PrecisionNode)"
         )
     alone = _call(what, function, x[2:3], theta[2:3])
     if tuple(alone.shape) != (1, shape[1]) or not torch.allclose(alone[0], value[2], equal_nan=True):
         raise GraphError(f"{what} mixes batch elements: its value for a state must not depend on the rest of the batch")
     return shape[1]
+
+
+def is_finite_below_zero(function: Function, dim: int, parameters: int, like: Tensor) -> bool:
+    """Whether a function is finite at negative states, as a logarithm, a root or a power is not."""
+    x = torch.linspace(-0.9, -0.1, 8 * dim, dtype=like.dtype, device=like.device).view(8, dim)
+    theta = torch.linspace(0.2, 0.8, 8 * parameters, dtype=like.dtype, device=like.device).view(8, parameters)
+    return bool(torch.isfinite(_call("a function", function, x, theta)).all())
 
 
 def output_size(function: Function, dim: int, parameters: int, what: str = "the mapping") -> int:
@@ -71,6 +87,13 @@ def _call(what: str, function: Function, x: Tensor, theta: Tensor) -> Tensor:
             remedy = (
                 ". It is called with many states at once: use torch.where instead of if, torch.sin instead of math.sin"
             )
+        elif isinstance(error, IndexError) and not theta.shape[-1]:
+            remedy = (
+                ". It is given no parameters: if it has some, give parameter_mean=[...] and parameter_sd=..., in a "
+                "graph graph.parametrises(ParameterNode(...), ...)"
+            )
+        elif "positional argument" in str(error):
+            remedy = ". A function without parameters takes the argument too: def f(x, _)"
         raise GraphError(
             f"{what} failed when called with a state of shape {tuple(x.shape)} and parameters of shape "
             f"{tuple(theta.shape)}, both {x.dtype}: {type(error).__name__}: {error}. It is called as f(x, theta), "

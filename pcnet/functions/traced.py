@@ -164,7 +164,9 @@ def as_function(function: Function | PlainFunction | None, dim: int | None = Non
     if isinstance(function, Function):
         return function
     if not callable(function):
-        raise GraphError(f"a flow or mapping must be a function of (state, parameters), not {function!r}")
+        matrix = "; of a matrix, pcnet.systems.linear(matrix)" if hasattr(function, "__len__") else ""
+        shown = type(function).__name__ if hasattr(function, "shape") else repr(function)
+        raise GraphError(f"a flow or mapping must be a function of (state, parameters), not {shown}{matrix}")
     required = 2 if dim is None else _required_arguments(function)
     if dim is not None and required == 3:
         return TracedFunction(WithCauses(cast("ThreeArguments", function), dim))

@@ -8,6 +8,7 @@ from pcnet.errors import SettingError, naming
 from pcnet.functions.base import Function, PlainFunction
 from pcnet.graphs.causes import Cause, cause_nodes, drive
 from pcnet.graphs.sensors import Input, Sensor, check_names, check_sensors, input_nodes, kernel_of, noise_node
+from pcnet.guidance import instead
 from pcnet.model.graph import Graph
 from pcnet.model.hypotheses import Hypotheses
 from pcnet.model.model import Model
@@ -22,7 +23,31 @@ from pcnet.settings import number, to_tensor
 DEFAULT = Hypotheses()
 
 
-@naming(SettingError)
+LINEAR = "a function of (state, parameters), or pcnet.systems.linear(matrix)"
+INSTEAD = instead(
+    {
+        "F A f fx transition transition_matrix dynamics dynamics_function ode rhs": f"flow, dx/dt in continuous time: "
+        f"{LINEAR}; of a transition matrix F, scipy.linalg.logm(F) / dt",
+        "H C h hx g emission emission_function observation_matrix observation measurement": f"mapping=: {LINEAR}",
+        "Q q process_noise_cov transition_covariance dynamics_covariance process_sd state_sd": "process_noise_sd=, "
+        "standard deviations per √time; a first guess, which is learned",
+        "R r measurement_noise_cov observation_covariance emission_covariance observation_sd": "observation_noise_sd=, "
+        "standard deviations; a first guess, which is learned",
+        "x x0 m0 mu0 initial initial_state initial_state_mean": "initial_mean=",
+        "P P0 initial_covariance initial_state_covariance initial_cov": "initial_sd=, standard deviations",
+        "dim_x n_states state_dim n": "dim",
+        "dim_z n_obs emission_dim dim_y": "channels=, or a mapping",
+        "B dim_u u control": 'inputs={"u": 1}, with a flow f(x, u, theta)',
+        "theta params parameters prior theta0": "parameter_mean= and parameter_sd=, the prior",
+        "parameter_cov parameter_var theta_sd": "parameter_sd=, standard deviations",
+        "delta_t time_step step sampling_interval": "dt",
+        "observations y data z": "model = adaptive_filter(flow, dim, dt), then model.run(observations)",
+        "learn_noise": "noise_sd=1e-6 with hypotheses=None for noise levels that are known",
+    }
+)
+
+
+@naming(SettingError, INSTEAD)
 def adaptive_filter(
     flow: Function | PlainFunction,
     dim: int,
@@ -108,9 +133,10 @@ def adaptive_filter(
             "adaptive_filter: switching is a node of categories, such as CategoricalNode('mode', "
             f"values=[[0.0], [1.0]], stay=0.95), not {switching!r}"
         )
+    _check_dim(dim)
     _check_positive("dt", dt, "is the time between two observations as a number and ")
     _check_positive("model_error_time", model_error_time)
-    deviation = "is a standard deviation, one number or one for each channel, and "
+    deviation = "is a standard deviation, one number or one for each channel (1e-6 where there is hardly any), and "
     _check_positive("process_noise_sd", process_noise_sd, deviation)
     _check_positive("observation_noise_sd", observation_noise_sd, deviation)
     single = {
@@ -180,6 +206,11 @@ def adaptive_filter(
         graph.weighs(seen[name].noise_node(f"noise_{name}", noise_sd), node)
     level = LevelNodes(parameters=() if parameter_mean is None else ("parameter",))
     return Model(graph, adaptive_filtering(levels=(level,)), hypotheses)
+
+
+def _check_dim(dim: object) -> None:
+    if isinstance(dim, bool) or not isinstance(dim, int) or dim < 1:
+        raise SettingError(f"adaptive_filter: dim is the number of states, a whole number from 1 on, not {dim!r}")
 
 
 def _check_positive(name: str, value: Any, what: str = "") -> None:

@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, SkipValidation
 
 from pcnet.errors import SettingError
 from pcnet.functions.check import output_size
 from pcnet.functions.traced import as_function
+from pcnet.guidance import instead
 from pcnet.model.node import AnyNode
 from pcnet.nodes import (
     BinomialNode,
@@ -50,6 +51,14 @@ class Sensor:
         family_settings: Settings of its node, such as {"exposure": 0.01} or {"link": "probit"}.
     """
 
+    INSTEAD: ClassVar[Mapping[str, str]] = instead(
+        {
+            "dt interval period rate": "every=, a whole number of sampling intervals of the model",
+            "R sd observation_noise_sd noise": "noise_sd=",
+            "H h g via function": "mapping=",
+            "dim": "channels=",
+        }
+    )
     _: KW_ONLY
     mapping: SkipValidation[Any] = None
     channels: int | None = Field(default=None, ge=1)

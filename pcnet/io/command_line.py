@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from enum import StrEnum
@@ -24,13 +25,29 @@ if TYPE_CHECKING:
     from pcnet.engine.session import Session
     from pcnet.io.journal import Journal
     from pcnet.model.model import OnDivergence
+    from pcnet.results.result import Result
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
 
+def _show_version(asked: bool) -> None:
+    if asked:
+        from pcnet.results.result import package_version
+
+        typer.echo(f"pcnet {package_version()}")
+        raise typer.Exit
+
+
 @app.callback()
-def main() -> None:
-    """Message-passing predictive coding in generalised coordinates of motion."""
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Hidden states, parameters and noise levels of a dynamical system, found while the data come in.
+
+    A model file and a file of observations: pcnet run model.yaml --observations data.csv --output beliefs.csv
+    """
 
 
 ModelFile = Annotated[Path, typer.Argument(help="Model file, YAML or JSON; see `pcnet schema`.")]
@@ -76,7 +93,9 @@ class Recording(StrEnum):
 def run(
     model: ModelFile,
     observations: Observations,
-    output: Annotated[Path | None, typer.Option(help="NetCDF file for the recorded beliefs.")] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="File for the recorded beliefs: NetCDF (.nc), or a table (.csv).")
+    ] = None,
     checkpoint: Annotated[Path | None, typer.Option(help="Checkpoint file, saved regularly and at the end.")] = None,
     checkpoint_every: Annotated[int, typer.Option(min=1, help="Observations between two checkpoints.")] = 1000,
     journal: Annotated[
@@ -118,7 +137,7 @@ def run(
         stack.enter_context(signals())
         _check_options(observations == "-", time, journal, [output, checkpoint, journal])
         run_scripts(functions or [])
-        if record is Recording.FLOW and output is None:
+        if record is Recording.FLOW and (output is None or output.suffix.lower() == ".csv"):
             raise ObservationError("--record flow needs a file for it: add --output run.nc, then pcnet view run.nc")
         wanted = (
             (Record.flow() if record is Recording.FLOW else Record()) if observations != "-" or output else Record(())
@@ -140,7 +159,7 @@ def run(
             if checkpoint is not None and session.tick:
                 session.save(checkpoint)
         if output is not None:
-            session.result().save(output)
+            _save(session.result(), output)
             if record is Recording.FLOW:
                 typer.echo(f"pcnet: {output} is saved; `pcnet view {output}` makes a page of it", err=True)
         if observations != "-":
@@ -149,6 +168,15 @@ def run(
                 with suppress(KeyboardInterrupt):
                     typer.echo("the page stays until Ctrl-C", err=True)
                     Event().wait()
+
+
+def _save(result: Result, path: Path) -> None:
+    """Write a result as a table, a row for each time, node and channel, if the file is called .csv; else as NetCDF."""
+    if path.suffix.lower() != ".csv":
+        result.save(path)
+        return
+    with atomic_write(path) as file:
+        file.write(result.to_dataframe().to_csv(index=False, float_format="%.10g").encode())
 
 
 def _check_options(is_stream: bool, time: str | None, journal: Path | None, outputs: list[Path | None]) -> None:
@@ -282,9 +310,11 @@ ENDING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasatt
 
 @contextmanager
 def plain_errors() -> Iterator[None]:
-    """Print errors as one line, not a traceback. Exit codes: 2 for errors, 3 for divergence, 128 + a signal."""
+    """Print errors and warnings as one line each. Exit codes: 2 for errors, 3 for divergence, 128 + a signal."""
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.showwarning = lambda message, *_, **__: typer.echo(f"pcnet: warning: {message}", err=True)
+            yield
     except PcnetError as error:
         typer.echo(f"pcnet: {error}", err=True)
         raise typer.Exit(3 if isinstance(error, DivergenceError) else 2) from None

@@ -118,11 +118,20 @@ def _number(cell: str, line: int, column: int) -> float:
     if cell.lower() in MISSING:
         return math.nan
     if NUMBER.fullmatch(cell) is None:
-        raise ObservationError(f"line {line}, column {column}: {_short(cell)} is not a number")
+        raise ObservationError(f"line {line}, column {column}: {_short(cell)} is not a number{_remedy(cell)}")
     value = float(cell)
     if math.isinf(value):
         raise ObservationError(f"line {line}, column {column}: {_short(cell)} is too large for a number")
     return value
+
+
+def _remedy(cell: str) -> str:
+    """What to do about some cells that are not numbers."""
+    if ";" in cell or "\t" in cell:
+        return "; columns are divided by commas, and decimals by points: pandas.read_csv(file, sep=';', decimal=',')"
+    if re.match(r"\d{4}-\d\d-\d\d|\d{1,2}[./]\d{1,2}[./]\d{2,4}|\d{1,2}:\d\d", cell):
+        return "; a time is a number, such as seconds from the first observation on"
+    return ""
 
 
 def _short(value: Any) -> str:

@@ -123,7 +123,11 @@ def _from_frame(path: Path, frame: pd.DataFrame, channels: Mapping[str, int], ti
             )
         ((name, count),) = channels.items()
         if len(rest) != count:
-            raise ObservationError(f"{str(path)!r} has {len(rest)} columns of observations; {name!r} takes {count}")
+            raise ObservationError(
+                f"{str(path)!r} has {len(rest)} columns of observations; {name!r} takes {count}. They are "
+                f"{', '.join(rest)}: leave out what is not observed; a column of times is called t or time, or "
+                "is named by --time"
+            )
         named, taken = {name: rest}, set(rest)
     for column in rest:
         if column not in taken:
@@ -142,7 +146,8 @@ def _report(path: Path, observations: Mapping[str, Array], time: str | None, col
         of = f", from {', '.join(columns[name][:8])}{', …' if len(columns[name]) > 8 else ''}" if columns else ""
         missing = int(np.isnan(values).sum())
         parts.append(
-            f"{values.shape[-2]} rows of {values.shape[-1]} channels of {name!r}{of}; {missing} values missing"
+            f"{values.shape[-2]} rows of {values.shape[-1]} channel{'s' * (values.shape[-1] > 1)} of {name!r}{of}; "
+            f"{missing} values missing"
         )
     return f"{str(path)!r}: {'; '.join(parts)}; {'no times' if time is None else f'times from {time}'}"
 

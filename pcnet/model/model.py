@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 import torch
 
-from pcnet.errors import ScheduleError, SettingError
-from pcnet.guidance import Guided, instead
+from pcnet.errors import ScheduleError, SettingError, UsageError
+from pcnet.guidance import Guided, instead, unknown_argument
 from pcnet.model.graph import Graph
 from pcnet.model.hypotheses import Hypotheses
 from pcnet.model.links import Parametrises, Predicts, Weighs
@@ -44,6 +44,20 @@ class RunOptions(TypedDict, total=False):
     engine: Engine
     smooth: bool | int
     screen: bool
+
+
+OPTIONS = (*RunOptions.__annotations__, "warm_start", "copies")  # the last two are for fits
+INSTEAD_OF_OPTIONS = instead(
+    {
+        "t time timestamps ts index": "times=, a number for each observation, of model.run or session.run",
+        "dt delta_t sampling_rate fs": "dt of the model: adaptive_filter(flow, dim, dt), SensoryNode(..., dt=dt)",
+        "u inputs control exog": 'observations with inputs by name: model.run({"y": y, "u": u})',
+        "callback verbose": "progress=True, of model.run or session.run",
+        "save output": "model.run(...).save('run.nc')",
+        "seed rng key": "no seed: a run is not random",
+        "y data observations z": "model.run(observations); a session takes them later, by session.run or session.step",
+    }
+)
 
 
 class Model(Guided):
@@ -105,6 +119,11 @@ class Model(Guided):
     def __repr__(self) -> str:
         return f"{self.graph}\n{self.schedule}"
 
+    if not TYPE_CHECKING:
+
+        def __call__(self, *_: Any, **__: Any) -> Any:
+            raise UsageError("a model is not called; use model.run(observations), or model.start() for a stream")
+
     def run(
         self,
         observations: Any,
@@ -148,6 +167,9 @@ class Model(Guided):
 
     def start(self, **options: Unpack[RunOptions]) -> Session:
         """A session that takes one observation at a time, `session.step(y)`. The options are those of `run`."""
+        for name in options:
+            if name not in OPTIONS:
+                raise unknown_argument("model.run(), as model.start(),", name, OPTIONS, INSTEAD_OF_OPTIONS)
         if self.schedule.on_end:
             raise ScheduleError(f"{self.schedule.name} is for recorded data: use model.fit(observations)")
         if self.hypotheses is not None:

@@ -72,7 +72,10 @@ class FamilyNode(LikelihoodNode, ForecastsObservations):
         assert ctx.observation is not None
         y = ctx.observation
         if not holds((self.check_values(y) | torch.isnan(y)).all()):
-            raise ObservationError(f"{self.title} has an observation that is not one of {self.possible}")
+            wrong = y[~(self.check_values(y) | torch.isnan(y))][0].item()
+            raise ObservationError(
+                f"{self.title} has an observation, {wrong:g}, that is not one of {self.possible}; NaN if missing"
+            )
         return super().observe(ctx)
 
     def forecast_observation(self, ctx: Context, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,6 +26,31 @@ MAX_HALVINGS = 30  # how often a step towards the first observation is halved be
 Context = NodeContext[Any, Any]
 
 
+class StateFunction(NamedTuple):
+    """The flow or a mapping of a state: its name in errors, the sizes of its arguments, and that of its value."""
+
+    what: str
+    function: Function
+    size: int  # of the state, with causes and time if it takes them
+    n_parameters: int
+    out: int
+
+
+def state_functions(node: Node[Any, Any], dim: int, flow: Function, links: Neighbours) -> list[StateFunction]:
+    """The flow of a state and its mappings to the nodes below."""
+    width = sum(link.parent.shape.dim for link in links.above_of(Drives))
+    found: list[tuple[str, Function, Node[Any, Any] | None, int]] = [(f"the flow of {node.title}", flow, None, dim)]
+    for link in links.below_of(Predicts):
+        what = f"the mapping from {node.name!r} to {link.child.name!r}"
+        found.append((what, link.function, link.child, link.child.shape.dim))
+    functions = []
+    for what, function, of, out in found:
+        size = dim + (width if function.takes_causes or function.takes_time else 0) + function.takes_time
+        n_parameters = sum(link.parent.n_parameters for link in links.above_of(Parametrises, of))
+        functions.append(StateFunction(what, function, size, n_parameters, out))
+    return functions
+
+
 def check_state(
     node: Node[Any, Any], dim: int, flow: Function, links: Neighbours, like: Tensor, knows_time: bool = False
 ) -> None:
@@ -38,12 +63,8 @@ def check_state(
     if not links.above_of(Weighs):
         raise GraphError(f"{node.title} has no precision: add graph.weighs(PrecisionNode(...), {node.name})")
     causes = [link.parent for link in links.above_of(Drives)]
-    width = sum(cause.shape.dim for cause in causes)
-    functions: list[tuple[str, Function, Node[Any, Any] | None, int]] = [(f"the flow of {node.title}", flow, None, dim)]
-    for link in links.below_of(Predicts):
-        what = f"the mapping from {node.name!r} to {link.child.name!r}"
-        functions.append((what, link.function, link.child, link.child.shape.dim))
-    for what, function, of, out in functions:
+    functions = state_functions(node, dim, flow, links)
+    for what, function, *_ in functions:
         if function.takes_causes and not causes:
             raise GraphError(
                 f"{what} takes three arguments, (state, causes or inputs, parameters), and nothing drives "
@@ -54,10 +75,9 @@ def check_state(
             raise GraphError(
                 f"{what} is a function of time, f(x, u, theta, t); use a KalmanStateNode, or give the time as an input"
             )
-        size = dim + (width if function.takes_causes or function.takes_time else 0) + function.takes_time
-        n_parameters = sum(link.parent.n_parameters for link in links.above_of(Parametrises, of))
+    for what, function, size, n_parameters, out in functions:
         check_function(what, function, size, n_parameters, out, like)
-    if causes and not any(function.takes_causes or function.takes_time for _, function, _, _ in functions):
+    if causes and not any(each.function.takes_causes or each.function.takes_time for each in functions):
         raise GraphError(
             f"{node.title} is driven by {causes[0].name!r}, but neither its flow nor a mapping of it takes causes; "
             "give a function of (state, causes, parameters)"

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pcnet.errors import GraphError
+from pcnet.guidance import instead
 from pcnet.model.context import Neighbours, NodeContext
 from pcnet.model.links import AnyLink, Parametrises, Predicts, Weighs
 from pcnet.model.messages import GaussianPrediction, ParameterPrediction, ParameterTransition, PredictionError
@@ -72,6 +73,13 @@ class ParameterNode(SlowBelief, Forecasts, Assumes):
         indefinite: What to do where the exact curvature is not positive definite.
     """
 
+    INSTEAD: ClassVar[Mapping[str, str]] = instead(
+        {
+            "value init initial prior_mean mu": "mean=, the prior mean",
+            "std sigma prior_sd variance cov": "sd=, the prior standard deviation",
+            "drift walk": "walk_sd=, per √time",
+        }
+    )
     _: KW_ONLY
     mean: Vector
     sd: PositiveVector

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import io
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -15,7 +17,7 @@ import numpy as np
 
 from pcnet.errors import ResultError
 from pcnet.files import atomic_write, check_target, path_of, plain_os_errors, read_regular, seal, unseal
-from pcnet.guidance import Guided, instead
+from pcnet.guidance import Guided, arguments, instead
 from pcnet.results.downsample import Array
 from pcnet.results.graph_summary import GraphSummary
 
@@ -96,6 +98,7 @@ class Result(Guided):
     """Recorded beliefs, predictions and free energies of a run. Arrays are (..., time, *dims), batch first."""
 
     CALLED = "result"
+    LENGTH = "use result.observations for their number, or len(result.times) for that of recorded ones"
     NODE = 'result.mean("{node}"), result.sd("{node}") or result.interval("{node}")'
     INSTEAD = instead(
         {
@@ -117,6 +120,14 @@ class Result(Guided):
             "surprise messages flow": "result.error_flow(), of a run with record=pcnet.Record.flow()",
             "keys items nodes names": "result.roles, the kinds of its nodes by name",
         }
+    )
+    ARGUMENTS = arguments(
+        mean={"()": 'result.mean("x"), an array over time', "axis": 'numpy: result.mean("x").mean(axis)'},
+        sd={"()": 'result.sd("x"), an array over time'},
+        interval={
+            "()": 'result.interval("x", 0.95)',
+            "alpha level confidence q prob": "probability=, such as 0.95",
+        },
     )
 
     def _node_names(self) -> Iterable[str]:
@@ -149,7 +160,7 @@ class Result(Guided):
         key = f"{node}.{quantity}"
         if key not in self.traces:
             if node not in self.roles:
-                raise ResultError(f"there is no node {node!r}; nodes: {', '.join(self.roles)}")
+                raise ResultError(f"there is no node {node!r}; {self._instead_of(node)}")
             if not len(self.times):
                 raise ResultError(NOTHING_RECORDED)
             known = sorted(k.removeprefix(f"{node}.") for k in self.traces if k.startswith(f"{node}."))
@@ -158,6 +169,14 @@ class Result(Guided):
                 f"record=[..., {quantity!r}] if nodes of this kind have that quantity"
             )
         return self.traces[key].values
+
+    def _instead_of(self, node: str) -> str:
+        """What to type instead of the name of a node that does not exist."""
+        indexed = re.fullmatch(r"(.+)\[(\d+)\]", node)
+        if indexed and indexed[1] in self.roles:
+            return f"take a channel of the array: mean({indexed[1]!r})[..., {indexed[2]}]"
+        near = difflib.get_close_matches(node, self.roles, n=1)
+        return f"nodes: {', '.join(self.roles)}" + (f"; did you mean {near[0]!r}?" if near else "")
 
     def mean(self, node: str) -> Array:
         return self.get(node, "mean")

@@ -172,7 +172,8 @@ def _note(line: Line) -> str | None:
     if line.left > INFORMED and abs(line.change) < UNMOVED:
         return (
             f"{line.label} is where its prior was ({100 * line.left:.0f} % of the prior sd is left): the data do "
-            "not determine it. Observe what it changes, fix it, or give more data"
+            "not determine it, or the prior is too narrow for them to move it. Observe what it changes, give more data "
+            "or a larger prior sd, or fix it"
         )
     if abs(line.change) > FAR:
         return (

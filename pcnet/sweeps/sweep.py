@@ -1,5 +1,6 @@
 """Sweeps: inversions of a model under many settings, in large batches, on several processes or machines."""
 
+import inspect
 import itertools
 import json
 import math
@@ -66,11 +67,15 @@ def sweep(
         build_limit: Seconds that a call of build may take. A setting for which build takes longer or raises an error
             has the status "failed", with the reason in the column "error"; another sweep tries it again.
     """
-    if not callable(build):
-        raise StudyError(f"build must be a function of settings, not {type(build).__name__}")
+    if not callable(build) or isinstance(build, Model):
+        raise StudyError(
+            f"build must be a function of settings, not {type(build).__name__}: "
+            "def build(sd): return adaptive_filter(..., parameter_sd=sd), with the grid {'sd': [0.1, 1.0]}"
+        )
     if isinstance(build_limit, bool) or not isinstance(build_limit, (int, float)) or not build_limit > 0:
         raise StudyError(f"build_limit must be a number of seconds, not {build_limit!r}")
     settings = _settings(grid)
+    _check_names(build, settings[0])
     models = _Models(build, min(float(build_limit), threading.TIMEOUT_MAX))
     data = parse_data(observations, {} if truth is None else truth, models.first(settings))
     processes, bytes_per_process = _budget(processes, memory)
@@ -109,6 +114,21 @@ def _settings(grid: Grid) -> list[dict[str, Any]]:
         if not isinstance(name, str) or name in RESERVED or "." in name:
             raise StudyError(f"a setting cannot be called {name!r}: the study has such a column; rename the setting")
     return [json.loads(text) for text in dict.fromkeys(map(_settings_json, combinations))]
+
+
+def _check_names(build: Build, settings: Mapping[str, Any]) -> None:
+    """Raise `StudyError` unless build takes the settings of a grid."""
+    try:
+        signature = inspect.signature(build)
+    except (TypeError, ValueError):  # of a function that is not written in Python
+        return
+    try:
+        signature.bind(**settings)
+    except TypeError as error:
+        raise StudyError(
+            f"build takes {', '.join(signature.parameters) or 'nothing'}, and the grid has {', '.join(settings)}: "
+            f"{error}; use the same names in both"
+        ) from None
 
 
 def _values(name: str, values: Any) -> list[Any]:

@@ -11,6 +11,7 @@ import sys
 import urllib.error
 import urllib.request
 from contextlib import contextmanager
+from importlib.metadata import version
 
 import numpy as np
 import pandas as pd
@@ -177,6 +178,8 @@ def test_registered_functions_from_a_file(folder):
         (["run", "graph.yaml", "--observations", "graph.yaml"], "must end in .csv"),
         (["run", "graph.yaml", "--observations", "empty.csv"], "'empty.csv'"),
         (["run", "graph.yaml", "--observations", "words.csv"], "'three' is not a number"),
+        (["run", "graph.yaml", "--observations", "semicolons.csv"], "columns are divided by commas"),
+        (["run", "graph.yaml", "--observations", "dates.csv"], "a time is a number, such as seconds"),
         (["run", "graph.yaml", "--observations", "wide.csv"], "2 columns of observations; 'y' takes 3"),
         (["run", "graph.yaml", "--observations", "broken.npy"], "'broken.npy' cannot be read"),
         (["run", "graph.yaml", "--observations", "broken.parquet"], "'broken.parquet' cannot be read"),
@@ -198,6 +201,8 @@ def test_registered_functions_from_a_file(folder):
 def test_user_errors_are_one_line(folder, arguments, words):
     (folder / "empty.csv").write_text("")
     (folder / "words.csv").write_text("a,b,c\n1,2,three\n")
+    (folder / "semicolons.csv").write_text("a;b;c\n1;2;3\n")
+    (folder / "dates.csv").write_text("t,a,b,c\n2024-01-01,1,2,3\n")
     (folder / "wide.csv").write_text("a,b\n1,2\n")
     (folder / "back.csv").write_text("t,a,b,c\n1,1,1,1\n0,1,1,1\n")
     (folder / "broken.npy").write_bytes(b"\x93NUMPY broken")
@@ -369,3 +374,22 @@ def test_a_recorded_flow_can_be_viewed(tmp_path):
     done = CliRunner().invoke(app, ["view", str(tmp_path / "run.nc"), "--no-open"])
     assert done.exit_code == 0, done.output
     assert (tmp_path / "run.html").stat().st_size > 100_000
+
+
+def test_beliefs_as_a_table(folder):
+    good("run", "graph.yaml", "--observations", "data.csv", "--output", "beliefs.csv")
+    table = pd.read_csv("beliefs.csv")
+    second = table[(table.node == "x") & (table.dimension == 1) & (table.order == 0)]
+    np.testing.assert_allclose(second["mean"], reference().mean("x")[:, 0, 1], rtol=1e-8)
+
+
+def test_the_version_is_that_of_the_package(folder):
+    assert good("--version").output == f"pcnet {version('pcnet')}\n"
+
+
+def test_warnings_are_one_line(folder):
+    coded = Y.copy()
+    coded[[3, 8], 0] = -999
+    np.savetxt("coded.csv", coded, delimiter=",")
+    done = pcnet("run", "graph.yaml", "--observations", "coded.csv", "--on-divergence", "hold")
+    assert "pcnet: warning: channel 0 of 'y' is -999 in 2 observations" in done.stderr

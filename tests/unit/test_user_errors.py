@@ -5,15 +5,19 @@ import copy
 import dataclasses
 import math
 import pickle
+import re
+import warnings
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
 import pcnet as pc
-from pcnet.errors import PcnetError
-from pcnet.graphs import adaptive_filter
-from pcnet.nodes import GeneralisedStateNode, ParameterNode, PrecisionNode, SensoryNode
+from pcnet.errors import PcnetError, UsageError
+from pcnet.graphs import Sensor, adaptive_filter
+from pcnet.nodes import GeneralisedStateNode, LikelihoodNode, ParameterNode, PrecisionNode, SensoryNode
+from pcnet.settings import settings
 
 Y = np.ones((5, 3))
 
@@ -200,6 +204,34 @@ def two_springs(x, k):
         (lambda m: adaptive_filter(two_springs, 2, 0.1, switching=[[1.0]]), r"such as CategoricalNode\('mode'"),
         (lambda m: m(record=[]).summary(), r"run with record=\['mean', 'sd', 'energy'\]"),
         (lambda m: m(record=pc.Record.flow()).error_flow().save("x.html", beside=3), "must be another error flow"),
+        (lambda m: m(flow=lambda x, _: None), "it returned nothing; end it by return torch.stack"),
+        (lambda m: m(flow=lambda x, _: list(x)), "it returned list instead of a tensor"),
+        (lambda m: m(flow=lambda x, _: x + torch.randn(())), "is random, or changes from one call to the next"),
+        (lambda m: m(flow=lambda x: x), r"takes the argument too: def f\(x, _\)"),
+        (lambda m: m(flow=two_springs), r"given no parameters: if it has some, give parameter_mean=\[...\]"),
+        (lambda m: m(flow=np.eye(2)), r"not ndarray; of a matrix, pcnet\.systems\.linear\(matrix\)"),
+        (lambda m: m(times=[0.0, 0.1]), "as many times as observations, 3, not 2"),
+        (lambda m: m(times=np.arange(7.0)), "as many times as observations, 3, not 7"),
+        (lambda m: m(t=np.arange(3.0)), "has no argument 't'; use times="),
+        (lambda m: m(dt=0.1), "has no argument 'dt'; use dt of the model"),
+        (lambda m: m(on_divergnce="hold"), "did you mean 'on_divergence'"),
+        (lambda m: m(data=pd.DataFrame(np.ones((3, 3)), columns=["t", "a", "b"])), r"table\[\['a', 'b'\]\], times"),
+        (lambda m: m().mean("x[1]"), r"mean\('x'\)\[\.\.\., 1\]"),
+        (lambda m: m().mean(), r'needs node: result\.mean\("x"\)'),
+        (lambda m: len(m()), r"use result\.observations"),
+        (lambda m: adaptive_filter(two_springs, 2, 0.1, Q=np.eye(2)), "no argument 'Q'; use process_noise_sd="),
+        (lambda m: adaptive_filter(two_springs, 2, 0.1, x0=[0.0, 0.0]), "use initial_mean="),
+        (lambda m: adaptive_filter(two_springs, 2), r"'dt' must be given: adaptive_filter\(flow, dim, dt\)"),
+        (lambda m: adaptive_filter(two_springs, 2.0, 0.1), "dim is the number of states, a whole number"),
+        (lambda m: adaptive_filter(two_springs, 2, 0.1, process_noise_sd=[0.0, 1.0]), "1e-6 where there is hardly any"),
+        (lambda m: SensoryNode("y", dim=1), r"orders=\.\.\. \(Number of generalised orders, 1 for values alone\)"),
+        (lambda m: Sensor(dt=0.5), "unknown setting 'dt'; use every="),
+        (lambda m: ParameterNode("a", mean=[1.0], sigma=1.0), "unknown setting 'sigma'; use sd="),
+        (lambda m: pc.sweep(lambda k: None, {"q": [1.0]}, np.ones((3, 2))), "build takes k, and the grid has q"),
+        (
+            lambda m: pc.sweep(pc.Model(graph()), {"q": [1.0]}, np.ones((3, 2))),
+            "function of settings, not Model: def build",
+        ),
     ],
 )
 def test_mistakes_of_the_first_hour_say_what_to_type(call, words):
@@ -271,3 +303,88 @@ def test_guidance_leaves_the_protocols_of_python_alone(used):
             with pytest.raises(TypeError, match="not iterable"):
                 iter(each)
     assert pickle.loads(pickle.dumps(used["result"])).observations == 3
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda u: u["session"].forecast(steps=3), r"no argument 'steps'; use horizon=, in units of time"),
+        (lambda u: u["session"].forecast(), r"needs horizon: session\.forecast\(5\.0\)"),
+        (lambda u: u["session"].sample(1.0, n=3, seed=0), "use draws="),
+        (lambda u: u["result"].interval("x", alpha=0.05), "use probability="),
+        (lambda u: u["model"](np.ones((3, 2))), r"use model\.run\(observations\)"),
+    ],
+)
+def test_arguments_of_other_packages_lead_to_those_of_pcnet(used, call, words):
+    with pytest.raises(UsageError, match=words):
+        call(used)
+
+
+def test_a_forecast_says_what_it_holds(used):
+    assert repr(used["forecast"]) == "Forecast of 2 times, t = 0.3 to 0.4\n  x: (2, 2)\n  y: (2, 2)"
+
+
+def test_a_setting_does_not_hide_a_property_of_its_node():
+    with pytest.raises(PcnetError, match="a setting cannot be called 'shape', which is a property or method of"):
+
+        @settings
+        class Gamma(LikelihoodNode):
+            shape: float = 3.0
+
+
+def test_none_in_an_array_of_objects_is_missing(used):
+    gaps = np.array([[1.0, 2.0], [None, 3], [np.nan, None]], dtype=object)
+    floats = np.array([[1.0, 2.0], [np.nan, 3.0], [np.nan, np.nan]])
+    runs = [used["model"].run(each, engine="eager").mean("x") for each in (gaps, floats)]
+    np.testing.assert_array_equal(*runs)
+
+
+def test_a_divergence_names_a_flow_that_is_not_defined_below_zero():
+    model = adaptive_filter(lambda x, _: x.log() - 5, 1, 0.1, process_noise_sd=1.0, observation_noise_sd=0.1)
+    with pytest.raises(pc.errors.DivergenceError, match="NaN or infinite at negative states"):
+        model.run(np.linspace(1.0, -20.0, 60))
+
+
+def walk(n=60):
+    return np.random.default_rng(0).normal(size=n).cumsum()[:, None]
+
+
+def with_values(at, value):
+    data = walk()
+    data[at] = value
+    return data
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (
+            with_values([7, 30], -999.0),
+            r"'y' is -999 in 2 observations, far from all .*observations == -999\] = numpy.nan",
+        ),
+        (with_values(slice(40, None), 0.0), "'y' is 0 in 20 observations, while other values do not repeat"),
+        (with_values(slice(None), 3.0), "'y' is 3 in all of 60 observations"),
+        (
+            walk()[:, :, None],
+            r"60 batch elements of 'y' have one observation each.*give \(60, 1\), observations\[:, 0\]",
+        ),
+        ((walk() > 0).astype(float), 'is 0 or 1 and was read as a number .*family="binomial"'),
+        (walk(), None),
+        (walk().round(), None),  # rounded values repeat
+        (np.clip(walk(), -1, 1), None),  # so do limits
+        (np.maximum(walk(), -1), None),
+        (np.where(walk() > -1, walk() + 30, 0), "'y' is 0 in"),
+        (with_values(7, -999.0), None),  # may be an outlier
+        (with_values(slice(20, 40), np.nan), None),
+        (walk()[None] * np.ones((3, 1, 1)), None),
+    ],
+)
+def test_a_run_warns_of_codes_for_missing_values(data, words):
+    model = adaptive_filter(lambda x, _: 0 * x, 1, 1.0, process_noise_sd=1.0, observation_noise_sd=1.0, hypotheses=None)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        model.run(data, engine="eager")
+    texts = [str(each.message) for each in caught if each.category is UserWarning]
+    assert len(texts) == (words is not None)
+    if words is not None:
+        assert re.search(words, texts[0])
