@@ -298,13 +298,19 @@ def _alike(limit: float, kind: Indices, traits: Traits) -> NDArray[np.bool_]:
 
 
 def _restart(bank: Bank, source: Indices, top: Array) -> tuple[Bank, Indices]:
-    """Let rows whose parameters stand still, but are far behind a walk, continue from the best row."""
+    """Let rows whose parameters stand still, but are far behind a walk, continue from the best row.
+
+    So do walks that expect outliers if the data have none, and those that expect none if the data have some.
+    """
     columns = np.arange(source.shape[1])
     best = bank.log_weight.argmax(0)
     behind = (bank.walk == 0) & np.isfinite(bank.log_weight) & (bank.log_weight < top + math.log(RESTART_BELOW))
     alike = bank.robust == bank.robust[best, columns]
     others = ~(behind & alike).any(0)  # the only rows, which then take over the outliers of the best one
-    due = behind & (alike | others) & (bank.age >= RESTART_AFTER) & (bank.walk[best, columns] > 0)
+    due = behind & (alike | others) & (bank.walk[best, columns] > 0)
+    unlike = log_sum_exp(np.where(alike, -np.inf, bank.log_weight))  # of all rows with other outliers than the best one
+    due |= (bank.walk > 0) & ~alike & np.isfinite(bank.log_weight) & (unlike < top + math.log(RESTART_BELOW))
+    due &= bank.age >= RESTART_AFTER
     source = np.where(due, best, source)
     robust = np.where(due, bank.robust[best, columns], bank.robust)
     evidence = np.where(due, bank.evidence[best, columns], bank.evidence)
