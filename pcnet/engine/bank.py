@@ -185,12 +185,18 @@ def review(
     kinds = range(len(hypotheses.walks) + 1) if walks and tick > hypotheses.walk_start else range(1)
     if len(kinds) > 1:
         weight = _share(weight, bank.walk, kinds, hypotheses.walk_share * passed / period(tick - 1))
+    robust = bool((bank.robust[np.isfinite(weight)] > 0).any())
+    if robust and tick > hypotheses.walk_start:  # outliers may come after many observations without one
+        weight = _share(weight, bank.robust, range(2), hypotheses.walk_share * passed / period(tick - 1))
     top = weight.max(0)
     keep = weight > top - hypotheses.drop - 1e-9 if tick >= DROP_FROM else np.isfinite(weight)
     if len(kinds) > 1:
+        outliers = bank.robust == bank.robust[weight.argmax(0), np.arange(weight.shape[1])]  # as the best row has them
         for kind in kinds:
-            mine = np.where(bank.walk == kind, weight, -np.inf)
-            keep |= (mine == mine.max(0)) & np.isfinite(mine)
+            mine = np.isfinite(weight) & (bank.walk == kind)
+            keep |= _best(weight, np.where((mine & outliers).any(0), mine & outliers, mine))
+    if robust:
+        keep |= _best(weight, bank.robust > 0)
     if tick >= MERGE_FROM:
         weight, keep = _merge(hypotheses.merge, bank._replace(log_weight=weight), traits, keep)
     bank = bank._replace(log_weight=np.where(keep, weight, -np.inf))
@@ -199,6 +205,14 @@ def review(
     if walks and hypotheses.walks and tick - passed < hypotheses.walk_start <= tick:
         bank, source = _add_walks(hypotheses, bank, source)
     return _pack(bank, source, in_use)
+
+
+def _best(weight: Array, mine: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """The best of these rows, (K, B)."""
+    mine = mine & np.isfinite(weight)
+    own: Array = np.where(mine, weight, -np.inf)
+    found: NDArray[np.bool_] = mine & (own == own.max(0))
+    return found
 
 
 class Division(NamedTuple):
@@ -284,11 +298,19 @@ def _alike(limit: float, kind: Indices, traits: Traits) -> NDArray[np.bool_]:
 
 
 def _restart(bank: Bank, source: Indices, top: Array) -> tuple[Bank, Indices]:
-    """Let rows whose parameters stand still, but are far behind a walk, continue from the best row."""
+    """Let rows whose parameters stand still, but are far behind a walk, continue from the best row.
+
+    So do walks that expect outliers if the data have none, and those that expect none if the data have some.
+    """
     columns = np.arange(source.shape[1])
     best = bank.log_weight.argmax(0)
     behind = (bank.walk == 0) & np.isfinite(bank.log_weight) & (bank.log_weight < top + math.log(RESTART_BELOW))
-    due = behind & (bank.age >= RESTART_AFTER) & (bank.walk[best, columns] > 0)
+    alike = bank.robust == bank.robust[best, columns]
+    others = ~(behind & alike).any(0)  # the only rows, which then take over the outliers of the best one
+    due = behind & (alike | others) & (bank.walk[best, columns] > 0)
+    unlike = log_sum_exp(np.where(alike, -np.inf, bank.log_weight))  # of all rows with other outliers than the best one
+    due |= (bank.walk > 0) & ~alike & np.isfinite(bank.log_weight) & (unlike < top + math.log(RESTART_BELOW))
+    due &= bank.age >= RESTART_AFTER
     source = np.where(due, best, source)
     robust = np.where(due, bank.robust[best, columns], bank.robust)
     evidence = np.where(due, bank.evidence[best, columns], bank.evidence)

@@ -406,6 +406,7 @@ class MixtureSession(Session):
         quantities = self.graph[node].quantities
         if not isinstance(quantity, str) or quantity not in quantities:
             raise ScheduleError(f"{self.graph[node].title} has no {quantity!r}; it has: {', '.join(quantities)}")
+        _ = self._bound  # an error before the first observation
         count, batch = self._bank.rows, self._shape.numel()
 
         def get(name: str) -> Tensor:

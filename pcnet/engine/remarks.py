@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sized
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from pcnet.functions.base import Function
@@ -20,6 +21,7 @@ LIMIT = 0.1  # a value that is less than this share of that range beyond the oth
 STUCK = 50  # observations after which a value that never changes is worth a warning
 VARIED = 10  # different values among the others without which nothing is said
 UNUSUAL = 30.0  # times so many sampling intervals apart, or that many times closer, are taken for other units
+UNEVEN = 1.25  # largest step of an index in smallest ones, so that rows count as evenly spaced
 ENOUGH = 10  # observations after which times are judged
 
 
@@ -113,3 +115,52 @@ def of_times(times: object, intervals: Tensor) -> Iterator[str]:
             f"times are {apart:.3g} apart, and dt is {least:.3g}: give both in the same unit, or another dt if the "
             "observations are meant to be so far apart"
         )
+
+
+def of_tables(given: object, intervals: Tensor) -> Iterator[str]:
+    """Tables whose rows are not as far apart as their index says, which a run without times does not read.
+
+    given: a table of pandas or xarray, or a mapping from names to these; anything else has no index. intervals: dt.
+    """
+    named = given.items() if isinstance(given, Mapping) else [("", given)]
+    for name, table in named:
+        index = _index(table)
+        if index is None or len(index) < ENOUGH:
+            continue
+        where = f"the index of {name!r}" if isinstance(given, Mapping) else "the index of the table"
+        steps = np.diff(index)
+        dt = float(intervals.min())
+        if bool((steps <= 0).any()):
+            at = int((steps <= 0).argmax()) + 1
+            yield (
+                f"{where} does not increase at row {at}: rows are taken in as they come, dt = {dt:.3g} apart; sort "
+                "them, table.sort_index(), and run each recording by itself"
+            )
+        elif steps.max() > UNEVEN * steps.min():
+            yield (
+                f"{where} has steps from {steps.min():.3g} to {steps.max():.3g}, but it is not read, and rows count as "
+                f"dt = {dt:.3g} apart: give times=table.index, of dates times=(table.index - table.index[0])"
+                ".total_seconds(); rows that were left out, as by dropna(), are better kept as NaN"
+            )
+        elif not (isinstance(given, Mapping) or steps[0] % 1 == 0 or dt / UNEVEN < steps[0] < dt * UNEVEN):
+            yield (
+                f"{where} has steps of {steps[0]:.3g}, but it is not read, and rows count as dt = {dt:.3g} apart: give "
+                "times=table.index (of xarray the coordinate of time), or this interval as dt"
+            )
+
+
+def _index(table: object) -> NDArray[np.float64] | None:
+    """The index of the rows of a table as numbers, of dates in seconds; None if it has none, or one of names."""
+    found = getattr(table, "index", None)
+    dims, coords = getattr(table, "dims", None), getattr(table, "coords", None)
+    if found is None and isinstance(dims, tuple) and isinstance(coords, Mapping):  # xarray
+        found = coords.get(dims[max(0, len(dims) - 2)])
+    if getattr(found, "tz", None) is not None:
+        found = found.tz_convert(None)  # type: ignore[union-attr]
+    values = getattr(found, "values", None)
+    if not isinstance(values, np.ndarray) or values.ndim != 1 or values.dtype.kind not in "iufmM":
+        return None
+    if values.dtype.kind in "mM":
+        seconds: NDArray[np.float64] = (values - values[:1]) / np.timedelta64(1, "s")
+        return seconds
+    return values.astype(np.float64)

@@ -25,7 +25,7 @@ from pcnet.engine.future import forecasts_alone
 from pcnet.engine.inputs import Observation, ObservationReader, Sample, sampling_periods, time_of
 from pcnet.engine.program import Program
 from pcnet.engine.recording import result_of
-from pcnet.engine.remarks import of_functions, of_observations, of_times
+from pcnet.engine.remarks import of_functions, of_observations, of_tables, of_times
 from pcnet.engine.run import Run, Snapshot, common_batch_shape
 from pcnet.engine.screen import Screen, Suspects
 from pcnet.engine.state import GraphState
@@ -208,7 +208,8 @@ class Session(Guided):
                 raise
             self._check_steps()
         self._not_empty()
-        for remark in (*of_observations(self._nodes, series or {}), *of_times(times, self.intervals)):
+        tables = of_tables(observations, self.intervals) if times is None else ()
+        for remark in (*of_observations(self._nodes, series or {}), *of_times(times, self.intervals), *tables):
             warnings.warn(remark, UserWarning, stacklevel=3)
         return self
 

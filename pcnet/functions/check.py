@@ -49,6 +49,11 @@ def check_function(what: str, function: Function, dim: int, parameters: int, out
             f" but it returned {got}; {remedy}"
             f"{'. Its arguments are (state, causes or inputs, parameters), in this order' if split != dim else ''}"
         )
+    if value.dtype != like.dtype:
+        raise GraphError(
+            f"{what} returns {value.dtype} for a state of {like.dtype}: leave out .float(), and give constants the "
+            "dtype of the state, torch.tensor([...], dtype=x.dtype) or x.new_tensor([...])"
+        )
     if not torch.allclose(_call(what, function, x, theta), value, equal_nan=True):
         raise GraphError(
             f"{what} is random, or changes from one call to the next: leave out its noise, which is a setting of the "

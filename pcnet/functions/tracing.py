@@ -107,6 +107,11 @@ def trace(body: Callable[..., Any], inputs: Sequence[Tensor], may_vanish: Collec
             with _Recorder(given) as recorder:
                 module = recorder.module(functionalize(body, remove="mutations")(*given))
         except RuntimeError as error:
+            if "in-place" in str(error):
+                raise GraphError(
+                    "a flow or mapping changes its arguments in place (x *= 2, x[..., 0] = …): write x = 2 * x, or "
+                    "torch.stack"
+                ) from error
             raise GraphError(
                 "a flow or mapping cannot be differentiated: it must be made of torch operations (torch.sin, not "
                 f"numpy.sin) that do not branch on values (use torch.where instead of if): {error}"

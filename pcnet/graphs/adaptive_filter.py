@@ -134,7 +134,7 @@ def adaptive_filter(
             f"values=[[0.0], [1.0]], stay=0.95), not {switching!r}"
         )
     _check_dim(dim)
-    _check_positive("dt", dt, "is the time between two observations as a number and ")
+    _check_positive("dt", dt, "is the time between two observations as a number and ", optional=False)
     _check_positive("model_error_time", model_error_time)
     deviation = "is a standard deviation, one number or one for each channel (1e-6 where there is hardly any), and "
     _check_positive("process_noise_sd", process_noise_sd, deviation)
@@ -213,9 +213,9 @@ def _check_dim(dim: object) -> None:
         raise SettingError(f"adaptive_filter: dim is the number of states, a whole number from 1 on, not {dim!r}")
 
 
-def _check_positive(name: str, value: Any, what: str = "") -> None:
+def _check_positive(name: str, value: Any, what: str = "", optional: bool = True) -> None:
     try:
-        right = value is None or bool((to_tensor(value) > 0).all())
+        right = (optional and value is None) or bool((to_tensor(value) > 0).all())
     except (ValueError, TypeError, RuntimeError):
         right = False
     if not right:

@@ -97,11 +97,15 @@ class FamilyNode(LikelihoodNode, ForecastsObservations):
 
     @property
     def quantities(self) -> Mapping[str, Recordable]:
-        def error(ctx: Context) -> Tensor:
-            expected = self.response(self._prediction(ctx), self._log_precision(ctx))[0]
-            return self.where_seen(ctx, ctx.state.observation - expected[:, None], torch.nan)
+        def prediction(ctx: Context) -> Tensor:
+            return self.response(self._prediction(ctx), self._log_precision(ctx))[0][:, None]
 
-        return {**super().quantities, "error": Recordable(("order", "dimension"), error)}
+        def error(ctx: Context) -> Tensor:
+            return self.where_seen(ctx, ctx.state.observation - prediction(ctx), torch.nan)
+
+        shape = ("order", "dimension")
+        own = {"prediction": Recordable(shape, prediction), "error": Recordable(shape, error)}
+        return {**super().quantities, **own}
 
 
 @settings

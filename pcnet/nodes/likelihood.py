@@ -30,6 +30,8 @@ from pcnet.numerics.moment_matching import (
 from pcnet.numerics.precision import DenseCurvature
 from pcnet.settings import settings
 
+LEAST_PRECISION = 1e-12  # that a weighted error is divided by
+
 
 class LikelihoodErrors(NamedTuple):
     """The likelihood at a prediction, and the errors that follow from it."""
@@ -117,8 +119,17 @@ class LikelihoodNode(SensoryNode):
         return {
             "observation": Recordable(shape, lambda ctx: self.where_seen(ctx, ctx.state.observation, torch.nan)),
             "prediction": Recordable(shape, lambda ctx: self._prediction(ctx)[:, None]),
+            "error": Recordable(shape, lambda ctx: self.where_seen(ctx, self._newton_error(ctx)[:, None], torch.nan)),
             "weighted_error": Recordable(shape, lambda ctx: self.likelihood_errors(ctx).weighted[:, None]),
         }
+
+    def _newton_error(self, ctx: Context) -> Tensor:
+        """Weighted error over its precision, (B, dim): y − p for a Gaussian likelihood.
+
+        Where the likelihood is not concave, the absolute value of the precision, so that the surprise is real.
+        """
+        found = self.likelihood_errors(ctx)
+        return found.weighted / found.exact.abs().clamp_min(LEAST_PRECISION)
 
     def _prediction(self, ctx: Context) -> Tensor:
         """The sum of the predictions from above, (B, dim)."""

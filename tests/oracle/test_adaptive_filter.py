@@ -11,6 +11,7 @@ from scipy.optimize import minimize
 import pcnet as pc
 from pcnet.errors import GraphError, SettingError
 from pcnet.functions.closed_form import Linear
+from pcnet.graphs import adaptive_filter
 from pcnet.model.schedule import LevelNodes, adaptive_filtering
 from pcnet.nodes import GeneralisedStateNode, KalmanStateNode, ParameterNode, PrecisionNode, SensoryNode
 from pcnet.numerics.estimators import Newton
@@ -231,3 +232,32 @@ def test_noise_levels_reach_the_maximum_of_the_likelihood(guess):
     result = model.run(np.array(data)[:, None], engine="compiled", record=["mean"])
     found = [-result.mean(name)[-1, 0] for name in ("noise_x", "noise_y")]
     np.testing.assert_allclose(np.exp(0.5 * (np.array(found) - best)), 1.0, atol=0.05)
+
+
+def kalman_without(y, wrong, dt, q, r):
+    """The Kalman filter of position and velocity that is told the noise, and leaves out wrong readings."""
+    F, Q = np.array([[1.0, dt], [0.0, 1.0]]), q**2 * np.array([[dt**3 / 3, dt**2 / 2], [dt**2 / 2, dt]])
+    m, P, found = np.array([y[0], 0.0]), np.diag([r**2, 100.0]), []
+    for k, value in enumerate(y):
+        if k:
+            m, P = F @ m, F @ P @ F.T + Q
+        if not wrong[k]:
+            gain = P[:, 0] / (P[0, 0] + r**2)
+            m, P = m + gain * (value - m[0]), P - np.outer(gain, P[0])
+        found.append(m[0])
+    return np.array(found)
+
+
+@pytest.mark.parametrize("seed", [0, 2])
+def test_outliers_that_come_late_are_left_out(seed):
+    """After 500 observations without an outlier, the error is about that of a filter without the outliers."""
+    rng, n, dt, first = np.random.default_rng(seed), 900, 0.1, 500
+    position = np.cumsum(5 + np.cumsum(0.5 * np.sqrt(dt) * rng.standard_normal(n))) * dt
+    y = position + 0.5 * rng.standard_normal(n)
+    wrong = (rng.random(n) < 0.05) & (np.arange(n) > first)
+    y[wrong] += 15 * rng.standard_normal(wrong.sum())
+    flow, mapping = pc.systems.linear([[0.0, 1.0], [0.0, 0.0]]), pc.systems.linear([[1.0, 0.0]])
+    found = adaptive_filter(flow, 2, dt, mapping=mapping).run(y).mean("x")[:, 0, 0]
+    best = kalman_without(y, wrong, dt, 0.5, 0.5)
+    ours, theirs = (np.sqrt(np.mean((each - position)[first:] ** 2)) for each in (found, best))
+    assert ours < 1.3 * theirs

@@ -244,3 +244,18 @@ def test_mistakes_are_named():
         Sensor(family="poisson", noise_sd=0.1)
     with pytest.raises(SettingError, match="other families"):
         Sensor(family_settings={"link": "log"})
+
+
+def test_recorded_predictions_are_those_of_observations():
+    """A rate of counts, a probability of success, times the number of trials; not the linear predictor."""
+    counts = np.array([3.0, 0.0, 5.0, 2.0])
+    for sensor, expected in (
+        (PoissonNode("y", dim=1, exposure=2.0), lambda p: 2 * np.exp(p)),
+        (PoissonNode("y", dim=1, link="softplus"), lambda p: np.log1p(np.exp(p))),
+        (BinomialNode("y", dim=1, trials=6), lambda p: 6 * expit(p)),
+        (StudentTNode("y", dim=1), lambda p: p),
+    ):
+        result = below(sensor, 0.3, 0.5).run(counts, record=["prediction", "observation", "error"])
+        prediction = result.prediction("y")[:, 0, 0]
+        assert prediction[0] == pytest.approx(expected(0.3))
+        np.testing.assert_allclose(counts - prediction, result.get("y", "error")[:, 0, 0])

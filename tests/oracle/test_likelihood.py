@@ -91,6 +91,39 @@ def test_a_gaussian_likelihood_is_the_gaussian_node():
     assert results[0].free_action == pytest.approx(results[1].free_action, rel=1e-12)
 
 
+@pytest.mark.parametrize("engine", ["eager", "compiled"])
+def test_the_error_flow_of_a_gaussian_likelihood_is_that_of_the_gaussian_node(engine, tmp_path):
+    """Its error is y − p, and its surprise |y − p| in standard deviations of the prediction."""
+    y = walk()[0]
+    y[7] = np.nan
+    flows = []
+    for kind in (NormalNode, SensoryNode):
+        model = pc.Model(kalman_graph(kind("y", dim=1, orders=1, dt=1.0), weighed=True), pc.states_only())
+        result = model.run(y, record=pc.Record.flow(), engine=engine)
+        flows.append(result.error_flow())
+        flows[-1].save(tmp_path / f"{kind.__name__}.html")
+    for node in ("y", "x"):
+        np.testing.assert_allclose(flows[0].surprise(node), flows[1].surprise(node), rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(*(flow.result.get("y", "error") for flow in flows), rtol=1e-9, atol=1e-12)
+
+
+@settings
+class CauchyNode(LikelihoodNode):
+    """Heavy tails: the log-likelihood is not concave far from the prediction."""
+
+    def log_likelihood(self, y, prediction, log_precision):
+        return -(1 + (y - prediction) ** 2).log() - math.log(math.pi)
+
+
+def test_the_surprise_of_an_outlier_is_finite_where_the_likelihood_is_not_concave():
+    y = walk()[0]
+    y[30] += 50.0
+    model = pc.Model(kalman_graph(CauchyNode("y", dim=1, orders=1, dt=1.0)), pc.states_only())
+    flow = model.run(y, record=pc.Record.flow()).error_flow()
+    assert np.isfinite(flow.surprise("y")).all()
+    assert flow.deviation("y")[30] > 0
+
+
 @pytest.mark.parametrize("node", ["x", "noise_y"])
 def test_gradients_below_a_generalised_state_are_those_of_the_energy(node):
     """Central differences of the log-likelihood with respect to the prediction and the log-precision."""

@@ -121,3 +121,38 @@ def test_reviews_come_often_at_first():
         ticks.append(at)
     assert ticks[:9] == [4, 8, 16, 32, 64, 128, 256, 320, 384]
     assert ticks[-3:] == [2048, 2304, 2560]
+
+
+@pytest.mark.parametrize("walks", [False, True])
+def test_the_best_row_that_expects_outliers_stays_and_keeps_a_share(walks):
+    """Otherwise outliers that come after hundreds of observations without one are taken for a motion of the state."""
+    hypotheses = pc.Hypotheses(drop=3.0, walk_share=1e-4, walks=(0.01,))
+    bank = make([1.0, 1e-4, 1e-9, 1e-12], robust=[0, 0, 1, 1])
+    found = banks.review(hypotheses, bank, bank.evidence, lambda: apart(4), 64, 8, walks=walks)
+    used = np.isfinite(found.bank.log_weight[:, 0])
+    assert sorted(found.bank.robust[used, 0]) == [0, 1]
+    robust = used & (found.bank.robust[:, 0] == 1)
+    assert found.source[robust, 0].tolist() == [2]
+    assert np.exp(found.bank.log_weight[robust, 0]).item() == pytest.approx(1e-4, rel=1e-2)
+
+
+@pytest.mark.parametrize(("leader", "restarts"), [(1e6, True), (3.0, False)])
+def test_walks_expect_outliers_once_the_data_have_some(leader, restarts):
+    """If rows without outliers have less than a hundredth of the weight together, walks restart at the best row."""
+    hypotheses = pc.Hypotheses(walks=(0.01,))
+    bank = make([leader, 1.0, 0.5], walk=[0, 1, 0], robust=[1, 0, 0], age=100)
+    found = banks.review(hypotheses, bank, bank.evidence, lambda: apart(3), 512, 64, walks=True)
+    used = np.isfinite(found.bank.log_weight[:, 0])
+    walking = int(np.flatnonzero(used & (found.bank.walk[:, 0] == 1))[0])
+    assert found.source[walking, 0] == (0 if restarts else 1)
+    assert found.bank.robust[walking, 0] == restarts
+    assert (found.bank.age[walking, 0] == 0) == restarts
+
+
+def test_a_row_that_expects_outliers_does_not_restart_as_one_that_does_not():
+    hypotheses = pc.Hypotheses(walks=(0.01,))
+    bank = make([1e-4, 1.0, 1e-4], walk=[0, 1, 0], robust=[0, 0, 1], age=100)
+    found = banks.review(hypotheses, bank, bank.evidence, lambda: apart(3), 512, 64, walks=True)
+    used, still = np.isfinite(found.bank.log_weight[:, 0]), found.bank.walk[:, 0] == 0
+    assert found.source[used & still, 0].tolist() == [1, 2]
+    assert found.bank.robust[used & still, 0].tolist() == [0, 1]

@@ -388,3 +388,79 @@ def test_a_run_warns_of_codes_for_missing_values(data, words):
     assert len(texts) == (words is not None)
     if words is not None:
         assert re.search(words, texts[0])
+
+
+def seen_twice(index, **options):
+    """A run over a table of 20 rows with this index; the model's sampling interval is 0.1."""
+    noise = {"process_noise_sd": 1.0, "observation_noise_sd": 1.0, "hypotheses": None}
+    table = pd.DataFrame({"a": np.sin(np.arange(20.0)), "b": np.cos(np.arange(20.0))}, index=index)
+    return adaptive_filter(lambda x, _: -x, 2, 0.1, **noise).run(table, engine="eager", **options)
+
+
+TIMES = np.cumsum(np.random.default_rng(0).uniform(0.05, 0.15, 20))
+
+
+@pytest.mark.parametrize(
+    ("index", "words"),
+    [
+        (TIMES, r"index of the table has steps from .* not read.* dt = 0\.1 apart: give times=table\.index"),
+        (pd.to_datetime(TIMES, unit="s", utc=True), r"times=\(table\.index - table\.index\[0\]\)\.total_seconds"),
+        (np.delete(np.arange(25), [3, 4, 9, 11, 20]), r"dropna\(\), are better kept as NaN"),
+        (0.5 * np.arange(20), r"steps of 0\.5.* dt = 0\.1 apart: give times=table\.index"),
+        ([*range(10), *range(10)], r"does not increase at row 10.*table\.sort_index\(\)"),
+    ],
+)
+def test_a_run_warns_of_an_index_that_it_does_not_read(index, words):
+    with pytest.warns(UserWarning, match=words):
+        seen_twice(index)
+
+
+@pytest.mark.parametrize(
+    ("index", "options"),
+    [
+        (None, {}),
+        (0.1 * np.arange(20) + 3, {}),
+        (pd.date_range("2024", periods=20, freq="100ms"), {}),
+        (range(0, 40, 2), {}),
+        ([f"row {k}" for k in range(20)], {}),
+        (TIMES, {"times": TIMES}),
+    ],
+)
+def test_an_index_that_fits_is_not_mentioned(index, options, recwarn):
+    seen_twice(index, **options)
+    assert not [each for each in recwarn if "index of" in str(each.message)]
+
+
+def test_a_run_warns_of_times_of_xarray_that_it_does_not_read():
+    xarray = pytest.importorskip("xarray")
+    noise = {"process_noise_sd": 1.0, "observation_noise_sd": 1.0, "hypotheses": None}
+    model = adaptive_filter(lambda x, _: -x, 2, 0.1, **noise)
+    y = np.sin(np.arange(40.0)).reshape(20, 2)
+    for dims, shape in (("time", "channel"), (20, 2)), (("batch", "time", "channel"), (1, 20, 2)):
+        table = xarray.DataArray(y.reshape(shape), dims=dims, coords={"time": TIMES})
+        with pytest.warns(UserWarning, match="index of the table has steps"):
+            model.run(table, engine="eager")
+
+
+def test_nothing_is_read_from_a_bank_before_the_first_observation():
+    session = adaptive_filter(lambda x, _: -x, 2, 0.1).start()
+    for read in (lambda: session.mean("x"), lambda: session.sd("x"), lambda: session.weights):
+        with pytest.raises(PcnetError, match=r"before the first observation; call step\(y\) first"):
+            read()
+
+
+@pytest.mark.parametrize(
+    ("flow", "words"),
+    [
+        (lambda x, k: (-k * x).float(), r"the flow of .* returns torch\.float32 .* leave out \.float\(\)"),
+        (lambda x, k: x.mul_(1.0) * -k, "in place"),
+    ],
+)
+def test_a_flow_of_another_dtype_or_in_place_is_refused(flow, words):
+    with pytest.raises(PcnetError, match=words):
+        adaptive_filter(flow, 2, 0.1, parameter_mean=[1.0], parameter_sd=0.5).run(np.ones((3, 2)))
+
+
+def test_a_sampling_interval_that_is_none_is_named():
+    with pytest.raises(PcnetError, match=r"dt is the time between two observations .* not None"):
+        adaptive_filter(lambda x, _: -x, 2, None)
