@@ -11,6 +11,7 @@ from pcnet.functions.base import Function
 from pcnet.functions.check import is_finite_below_zero
 from pcnet.model.graph import Graph
 from pcnet.model.node import AnyNode
+from pcnet.model.protocols import StartsGiven
 from pcnet.nodes.flow import state_functions
 
 ROWS, COLUMNS = 10_000, 32  # values and channels that are looked at
@@ -22,6 +23,7 @@ STUCK = 50  # observations after which a value that never changes is worth a war
 VARIED = 10  # different values among the others without which nothing is said
 UNUSUAL = 30.0  # times so many sampling intervals apart, or that many times closer, are taken for other units
 UNEVEN = 1.25  # largest step of an index in smallest ones, so that rows count as evenly spaced
+EARLY = 64  # until so many observations a first belief may explain a divergence
 ENOUGH = 10  # observations after which times are judged
 
 
@@ -102,6 +104,17 @@ def of_functions(graph: Graph, like: Tensor) -> str:
                     "may reach: limit them by torch.clamp(x, min=1e-6), or take the logarithm as the state"
                 )
     return ""
+
+
+def of_start(nodes: Mapping[str, AnyNode], tick: int) -> str:
+    """What to look at after a divergence at the start, if a first belief was left at its defaults; "" otherwise."""
+    doubtful = [name for name, node in nodes.items() if isinstance(node, StartsGiven) and node.has_default_start]
+    if not doubtful or tick > EARLY:
+        return ""
+    return (
+        f"; the elements of {doubtful[0]!r} start with a standard deviation of 1, the default: if their units are "
+        "others, give initial_mean and initial_sd"
+    )
 
 
 def of_times(times: object, intervals: Tensor) -> Iterator[str]:

@@ -25,7 +25,7 @@ from pcnet.engine.future import forecasts_alone
 from pcnet.engine.inputs import Observation, ObservationReader, Sample, sampling_periods, time_of
 from pcnet.engine.program import Program
 from pcnet.engine.recording import result_of
-from pcnet.engine.remarks import of_functions, of_observations, of_tables, of_times
+from pcnet.engine.remarks import of_functions, of_observations, of_start, of_tables, of_times
 from pcnet.engine.run import Run, Snapshot, common_batch_shape
 from pcnet.engine.screen import Screen, Suspects
 from pcnet.engine.state import GraphState
@@ -36,7 +36,7 @@ from pcnet.guidance import Guided, arguments, instead
 from pcnet.model.context import NodeContext
 from pcnet.model.model import Engine, Model, OnDivergence, RunOptions, device_of
 from pcnet.model.node import BatchSpec
-from pcnet.model.protocols import ChecksSteps
+from pcnet.model.protocols import WarnsAfterRun
 from pcnet.results.recorder import ENERGY, EVIDENCE, Record, Recorder
 from pcnet.results.result import Divergence, Result, Smoothed
 from pcnet.results.summary import remarks
@@ -202,23 +202,21 @@ class Session(Guided):
                 else:
                     self._run_series(series, times, bar)
             except DivergenceError as error:
-                error.args = (
-                    f"{error}{of_functions(self.graph, torch.empty(0, dtype=self.dtype, device=self.device))}",
-                )
+                like = torch.empty(0, dtype=self.dtype, device=self.device)
+                error.args = (f"{error}{of_functions(self.graph, like)}{of_start(self._nodes, self.tick)}",)
                 raise
-            self._check_steps()
+            self._check_settings()
         self._not_empty()
         tables = of_tables(observations, self.intervals) if times is None else ()
         for remark in (*of_observations(self._nodes, series or {}), *of_times(times, self.intervals), *tables):
             warnings.warn(remark, UserWarning, stacklevel=3)
         return self
 
-    def _check_steps(self) -> None:
-        """Warn once of integration steps that are too long for a flow."""
+    def _check_settings(self) -> None:
+        """Warn once of settings that do not suit a flow or its units."""
         for name, node in self._nodes.items():
-            if self._run is not None and not self._warned and isinstance(node, ChecksSteps):
-                found = node.too_long(self.context(name), math.prod(self.batch_shape))
-                if found is not None:
+            if self._run is not None and not self._warned and isinstance(node, WarnsAfterRun):
+                for found in node.warnings(self.context(name), math.prod(self.batch_shape)):
                     self._warned = True
                     warnings.warn(found, UserWarning, stacklevel=4)
 

@@ -110,7 +110,7 @@ def adaptive_filter(
             flow that may be wrong.
         noise_per_channel: Whether each channel has a noise level of its own.
         initial_mean: State at the first observation, (..., dim); found from that observation unless given.
-        initial_sd: Its standard deviation, one number or (..., dim).
+        initial_sd: Its standard deviation, one number or (..., dim). The default suits states of a size of about 1.
         integrator: How the flow is integrated, see `KalmanStateNode`; so are the next three.
         substeps: Integration steps between two observations.
         linearisation: How means and covariances pass through flow and mapping.

@@ -1,7 +1,7 @@
 """Optional parts of the contract of a node: forecasting, and fitting to recorded data."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
@@ -232,12 +232,12 @@ class AssumesNoiseLevels(Assumes):
         """The state with a first guess of the log-variances, (B, n), higher by so much than that of the settings."""
 
 
-class ChecksSteps(ABC):
-    """A state whose integration steps may be too long for its flow."""
+class WarnsAfterRun(ABC):
+    """A state whose settings may not suit its flow or its units, which its belief shows after a run."""
 
     @abstractmethod
-    def too_long(self, ctx: Context, elements: int) -> str | None:
-        """What is wrong with the length of its steps at the present belief, and the remedy; None if nothing is.
+    def warnings(self, ctx: Context, elements: int) -> Iterator[str]:
+        """What is wrong at the present belief, and the remedies.
 
         elements: size of the batch; there are as many further rows as there are hypotheses.
         """
@@ -264,6 +264,11 @@ class StartsGiven(ABC):
     @abstractmethod
     def first_sd(self, spec: BatchSpec) -> Tensor | None:
         """Standard deviations of the first belief, (B, d), if it is given; else None."""
+
+    @property
+    @abstractmethod
+    def has_default_start(self) -> bool:
+        """Whether nothing was given of the first belief, so that its standard deviation is 1."""
 
 
 class StartsAtPeaks(ABC):

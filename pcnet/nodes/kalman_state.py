@@ -1,7 +1,7 @@
 """Kalman states: hidden states whose belief is carried from one observation to the next."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY
 from typing import Any, ClassVar, Literal
 
@@ -16,13 +16,13 @@ from pcnet.model.links import AnyLink, Drives, Parametrises, Predicts, Weighs
 from pcnet.model.messages import BlockPosterior, ClusterPosterior, GaussianPrediction, PredictionError, ScoreError
 from pcnet.model.node import BatchSpec, Energy, ErrorShape, Node, Recordable
 from pcnet.model.protocols import (
-    ChecksSteps,
     DividesBelief,
     KeepsNoiseScales,
     SmoothingLayout,
     SmoothsBySteps,
     StartsAtPeaks,
     StartsGiven,
+    WarnsAfterRun,
 )
 from pcnet.nodes.augmented_layout import Noises, make_layout
 from pcnet.nodes.flow import check_state, checked_flow, searched_value
@@ -78,6 +78,8 @@ from pcnet.settings import PositiveVector, Vector, at_least_1d, check_size, numb
 
 STABLE = {"rk4": 2.7 * MAX_FINER, "euler": 2.0}
 """Largest |hλ| of stable steps, which "rk4" divides."""
+FAR = 20.0
+"""Size of a state that is not observed beyond which a first belief of 0 ± 1 is worth a warning."""
 OVERFLOW = (
     "covariance overflowed, because of an outlier or a long gap; pass NaN for outliers, begin anew with model.start() "
     "after the gap, or use on_divergence='hold'"
@@ -88,7 +90,7 @@ OVERFLOW = (
 class KalmanStateNode(
     Node[KalmanState, KalmanBound],
     KalmanForecasts,
-    ChecksSteps,
+    WarnsAfterRun,
     KeepsNoiseScales,
     StartsGiven,
     StartsAtPeaks,
@@ -113,7 +115,7 @@ class KalmanStateNode(
         flow: Function of (state, parameters), (state, inputs, parameters) or (state, inputs, parameters, time), or a
             `Function` with its own derivatives. So are mappings.
         initial_mean: State at the first observation, (..., dim); found from that observation unless given.
-        initial_sd: Its standard deviation, one number or (..., dim).
+        initial_sd: Its standard deviation, one number or (..., dim). The default suits states of a size of about 1.
         integrator: "rk4"; "local_linearisation" for stiff flows; or "euler", to match a process simulated that way.
         substeps: Integration steps between two observations; a gap takes more of them, in proportion, and so does
             "rk4" where the flow changes fast, up to 8 times as many.
@@ -317,7 +319,10 @@ class KalmanStateNode(
         """The state with this value (B, dim) and nothing learned; covariance: None if all is certain."""
         return start(ctx, value, covariance)
 
-    def too_long(self, ctx: Context, elements: int) -> str | None:
+    def warnings(self, ctx: Context, elements: int) -> Iterator[str]:
+        yield from (each for each in (self._too_long_steps(ctx, elements), self._far_start(ctx, elements)) if each)
+
+    def _too_long_steps(self, ctx: Context, elements: int) -> str | None:
         """An explicit step h is unstable where |hλ| of an eigenvalue λ of ∂f/∂x is above a limit."""
         limit = STABLE.get(self.integrator)
         size = 0.0 if limit is None else stability(ctx, elements)
@@ -328,6 +333,27 @@ class KalmanStateNode(
         return (
             f"{self.title}: its flow changes too fast for steps of integrator={self.integrator!r} (|λ|dt = {size:.2g}, "
             f"limit {limit:g}); use integrator='local_linearisation'{further}"
+        )
+
+    @property
+    def has_default_start(self) -> bool:
+        """Whether neither `initial_mean` nor `initial_sd` was given."""
+        return self.initial_mean is None and bool((self.initial_sd == 1.0).all())
+
+    def _far_start(self, ctx: Context, elements: int) -> str | None:
+        """Elements that no mapping depends on start at 0 ± 1 by default, which is too narrow in some units."""
+        if not self.has_default_start:
+            return None
+        belief = ctx.state.belief
+        hidden = (all_jacobians(ctx, belief)[..., : self.dim] == 0).all(1).all(0)
+        reached = belief.mean[:, : self.dim].abs().reshape(-1, elements, self.dim).median(0).values.amax(0)
+        reached = torch.where(hidden & torch.isfinite(reached), reached, 0.0)
+        at = int(reached.argmax())
+        if reached[at] <= FAR:
+            return None
+        return (
+            f"{self.title}: element {at}, which is not observed, is {reached[at]:.2g}, and was believed to start at "
+            "0 ± 1, the defaults; give initial_mean and initial_sd in the units of the state"
         )
 
     def has_scales(self, bound: KalmanBound) -> bool:

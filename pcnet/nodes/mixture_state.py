@@ -1,7 +1,7 @@
 """States with several beliefs: a mixture whose moments are sent to the nodes below."""
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -315,8 +315,8 @@ class MixtureStateNode(KalmanStateNode, SmoothsBack):
     def white_noise_below(self, ctx: Context) -> dict[str, Tensor]:
         return super().white_noise_below(self._any(ctx))
 
-    def too_long(self, ctx: Context, elements: int) -> str | None:
-        return super().too_long(self._inner(ctx), elements)
+    def warnings(self, ctx: Context, elements: int) -> Iterator[str]:
+        return super().warnings(self._inner(ctx), elements)
 
     def has_scales(self, bound: Any) -> bool:
         return False

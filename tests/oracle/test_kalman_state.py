@@ -9,7 +9,8 @@ import torch
 from scipy.linalg import block_diag
 
 import pcnet as pc
-from pcnet.errors import GraphError, ScheduleError, SettingError
+from pcnet import graphs
+from pcnet.errors import DivergenceError, GraphError, ScheduleError, SettingError
 from pcnet.functions.closed_form import Linear
 from pcnet.model.schedule import LevelNodes, act, adaptive_filtering
 from pcnet.nodes import GeneralisedStateNode, KalmanStateNode, ParameterNode, PrecisionNode, SensoryNode
@@ -713,6 +714,34 @@ def test_steps_that_are_too_long_for_a_flow_are_named(options, warned, recwarn):
     texts = [str(each.message) for each in recwarn if "changes too fast" in str(each.message)]
     assert len(texts) == warned
     assert not warned or "|λ|dt = 40" in texts[0]
+
+
+@pytest.mark.parametrize(
+    ("speed", "options", "warned"),
+    [(1.0, {}, False), (100.0, {}, True), (100.0, {"initial_mean": [0.0, 0.0]}, False)],
+)
+def test_hidden_states_far_from_the_default_first_belief_are_named(speed, options, warned, recwarn):
+    """A position that is seen every 0.1 and moves at a constant speed: elements at the defaults start at 0 ± 1."""
+    flow, seen = pc.systems.linear([[0.0, 1.0], [0.0, 0.0]]), pc.systems.linear([[1.0, 0.0]])
+    model = single_filter(flow, 2, 0.1, mapping=seen, channels=1, process_noise_sd=[0.1, 1e3], **options)
+    mean = model.run(speed * 0.1 * np.arange(50.0)[:, None]).mean("x")[-1, 0]
+    assert mean == pytest.approx([4.9 * speed, speed], rel=0.05)
+    texts = [str(each.message) for each in recwarn if "believed to start at 0 ± 1" in str(each.message)]
+    assert len(texts) == warned
+    assert not warned or "element 1, which is not observed, is 1e+02" in texts[0]
+
+
+def test_a_divergence_at_the_start_leads_to_the_first_belief():
+    """A neuron in volts, scaled by 10⁻⁶: from sigma points at 1, the default, its cubic flow grows without bound."""
+
+    def neuron(x, _):
+        v, w = (1e6 * x).unbind(-1)
+        return 1e-6 * torch.stack([v - v**3 / 3 - w + 0.5, 0.08 * (v + 0.7 - 0.8 * w)], -1)
+
+    model = graphs.adaptive_filter(neuron, 2, 0.1, mapping=pc.systems.linear([[1.0, 0.0]]), channels=1)
+    words = r"'x' start with a standard deviation of 1.*initial_mean and initial_sd"
+    with pytest.raises(DivergenceError, match=words):
+        model.run(1e-6 * np.sin(np.arange(30.0))[:, None])
 
 
 @pytest.mark.parametrize("rate", [1.0, 15.0, 40.0, 90.0])
