@@ -382,7 +382,7 @@ class SensoryNode(Node[SensoryState, SensoryBound], Forecasts, Assumes):
         messages = [ctx.message(link) for link in ctx.above_of(Predicts)]
         (link,) = ctx.above_of(Weighs)
         noise = ctx.message(link)
-        keys = [each if isinstance(each, GaussianPrediction) else each.value for each in messages]
+        keys: list[object] = [each if isinstance(each, GaussianPrediction) else each.value for each in messages]
 
         def compute() -> SensoryErrors:
             prediction = sum((each.value for each in messages[1:]), messages[0].value)
@@ -405,7 +405,9 @@ class SensoryNode(Node[SensoryState, SensoryBound], Forecasts, Assumes):
                 precision = ctx.cached("precision of the observed", observed, precision, seen)
             return SensoryErrors(prediction, error, precision, precision.weigh(error))
 
-        return ctx.cached("sensory errors", compute, observation, seen, *keys, noise.value)
+        if self.has_outliers or not isinstance(messages[0], GaussianPrediction):  # otherwise it holds the noise
+            keys.append(noise.value)
+        return ctx.cached("sensory errors", compute, observation, seen, *keys)
 
     def _with_outliers(
         self, ctx: Context, distribution: PredictiveDistribution | LowRankDistribution, error: Tensor, noise: Noise

@@ -161,6 +161,7 @@ def attempt(engine, i, case, number=0, lane=0):
     settings[0, lane] = number
     sizes = len(state), variant.derived, Layout.size(engine.run.layout.record)
     new, derived, record = (np.zeros((n + 1, width)) for n in sizes)
+    new[:-1] = state  # a tick writes only what it changes
     kept = [(each, each.copy()) for each in (state, given, settings)]
     addresses = [ctypes.c_void_p(each.ctypes.data) for each in (state, new, given, settings, derived, record)]
     pointers = [ctypes.c_void_p] * 6

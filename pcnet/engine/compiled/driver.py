@@ -19,13 +19,17 @@ KIND = 1 + ENTRY * MAX_VARIANTS
 """Words of a kind of tick in the table: the number of its variants, and the variants."""
 FIELDS = (
     "ticks", "state", "other", "given", "given_step", "settings", "record", "record_step", "kinds", "recorded",
-    "table", "hints", "stale", "derived",
+    "table", "hints", "stale", "derived", "size",
 )  # fmt: skip
-"""The words that the loop works on. state and other are exchanged at each tick; given_step and record_step are in
-bytes; kinds and recorded have one byte a tick; hints: by kind, the variant that held last; stale: the bits of variants
-whose derived values are invalid; derived: where derived values begin."""
+"""The words that the loop works on. state and other are exchanged at each tick; given_step, record_step and size, that
+of the state, are in bytes; kinds and recorded have one byte a tick; hints: by kind, the variant that held last; stale:
+the bits of variants whose derived values are invalid; derived: where derived values begin.
+
+A variant writes only what it changes. The rest is the same in both buffers if it has done the tick before; otherwise
+the state is copied first."""
 
 _TEXT = """
+declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
 define i64 @run(ptr %w) {
 entry:
   %pn = getelementptr i64, ptr %w, i64 0
@@ -53,9 +57,12 @@ entry:
   %pd = getelementptr i64, ptr %w, i64 12
   %pdo = getelementptr i64, ptr %w, i64 13
   %derived0 = load ptr, ptr %pdo
+  %psize = getelementptr i64, ptr %w, i64 14
+  %size = load i64, ptr %psize
   br label %head
 head:
   %t = phi i64 [ 0, %entry ], [ %t1, %next ]
+  %last = phi ptr [ null, %entry ], [ %ptick, %next ]
   %given = phi ptr [ %g0, %entry ], [ %given1, %next ]
   %record = phi ptr [ %r0, %entry ], [ %record1, %next ]
   %more = icmp slt i64 %t, %n
@@ -76,12 +83,19 @@ begin:
 try:
   %j = phi i64 [ 0, %begin ], [ %j1, %failed ]
   %v = phi i64 [ %hint, %begin ], [ %v2, %failed ]
+  %wrote = phi ptr [ %last, %begin ], [ %ptick, %failed ]
   %left = icmp slt i64 %j, %count
   br i1 %left, label %variant, label %end
 variant:
   %vo = mul i64 %v, ENTRY
   %ptick = getelementptr i64, ptr %first, i64 %vo
   %tick = load ptr, ptr %ptick
+  %same = icmp eq ptr %ptick, %wrote
+  br i1 %same, label %copied, label %copy
+copy:
+  call void @llvm.memcpy.p0.p0.i64(ptr %b, ptr %a, i64 %size, i1 false)
+  br label %copied
+copied:
   %pprep = getelementptr i64, ptr %ptick, i64 1
   %prep = load ptr, ptr %pprep
   %pder = getelementptr i64, ptr %ptick, i64 2

@@ -227,8 +227,8 @@ class CompiledRun:
             return 0, np.zeros((0, self.batch, 0))
         self._sync()
         record = np.empty((rows + 1, n_record, self.width))  # of one group, so that it stays in the cache
-        found = record[:rows].transpose(2, 0, 1)
-        whole = found if self.groups == 1 else np.empty((self.groups * self.width, rows, n_record))
+        found = record[:rows].transpose(2, 1, 0)
+        whole = found if self.groups == 1 else np.empty((self.groups * self.width, n_record, rows))
         shared = block.given.ndim == 2
         if shared:
             given = np.repeat(block.given[:, :, None], self.width, 2)
@@ -241,7 +241,7 @@ class CompiledRun:
                 break
             if self.groups > 1:
                 whole[group * self.width : (group + 1) * self.width] = found
-        return ticks, whole[: self.batch].swapaxes(0, 1)
+        return ticks, whole[: self.batch].transpose(2, 0, 1)
 
     def _n_record(self, block: Block) -> int | None:
         """Number of recorded values a tick; known once a tick was recorded."""
@@ -278,7 +278,7 @@ class CompiledRun:
             ticks - first, start, address(other), address(given) + first * given.strides[0], given.strides[0],
             address(self._settings_of(slot)), address(record) + row * record.strides[0], record.strides[0],
             address(block.kinds) + first, address(block.recorded) + first, address(self._table),
-            address(self._hints[slot]), self._stale[slot], address(self._derived[slot]),
+            address(self._hints[slot]), self._stale[slot], address(self._derived[slot]), state.nbytes,
         )  # fmt: skip
         done = int(self._run(address(words)))
         self._stale[slot] = words[WORD["stale"]]
@@ -302,7 +302,7 @@ class CompiledRun:
             1, address(self._state[group]), address(self._other), address(given), given.strides[0],
             address(self._settings[group]), address(record), record.strides[0], address(kinds),
             address(recorded), address(self._table), address(self._hints[group]), EVERYTHING,
-            address(self._derived[group]),
+            address(self._derived[group]), self._other.nbytes,
         )  # fmt: skip
         return words
 

@@ -44,8 +44,10 @@ def write(module: Module, tick: ScalarTick) -> Written:
     """Write the functions `prepare` and `tick` into a module."""
     values = tick.values
     order = values.needed([*tick.new, *tick.record, *tick.guards])
-    kept = {i for place, i in enumerate(tick.new) if values.operations[i] == ("input", "state", place)}
-    changes = frozenset(place for place, i in enumerate(tick.new) if i not in kept)
+    if module.width == 1:  # few numbers: that independent ones are computed side by side matters more
+        order = sorted(order)
+    changes = frozenset(p for p, i in enumerate(tick.new) if values.operations[i] != ("input", "state", p))
+    kept = {i for place, i in enumerate(tick.new) if place not in changes}
     steady: set[int] = set()
     for i in order:
         operation = values.operations[i]
@@ -78,9 +80,10 @@ def write(module: Module, tick: ScalarTick) -> Written:
     f.do("ret i1 false")
     f.label("go")
     stores: dict[int, list[tuple[str, int]]] = {}
-    for base, stored in (("%new", tick.new), ("%record", tick.record)):
-        for place, i in enumerate(stored):
-            stores.setdefault(i, []).append((base, place))
+    for place in sorted(changes):
+        stores.setdefault(tick.new[place], []).append(("%new", place))
+    for place, i in enumerate(tick.record):
+        stores.setdefault(i, []).append(("%record", place))
     ahead = [i for i in stores if i not in computed or i in cheap.needed]  # constants, and what is known already
     for i in [*ahead, *(i for i in rest if i not in cheap.needed)]:
         writer.compute(f, [i])

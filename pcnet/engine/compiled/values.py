@@ -354,12 +354,15 @@ class Values:
         return operation[1:2] if operation[0] == "result" else operation[1:]
 
     def needed(self, roots: Iterable[int]) -> list[int]:
-        """All values that some values depend on, in order of computation."""
-        found: set[int] = set()
-        waiting = list(roots)
-        while waiting:
-            value = waiting.pop()
-            if value not in found:
-                found.add(value)
-                waiting.extend(self.arguments(value))
-        return sorted(found)
+        """All values that some values depend on, each as late as its first use allows, so that few are held at once."""
+        found: dict[int, None] = {}
+        for root in roots:
+            waiting = [root]
+            while waiting:
+                value = waiting[-1]
+                missing = [] if value in found else [each for each in self.arguments(value) if each not in found]
+                if missing:
+                    waiting += reversed(missing)
+                else:
+                    found[waiting.pop()] = None
+        return list(found)
