@@ -129,6 +129,8 @@ class Session(Guided):
         self.dtype, self.device, self.threads = dtype, device, threads
         self.on_divergence: OnDivergence = on_divergence
         self.engine: Engine = engine
+        if not isinstance(smooth, bool) and (type(smooth) is not int or smooth < 1):
+            raise SettingError(f"smooth is True, or the largest lag in observations, 1 or more, not {smooth!r}")
         self.smooth = smooth
         if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
             raise SettingError(f"threads must be a whole number, 1 or more, or None, not {threads!r}")

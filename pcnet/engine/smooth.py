@@ -147,8 +147,6 @@ def trail_for(graph: Graph, record: Record, smooth: bool | int) -> Trail | None:
     """The trail that an option `smooth` asks for; an error if the graph or the record do not fit."""
     if smooth is False:
         return None
-    if smooth is not True and (type(smooth) is not int or smooth < 1):
-        raise SettingError(f"smooth is True, or the largest lag in observations, 1 or more, not {smooth!r}")
     states = graph.belief_holders
     stacked = any(isinstance(link, Predicts) and not link.child.observes for link in graph.links)
     if stacked or len(states) != 1 or not isinstance(states[0], Smooths):

@@ -345,6 +345,15 @@ def test_a_divergence_names_a_flow_that_is_not_defined_below_zero():
         model.run(np.linspace(1.0, -20.0, 60))
 
 
+@pytest.mark.parametrize("hypotheses", [None, pc.Hypotheses()])
+@pytest.mark.parametrize("smooth", [-2, 0, 2.5, "all"])
+def test_a_lag_that_is_none_is_refused_at_once(smooth, hypotheses):
+    known = {"process_noise_sd": 1.0, "observation_noise_sd": 1.0}
+    model = adaptive_filter(lambda x, _: -x, 1, 0.1, hypotheses=hypotheses, **known)
+    with pytest.raises(pc.errors.SettingError, match="smooth is True, or the largest lag in observations"):
+        model.start(smooth=smooth)
+
+
 def walk(n=60):
     return np.random.default_rng(0).normal(size=n).cumsum()[:, None]
 
