@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from pcnet.model.node import BatchSpec
 
 FEW = 200
-"""With engine="auto", a run of fewer observations than this is not worth compiling."""
+"""With engine="auto", a run of fewer observations than this is not worth compiling;"""
+CROWD = 300
+"""in a batch of so many elements, or rows, half as many are enough, because eager ticks take twice as long."""
 FEW_STEPS = 100
 """The same for a forecast, whose eager steps cost more."""
 _WARNED: set[str] = set()
@@ -36,6 +38,7 @@ class EngineChoice:
         self._asked: Engine = wanted
         self._wanted: Engine = "eager" if wanted == "auto" and preferred == "eager" else wanted
         self._few = 0 if preferred == "compiled" else FEW
+        self._goes_on = False
         self.lead: Lead | None = None
         self.eager_ticks = 0
         self._why_eager = "" if self._wanted != "eager" else "asked for"
@@ -44,6 +47,7 @@ class EngineChoice:
         """Let the engine go on that acted before, whatever PCNET_ENGINE says here."""
         if self._asked == "auto":
             self._wanted = "auto" if acting == "compiled" else "eager"
+            self._goes_on = acting == "compiled"
             self._why_eager = "" if self._wanted != "eager" else "as before"
 
     def known_before(self, model: Model, spec: BatchSpec, smooth: bool) -> Known | None:
@@ -61,8 +65,9 @@ class EngineChoice:
         """
         if self._wanted == "eager":
             return
-        if self._wanted == "auto" and total is not None and total < self._few:
-            self._why_eager = f"fewer than {FEW} observations"
+        few = 0.0 if self._goes_on else self._few / (1 + run.program.spec.batch / CROWD)
+        if self._wanted == "auto" and total is not None and total < few:
+            self._why_eager = f"fewer than {few:.0f} observations"
             return
         try:
             import llvmlite  # noqa: F401

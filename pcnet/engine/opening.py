@@ -12,7 +12,8 @@ from torch import Tensor
 from pcnet.engine.inputs import Observation
 from pcnet.model.graph import Graph
 from pcnet.model.node import BatchSpec
-from pcnet.model.protocols import StartsGiven
+from pcnet.model.protocols import AssumesNoiseLevels, StartsGiven
+from pcnet.numerics.kernels import Kernel, White
 
 LENGTH, LONGEST = 16, 4096
 """Number of observations from which first guesses are found; and of those that are kept if most are empty."""
@@ -59,8 +60,11 @@ class Opening(NamedTuple):
     def guesses(self, names: Iterable[str], graph: Graph, shape: torch.Size, interval: Tensor) -> dict[str, Tensor]:
         """Log-variances (B, n) by precision node.
 
-        Those of observations from third differences, in which a smooth signal nearly vanishes and white noise has 20
-        times its variance. Those of processes from the increments of the states, and from what is not known of them.
+        Those of observations from third differences, in which a smooth signal nearly vanishes, and white noise has 20
+        times its variance. Smooth noise nearly vanishes there, too: it has 20 − 30κ(h) + 12κ(2h) − 2κ(3h) times its
+        variance, and the guess is bounded by that before anything is known. Those of processes from the increments of
+        the states, and from what is not known of them; with smooth noise, whose integral has the same variance in the
+        long run.
 
         Args:
             names: The precision nodes.
@@ -70,22 +74,33 @@ class Opening(NamedTuple):
         """
         found = {}
         for name, size in sizes_of([each for each, _ in self.observations], names, graph, shape).items():
-            child = graph.below(graph[name])[0].child
+            child, unknown, kernel = graph.below(graph[name])[0].child, (SHARE * size) ** 2, _kernel_of(graph, name)
+            smooth = not isinstance(kernel, White)
             if child.observes:
                 values = [each[child.name] for each, _ in self.observations if child.name in each]
                 variance = (
                     _third_differences(torch.stack([_flat(value, shape) for value in values])) if values else None
                 )
+                if variance is not None and smooth:
+                    apart = _correlations(kernel, shape, interval * self._spacing(child.name))
+                    left = (apart @ apart.new_tensor([20.0, -30.0, 12.0, -2.0]))[:, None] / 20
+                    variance = torch.minimum(variance / left.clamp_min(SMALLEST), unknown)
             else:
                 places = torch.tensor([i for i in self.seen(graph) if i < len(self.means[child.name])])
                 means = torch.stack([_flat(self.means[child.name][i], shape) for i in places])
                 increments = means.diff(dim=0) ** 2 / places.diff()[:, None, None]
                 hidden = HIDDEN * _flat(self.sds[child.name], shape) ** 2 / len(places)
                 variance = (SHARE**2 * increments.mean(0) + hidden) / interval[:, None]
-            unknown = (SHARE * size) ** 2
+                if smooth:
+                    variance = variance / kernel.correlation_integral.expand(shape).reshape(-1, 1)
             variance = unknown if variance is None else torch.where(torch.isfinite(variance), variance, unknown)
             found[name] = torch.maximum(variance, SMALLEST * size**2).log()
         return found
+
+    def _spacing(self, name: str) -> float:
+        """Mean number of sampling intervals between two observations of a sensor."""
+        seen = [i for i, (each, _) in enumerate(self.observations) if bool(torch.isfinite(each[name]).any())]
+        return (seen[-1] - seen[0]) / (len(seen) - 1) if len(seen) > 1 else 1.0
 
     def add_beliefs(self, means: Mapping[str, Tensor], sds: Mapping[str, Tensor]) -> None:
         """Add means and standard deviations (T, ..., dim) of states, after some of the observations."""
@@ -175,6 +190,18 @@ def _flat(value: Tensor, shape: torch.Size) -> Tensor:
         if value.dim() <= len(shape) + 1
         else value.reshape(shape.numel(), -1)
     )
+
+
+def _kernel_of(graph: Graph, name: str) -> Kernel:
+    node = graph[name]
+    assert isinstance(node, AssumesNoiseLevels)
+    return node.noise_kernel
+
+
+def _correlations(kernel: Kernel, shape: torch.Size, interval: Tensor) -> Tensor:
+    """κ(0), κ(h), κ(2h) and κ(3h) at intervals h (B,); (B, 4)."""
+    apart = [kernel.correlation(k * interval.reshape(shape)).expand(shape).reshape(-1) for k in range(4)]
+    return torch.stack(apart, 1)
 
 
 def _third_differences(values: Tensor) -> Tensor:

@@ -231,6 +231,11 @@ class AssumesNoiseLevels(Assumes):
     def with_guess(self, bound: Any, state: Any, log_variance: Tensor) -> Any:
         """The state with a first guess of the log-variances, (B, n), higher by so much than that of the settings."""
 
+    @property
+    @abstractmethod
+    def noise_kernel(self) -> Kernel:
+        """The autocorrelation of the noise, as it is given."""
+
 
 class WarnsAfterRun(ABC):
     """A state whose settings may not suit its flow or its units, which its belief shows after a run."""
