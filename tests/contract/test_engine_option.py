@@ -8,7 +8,7 @@ import torch
 
 import pcnet as pc
 from pcnet.errors import SettingError
-from pcnet.graphs import odem
+from pcnet.graphs import adaptive_filter, odem
 from pcnet.results.result import Result
 from support.cases import CASES
 from support.compare import same
@@ -21,6 +21,15 @@ def test_a_result_remembers_its_engine(tmp_path):
         result = odem(orders=2).run(Y, engine=engine)
         found = Result.load(result.save(tmp_path / f"{engine}.nc"))
         assert (found.engine, found.eager_ticks) == (engine, 0 if engine == "compiled" else 120)
+
+
+def test_short_runs_of_large_batches_are_compiled(as_users_run):
+    y = torch.randn(1200, 60, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    levels = {"process_noise_sd": 1.0, "observation_noise_sd": 1.0, "hypotheses": None}
+    model = adaptive_filter(lambda x, _: -x, 1, 0.1, **levels)
+    together, alone = model.run(y), model.run(y[3])
+    assert (together.engine, alone.engine) == ("compiled", "eager")
+    np.testing.assert_allclose(together.mean("x")[3], alone.mean("x"), rtol=1e-9, atol=1e-12)
 
 
 def test_watchers_see_every_observation_of_a_compiled_session():
