@@ -441,10 +441,12 @@ def calibration() -> Figure:
                 style = {"color": COLOURS[i], "linewidth": 4, "marker": "o", "markersize": 5}
                 ax.plot([low, high], [k + 0.16 * (2 * i - 1)] * 2, label=each if k == 0 else None, **style)
         ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
-    left.axvspan(0.75, 1.3, color="0.93", zorder=0)
+    least = min(0.75, 0.9 * min(low for row in found for low, _ in row[1]))
+    left.axvspan(least, 1.3, color="0.93", zorder=0)
     left.axvline(1.0, color="black", linewidth=0.8, linestyle=(0, (4, 2)))
-    left.set(xscale="log", xlim=(0.75, 2.1), xlabel="error over that of the best told filter")
-    left.set_xticks([1.0, 1.3, 2.0], ["1", "1.3", "2"])
+    left.set(xscale="log", xlim=(least, 2.1), xlabel="error over that of the best told filter")
+    ticks = [each for each in (0.2, 0.5, 1.0, 1.3, 2.0) if each > least]
+    left.set_xticks(ticks, [f"{each:g}" for each in ticks])
     left.minorticks_off()
     left.set_yticks(range(len(found)), [row[0] for row in found])
     left.invert_yaxis()
