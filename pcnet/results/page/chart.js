@@ -22,9 +22,10 @@ class Chart {
       for (const [what, series] of [["", line.series], ["± ", line.band], ["observed ", line.dots]]) {
         if (series == null) continue;
         const value = element("span", { class: "value", "data-series": series });
-        const mark = element("i");
+        const mark = element("i", what === "observed " ? { class: "dot" } : {});
         mark.style.background = line.colour;
-        const name = what === "" || line.series == null ? [mark, line.label ? `${line.label} ` : ""] : [];
+        const first = what === "" || line.series == null;
+        const name = first ? [mark, line.label ? `${line.label} ` : ""] : what === "observed " ? [mark] : [];
         key.append(element("span", {}, ...name, what === "observed " && line.series == null ? "" : what, value));
         this.values.push([series, value]);
       }
