@@ -360,9 +360,9 @@ class KalmanStateNode(
         return any(not block.model.is_white for block in bound.layout.below.values())
 
     def rescaled(self, bound: KalmanBound, state: KalmanState, weights: Tensor, factor: float) -> KalmanState:
-        logs = state.reference.variance.log().reshape(*weights.shape, -1)
-        mean = torch.where(weights[..., None] > 0, weights[..., None] * logs, 0.0).sum(0)
-        scale = factor * mean.exp().repeat(len(weights), 1)
+        logs, weight = state.reference.variance.log().reshape(*weights.shape, -1), weights.to(state.reference.variance)
+        mean = torch.where(weight[..., None] > 0, weight[..., None] * logs, 0.0).sum(0)
+        scale = factor * mean.exp().repeat(len(weight), 1)
         return state._replace(reference=state.reference._replace(scale=scale))
 
     def first_sd(self, spec: BatchSpec) -> Tensor | None:

@@ -48,3 +48,14 @@ def test_smooth_noise_needs_no_first_guess():
         raw = world.observations - world.states
         assert np.square(result.mean("x")[:, 0] - world.states.numpy()).mean() < 0.7 * float((raw**2).mean())
         np.testing.assert_allclose(np.exp(-0.5 * result.mean("noise_y")[-1]), 0.1, rtol=0.5)
+
+
+def test_smooth_noise_in_single_precision():
+    """White rests, which are tied to the levels after 8 and 32 observations, have the dtype of the run."""
+    world = pc.simulate.glv_process(samples=36, noise="smooth", seed=1)
+    few = pc.Hypotheses(process_factors=(1.0,), observation_factors=(0.1, 1.0), outliers=0.0)
+    known = {"process_noise_sd": 0.05, "observation_noise_sd": 0.1, "correlation_time": 0.07, "hypotheses": few}
+    prior = {"parameter_mean": [0.2, -0.4, 0.1], "parameter_sd": 0.1}
+    model = adaptive_filter(pc.systems.lotka_volterra, 3, 0.01, **prior, **known)
+    single, double = (model.run(world.observations, dtype=each).mean("x") for each in (torch.float32, torch.float64))
+    np.testing.assert_allclose(single, double, atol=5e-3)
