@@ -16,7 +16,7 @@ from pcnet.engine.compiled.variants import Variants
 from pcnet.engine.program import Program
 
 LANES, WIDE_LANES = 4, 8
-"""Batch elements side by side in a vector; the second for 5 to 8, and for many on processors with wide vectors."""
+"""Batch elements side by side in a vector; the second for 8, and for many on processors with wide vectors."""
 PATIENCE = 16
 """Ticks that are taken one by one, to see the second use of a new variant."""
 LARGE = 64
@@ -32,10 +32,10 @@ def address(array: NDArray[Any]) -> int:
 
 
 def width_for(batch: int) -> int:
-    """Number of lanes for a batch. All of a small one are in one vector, so that single ticks are one call."""
+    """Number of lanes for a batch. Eight rows of a bank are in one vector, so that single ticks are one call."""
     if batch == 1:
         return 1
-    return WIDE_LANES if LANES < batch <= WIDE_LANES or (batch >= LARGE and processor().wide) else LANES
+    return WIDE_LANES if batch == WIDE_LANES or (batch >= LARGE and processor().wide) else LANES
 
 
 class Block(NamedTuple):
