@@ -6,9 +6,7 @@ import torch
 from torch import Tensor
 
 from pcnet.errors import ObservationError
-
-ROUNDING = 1e-9
-"""A time step that differs from the sampling interval by less than this, relative to it, is that interval."""
+from pcnet.model.context import ROUNDING
 
 
 class Clock(NamedTuple):

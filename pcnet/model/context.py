@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 from torch import Tensor
 
 from pcnet.model.links import AnyLink, Link
+from pcnet.numerics.branching import holds
 from pcnet.numerics.coloured_noise import NoiseSpec
 
 if TYPE_CHECKING:
@@ -47,6 +48,10 @@ class Neighbours(NamedTuple):
     def below_of(self, kind: type[L]) -> tuple[L, ...]:
         """The links below of one kind."""
         return tuple(link for link in self.below if isinstance(link, kind))
+
+
+ROUNDING = 1e-9
+"""A time step that differs from the sampling interval by less than this, relative to it, is that interval."""
 
 
 class Now(NamedTuple):
@@ -106,6 +111,11 @@ class NodeContext(Generic[S, B]):
     def dt(self) -> Tensor:
         """Time since the previous observation, (B,)."""
         return self.now.dt
+
+    def time_since(self, earlier: Tensor) -> Tensor:
+        """Time since an earlier one (B,): exactly dt if all differ from it by rounding only, because dt is constant."""
+        elapsed = self.time - earlier
+        return self.dt if holds(((elapsed - self.dt).abs() <= ROUNDING * self.dt).all()) else elapsed
 
     @property
     def relative_dt(self) -> Tensor | None:

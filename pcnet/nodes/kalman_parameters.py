@@ -36,45 +36,61 @@ def scored_covariance(ctx: Context) -> Tensor:
 
 def state_covariance(ctx: Context) -> Tensor:
     """P of the state, plus what uncertain noise levels, and parameters beside the belief, add to it; (B, dim, dim)."""
-    return plain_covariance(ctx.at(with_uncertain_levels(ctx), ctx.now))
+    here = slice(ctx.bound.motion.dim)
+    return _with_parameters(ctx, _with_uncertain_levels(ctx, here).sum(1))
 
 
 def plain_covariance(ctx: Context) -> Tensor:
     """P of the state, plus what uncertain parameters beside the belief add to it; (B, dim, dim)."""
-    belief, here = ctx.state.belief, slice(ctx.bound.motion.dim)
-    total = belief.covariance_by_source[..., here, here].sum(1)
-    if ctx.bound.layout.n_scored:
-        slope = belief.dmean_dtheta[:, here]
-        total = total + slope @ scored_covariance(ctx) @ slope.mT
-    return total
+    here = slice(ctx.bound.motion.dim)
+    return _with_parameters(ctx, ctx.state.belief.covariance_by_source[..., here, here].sum(1))
+
+
+def _with_parameters(ctx: Context, covariance: Tensor) -> Tensor:
+    """A covariance of the state, plus what uncertain parameters beside the belief add to it."""
+    if not ctx.bound.layout.n_scored:
+        return covariance
+    slope = ctx.state.belief.dmean_dtheta[:, : ctx.bound.motion.dim]
+    return covariance + slope @ scored_covariance(ctx) @ slope.mT
 
 
 def with_uncertain_levels(ctx: Context) -> KalmanState:
     """The state, with the uncertainty of the levels of its own noises in its covariance and in their variances.
 
-    With l ~ N(m, V) the log-variances of the noises, those variances have the means e^m exp(V/2). The log of a variance
-    P_ii of the belief has the slopes s_k = P_k,ii/P_ii with respect to l, the shares of the noises in it. Where it is
-    linear, as for states that are not observed (s = 1) and for random walks that are observed often (s = 1/2),
-    E P_ii = P_ii exp(sᵀVs/2). Correlations stay. That l is uncertain also moves the mean, by ∂m/∂l.
+    With l ~ N(m, V) the log-variances of the noises, those variances have the means e^m exp(V/2).
     """
     layout, state = ctx.bound.layout, ctx.state
-    belief, reference = state.belief, state.reference
     known = _level_covariance(ctx)
     n = known.shape[-1]
     if not n:
         return state
-    parts, slope = belief.covariance_by_source, belief.dmean_dlogvar[..., :n]
+    factors = (0.5 * known.diagonal(dim1=-2, dim2=-1)).exp()
+    variance = state.reference.variance * (1 + (factors - 1) @ layout.level_channels[:n])
+    return state._replace(
+        belief=state.belief._replace(covariance_by_source=_with_uncertain_levels(ctx, slice(layout.size))),
+        reference=state.reference._replace(variance=variance),
+    )
+
+
+def _with_uncertain_levels(ctx: Context, place: slice) -> Tensor:
+    """Covariance of the elements at a place by source, with the uncertainty of the levels of the own noises.
+
+    The log of a variance P_ii of the belief has the slopes s_k = P_k,ii/P_ii with respect to the log-variances l of the
+    noises, the shares of the noises in it. Where it is linear, as for states that are not observed (s = 1) and for
+    random walks that are observed often (s = 1/2), E P_ii = P_ii exp(sᵀVs/2). Correlations stay. That l is uncertain
+    also moves the mean, by ∂m/∂l.
+    """
+    known = _level_covariance(ctx)
+    n, parts = known.shape[-1], ctx.state.belief.covariance_by_source[..., place, place]
+    if not n:
+        return parts
+    slope = ctx.state.belief.dmean_dlogvar[:, place, :n]
     by_source = parts.diagonal(dim1=-2, dim2=-1)
     total = by_source.sum(1)
     shares = by_source[:, 1 : 1 + n].mT / torch.where(total > 0, total, 1.0)[..., None]
     growth = (0.25 * (shares @ known * shares).sum(-1)).exp()
     parts = parts * growth[:, None, :, None] * growth[:, None, None, :]
-    parts = torch.cat([parts[:, :1] + (slope @ known @ slope.mT)[:, None], parts[:, 1:]], 1)
-    factors = (0.5 * known.diagonal(dim1=-2, dim2=-1)).exp()
-    variance = reference.variance * (1 + (factors - 1) @ layout.level_channels[:n])
-    return state._replace(
-        belief=belief._replace(covariance_by_source=parts), reference=reference._replace(variance=variance)
-    )
+    return torch.cat([parts[:, :1] + (slope @ known @ slope.mT)[:, None], parts[:, 1:]], 1)
 
 
 def _level_covariance(ctx: Context) -> Tensor:

@@ -441,7 +441,7 @@ class KalmanStateNode(
         carried_to = belief.dmean_dtheta.shape[-1]
         if ctx.bound.smooth:  # and so is the covariance with the state before
             belief = belief._replace(dmean_dtheta=torch.cat([belief.dmean_dtheta, belief.covariance], -1))
-        elapsed = (ctx.time - state.time).to(belief.mean)
+        elapsed = ctx.time_since(state.time).to(belief.mean)
         belief = move_by_need(ctx, belief, elapsed)
         belief = with_new_deviations(belief, layout.inputs)
         carried, cross = belief.dmean_dtheta[..., p:carried_to], belief.dmean_dtheta[..., carried_to:]

@@ -126,9 +126,10 @@ def transform(
         return (by @ rows.reshape(*rows.shape[:-2], k, -1)).reshape(rows.shape)
 
     mean[:, place] = move(mean[:, place, None], matrix)[..., 0]
-    parts[:, :, place] = move(parts[:, :, place], matrix[:, None])
-    parts[..., place] = move(parts[..., place].mT, matrix[:, None]).mT
-    parts[..., place, place] += noise
+    rows = move(parts[:, :, place], matrix[:, None])
+    parts[:, :, place] = rows
+    parts[..., place] = rows.mT
+    parts[..., place, place] = mirrored(move(rows[..., place].mT, matrix[:, None]) + noise)
     if dtheta.shape[-1]:
         dtheta[:, place] = move(dtheta[:, place], matrix)
     if dlogvar.shape[-1]:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from pcnet.numerics.tracing import kernel
+
 SMALL = 16
 """Size up to which compiled code has a number for each element, and saves by symmetry more than a copy costs."""
 
 
+@kernel
 def mirrored(matrix: Tensor) -> Tensor:
     """Symmetric matrices (..., n, n) with the lower triangles of these.
 

@@ -10,6 +10,7 @@ from pcnet.engine.compiled.loop_algebra import WRITERS
 from pcnet.engine.compiled.loop_code import FOLDS as LOOP_FOLDS
 from pcnet.engine.compiled.loop_code import MOVES as LOOP_MOVES
 from pcnet.engine.compiled.scalar_rules import RULES
+from pcnet.numerics.symmetric import mirrored
 from support.compiled import evaluate, expected
 
 FORMS = [("scalars", 1), ("scalars", 4), ("loops", 1), ("loops", 4)]
@@ -171,9 +172,32 @@ def _rebuilt(a):
 
 
 WEIGHTS = numbers(3, 5)[0]
+
+
+def _changed_copies(a):
+    """A copy that is changed while its source is still used, and one whose source is not."""
+    first = a + 1
+    second = first.clone()
+    second[:, 2:] *= 3
+    third = second.clone()
+    third[..., 1] += first[..., 2]
+    return third.clone().mul_(2), first
+
+
 MATRICES = {
     "bmm": (lambda a, b: a @ b.mT, [numbers(4, 3), numbers(5, 3, seed=1)]),
     "einsum": (lambda a, b: torch.einsum("bij,bj->bi", a, b), [numbers(4, 3), numbers(3, seed=1)]),
+    "wide bmm": (lambda a, b: a @ b, [numbers(7, 9), numbers(9, 31, seed=1)]),
+    "narrow bmm": (lambda a, b: a @ b, [numbers(9, 21), numbers(21, 3, seed=1)]),
+    "shared bmm": (lambda a, b: a[:, None] @ b, [numbers(5, 14), numbers(3, 14, 14, seed=1)]),
+    "mirrored": (mirrored, [numbers(3, 5, 5)]),
+    "mirrored sum": (lambda a: (mirrored(a + 1), a), [numbers(6, 6)]),
+    "mirrored product": (
+        lambda a, b, c: mirrored(torch.baddbmm(a, b, c)),
+        [numbers(29, 29), numbers(29, 3, seed=1), numbers(3, 29, seed=2)],
+    ),
+    "product and its mirror": (lambda a, b: (mirrored(found := a @ b), found), [numbers(9, 9), numbers(9, 9, seed=1)]),
+    "copies": (_changed_copies, [numbers(6, 6)]),
     "baddbmm": (torch.baddbmm, [numbers(4, 5), numbers(4, 3, seed=1), numbers(3, 5, seed=2)]),
     "linear": (lambda x: torch.nn.functional.linear(x, WEIGHTS, WEIGHTS[:, 0]), [numbers(5, seed=1)]),
     "cholesky": (lambda a: torch.linalg.cholesky_ex(a)[0], [positive(4)]),

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pcnet.engine.clock import ROUNDING, Clock, Interval
+from pcnet.engine.clock import Clock, Interval
 from pcnet.engine.compiled.element import varying_settings
 from pcnet.engine.compiled.errors import UntraceableError
 from pcnet.engine.compiled.layout import Array, Layout, TickKind
@@ -21,6 +21,7 @@ from pcnet.engine.compiled.variants import Variants
 from pcnet.engine.program import Program
 from pcnet.engine.state import GraphState
 from pcnet.errors import SettingError
+from pcnet.model.context import ROUNDING
 from pcnet.model.digest import digest
 from pcnet.model.model import Model
 from pcnet.model.node import BatchSpec

@@ -167,6 +167,33 @@ class Function:
             return self.add(self.mul(a, b), c)
         return self.intrinsic("fma", a, b, c)
 
+    def fused(self, type_: str, a: str, b: str, c: str) -> str:
+        """a·b + c of vectors of any length, rounded once where the processor can."""
+        if not self.module.fused:
+            return self.put(f"fadd {type_} {self.put(f'fmul {type_} {a}, {b}')}, {c}")
+        lanes = type_[1:].partition(" ")[0] if type_.startswith("<") else ""
+        name = f"llvm.fma.v{lanes}f64" if lanes else "llvm.fma.f64"
+        self.module.declare(f"{type_} @{name}({type_}, {type_}, {type_})")
+        return self.put(f"call {type_} @{name}({type_} {a}, {type_} {b}, {type_} {c})")
+
+    def broadcast(self, value: str, lanes: int) -> str:
+        """A number as a vector."""
+        t = f"<{lanes} x double>"
+        first = self.put(f"insertelement {t} poison, double {value}, i32 0")
+        return self.put(f"shufflevector {t} {first}, {t} poison, <{lanes} x i32> zeroinitializer")
+
+    def place(self, type_: str) -> str:
+        """Memory for one value of a type, which LLVM turns into a register."""
+        name = self.fresh("m")
+        self._head.append(f"{name} = alloca {type_}, align 64")
+        return name
+
+    def keep(self, type_: str, value: str, place: str) -> None:
+        self.do(f"store {type_} {value}, ptr {place}, align 64")
+
+    def kept(self, type_: str, place: str) -> str:
+        return self.put(f"load {type_}, ptr {place}, align 64")
+
     def intrinsic(self, name: str, *args: str, kind: str = DOUBLE) -> str:
         m = self.module
         t = m.vector(kind)

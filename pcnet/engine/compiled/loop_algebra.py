@@ -28,6 +28,15 @@ class Memory(Protocol):
     def store(self, f: Function, value: str, ref: Ref, index: Sequence[str]) -> None:
         """Store an element of a tensor."""
 
+    def load_vector(self, f: Function, ref: Ref, index: Sequence[str], lanes: int) -> str:
+        """Load elements that lie side by side, from one on."""
+
+    def store_vector(self, f: Function, value: str, ref: Ref, index: Sequence[str], lanes: int) -> None:
+        """Store elements that lie side by side, from one on."""
+
+    def is_lower_only(self, op: Operation) -> bool:
+        """Whether of a product only the lower triangle is needed."""
+
     def copied(self, f: Function, ref: Ref, batch: Sequence[str]) -> str:
         """A matrix of a batch in memory of its own, row after row."""
 
@@ -58,31 +67,128 @@ def _widened(ref: Ref) -> Ref:
 
 @_writes("bmm", "mm", "baddbmm", "addmm")
 def _product(p: Memory, f: Function, op: Operation) -> None:
+    """A matrix product by tiles of rows and columns whose sums stay in registers."""
     _only_double(op)
     if op.kwargs.get("beta", 1) != 1 or op.kwargs.get("alpha", 1) != 1:
         raise UntraceableError(f"{op.name} with factors")
     added = op.args[0] if base_name(op.name) in ("baddbmm", "addmm") else None
     a, b = (_widened(ref) for ref in op.args[-2:])
     out = _widened(op.outputs[0])
-    count, rows, columns = out.shape
-    m = p.module
+    count, rows, _ = out.shape
     if added is not None:
         lead = 3 - len(added.shape)
         steps = [0] * lead + [0 if n == 1 else s for n, s in zip(added.shape, added.strides, strict=True)]
         added = added._replace(shape=out.shape, strides=tuple(steps))
-    row = f.room(columns)
+    lower = p.is_lower_only(op)
     with nest(f, (count,)) as (batch,):
-        dense = p.copied(f, b, [batch])
-        with f.loop(rows) as i:
-            with f.loop(columns) as j:
-                f.store(m.number(0.0) if added is None else p.load(f, added, [batch, i, j]), row, j)
-            with f.loop(a.shape[2]) as k:
-                factor = p.load(f, a, [batch, i, k])
-                with f.loop(columns) as j:
-                    other = f.load(dense, cell(f, k, columns, j))
-                    f.store(f.add(f.load(row, j), f.mul(factor, other)), row, j)
-            with f.loop(columns) as j:
-                p.store(f, f.load(row, j), out, [batch, i, j])
+        whole, rest = divmod(rows, TILE)
+        if whole:
+            with f.loop(whole) as i:
+                first = f.put(f"mul i64 {i}, {TILE}")
+                _rows_of_product(p, f, (a, b, added, out), batch, first, TILE, lower)
+        if rest:
+            _rows_of_product(p, f, (a, b, added, out), batch, whole * TILE, rest, lower)
+
+
+TILE = 4
+"""Rows of a product whose sums are in registers at the same time."""
+
+
+def _rows_of_product(
+    p: Memory,
+    f: Function,
+    refs: tuple[Ref, Ref, Ref | None, Ref],
+    batch: str,
+    first: str | int,
+    rows: int,
+    lower: bool,
+) -> None:
+    """Some rows of A B + C; lower: of which only columns up to the diagonal are needed."""
+    b, added, out = refs[1:]
+    columns, start = out.shape[-1], 0
+    together = all(ref is None or ref.strides[-1] == 1 or columns == 1 for ref in (b, added, out))
+    if f.module.width == 1 and together:
+        for lanes, vectors in ((8, 2), (8, 1), (4, 1)):
+            width = lanes * vectors
+            tiles = (columns - start) // width
+            if tiles:
+                needed: str | int = tiles
+                if lower:  # tiles that begin before the last of the rows
+                    end = plus(f, first, rows - start + width - 1)
+                    end = f.put(f"sdiv i64 {end}, {width}")
+                    needed = f.put(f"call i64 @llvm.smin.i64(i64 {end}, i64 {tiles})")
+                    f.module.declare("i64 @llvm.smin.i64(i64, i64)")
+                with f.loop(needed) as tile:
+                    at = plus(f, f.put(f"mul i64 {tile}, {width}"), start)
+                    _tile(p, f, refs, batch, (first, rows), (at, vectors), lanes)
+                start += tiles * width
+    while start < columns:
+        width = min(TILE, columns - start)
+        tiles = (columns - start) // width
+        with f.loop(tiles) as tile:
+            at = plus(f, f.put(f"mul i64 {tile}, {width}"), start)
+            _tile(p, f, refs, batch, (first, rows), (at, width), 1)
+        start += tiles * width
+
+
+def _tile(
+    p: Memory,
+    f: Function,
+    refs: tuple[Ref, Ref, Ref | None, Ref],
+    batch: str,
+    rows: tuple[str | int, int],
+    columns: tuple[str | int, int],
+    lanes: int,
+) -> None:
+    """Some rows and columns of A B + C.
+
+    Args:
+        rows: The first and their number.
+        columns: The first and the number of vectors.
+        lanes: Columns in a vector; 1 if it holds batch elements, or a single number.
+    """
+    a, b, added, out = refs
+    m = f.module
+    vector = m.vector(DOUBLE) if lanes == 1 else f"<{lanes} x double>"
+    row_places = [str(plus(f, rows[0], k)) for k in range(rows[1])]
+    column_places = [str(plus(f, columns[0], k * lanes)) for k in range(columns[1])]
+
+    def load(ref: Ref, row: str, column: str) -> str:
+        return (
+            p.load(f, ref, [batch, row, column]) if lanes == 1 else p.load_vector(f, ref, [batch, row, column], lanes)
+        )
+
+    sums = {(i, j): f.place(vector) for i in row_places for j in column_places}
+    zero = m.number(0.0) if lanes == 1 else "zeroinitializer"
+    for (i, j), total in sums.items():
+        f.keep(vector, zero if added is None else load(added, i, j), total)
+    with f.loop(a.shape[2]) as k:
+        others = {j: load(b, k, j) for j in column_places}
+        for i in row_places:
+            factor = p.load(f, a, [batch, i, k])
+            factor = factor if lanes == 1 else f.broadcast(factor, lanes)
+            for j in column_places:
+                total = sums[i, j]
+                f.keep(vector, f.fused(vector, factor, others[j], f.kept(vector, total)), total)
+    for (i, j), total in sums.items():
+        value = f.kept(vector, total)
+        if lanes == 1:
+            p.store(f, value, out, [batch, i, j])
+        else:
+            p.store_vector(f, value, out, [batch, i, j], lanes)
+
+
+@_writes("mirrored")
+def _mirrored(p: Memory, f: Function, op: Operation) -> None:
+    source, out = op.args[0], op.outputs[0]
+    with nest(f, out.shape[:-2]) as batch, f.loop(out.shape[-1]) as i:
+        if source != out:
+            p.store(f, p.load(f, source, [*batch, i, i]), out, [*batch, i, i])
+        with f.loop(i) as j:
+            value = p.load(f, source, [*batch, i, j])
+            if source != out:
+                p.store(f, value, out, [*batch, i, j])
+            p.store(f, value, out, [*batch, j, i])
 
 
 def _subtract_row(

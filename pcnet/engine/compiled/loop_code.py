@@ -7,6 +7,7 @@ map of places for operations that only move elements. Sums, products and factori
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -51,6 +52,8 @@ FOLDS: Mapping[str, tuple[float, str]] = {
     "min": (math.inf, "minimum"),
 }
 """Reductions: where they start, and the function of `Values` that takes in one element."""
+IN_PLACE = frozenset(("clone", "mirrored"))
+"""Operations on whole tensors that may write their output where their input is."""
 MAY_FAIL = frozenset(
     ("linalg_cholesky_ex", "_linalg_solve_ex", "linalg_inv_ex", "linalg_lu_factor_ex", "_linalg_slogdet", "_linalg_det")
 )
@@ -84,19 +87,62 @@ class _Program:
         self.kept = {
             name for name in parts["state"] if trace.outputs[f"state/{name}"] == trace.inputs.get(f"state/{name}")
         }
+        self._leave_out_copies(self._steady())
         self.steady = self._steady()
+        self.lower_only = self._lower_triangles()
         self.places, self.derived = self._placed()
 
     # --- analysis ------------------------------------------------------------------------------------------------
     def _needed(self) -> list[Operation]:
         """The operations that outputs or guards depend on, in order."""
-        wanted = {ref.storage for ref in self.trace.outputs.values()}
+        wanted = _storages(self.trace.outputs.values())
         found = []
         for operation in reversed(self.trace.operations):
             if operation.name == "guard" or any(ref.storage in wanted for ref in operation.outputs):
                 found.append(operation)
                 wanted |= {ref.storage for ref in _refs(operation)}
         return found[::-1]
+
+    def _leave_out_copies(self, steady: set[int]) -> None:
+        """Let whole tensors that are not used any more be changed in place, where they would be copied first."""
+        last: dict[int, int] = {}
+        for number, operation in enumerate(self.operations):
+            last |= dict.fromkeys(_storages((*_refs(operation), *operation.outputs)), number)
+        last |= dict.fromkeys(_storages(self.trace.outputs.values()), len(self.operations))
+        same: dict[int, int] = {}
+
+        def renamed(item: Any) -> Any:
+            if isinstance(item, Ref):
+                return item._replace(storage=same.get(item.storage, item.storage))
+            return tuple(renamed(each) for each in item) if isinstance(item, (tuple, list)) else item
+
+        operations = []
+        for number, (name, args, kwargs, outputs) in enumerate(self.operations):
+            if base_name(name) in IN_PLACE:
+                source, out = args[0], outputs[0]
+                whole = all(_is_whole(ref, self.trace.storages[ref.storage]) for ref in (source, out))
+                computed = all(self.trace.storages[ref.storage].source == "computed" for ref in (source, out))
+                alike = source.shape == out.shape and (source.storage in steady) == (out.storage in steady)
+                if whole and computed and alike and last[source.storage] == number:
+                    same[out.storage] = same.get(source.storage, source.storage)
+            named = {key: renamed(value) for key, value in kwargs.items()}
+            operations.append(Operation(name, renamed(args), named, renamed(outputs)))
+        self.operations = operations
+        self.trace = self.trace._replace(outputs={name: renamed(ref) for name, ref in self.trace.outputs.items()})
+
+    def _lower_triangles(self) -> set[int]:
+        """The products, by the identity of their operation, whose upper triangle is overwritten before it is read."""
+        found, made = set(), dict[int, Operation]()
+        for operation in self.operations:
+            for storage in _storages((*_refs(operation), *operation.outputs)):
+                product = made.pop(storage, None)
+                if product is not None and operation.name == "mirrored" and operation.args == operation.outputs:
+                    found.add(id(product))
+            if base_name(operation.name) in ("bmm", "baddbmm") and operation.outputs[0].storage not in _storages(
+                _refs(operation)
+            ):
+                made[operation.outputs[0].storage] = operation
+        return found
 
     def _steady(self) -> set[int]:
         """Storages that only slow ticks change."""
@@ -143,6 +189,7 @@ class _Program:
             elif place in self.steady:
                 places[place] = Place("%derived", end)
                 end += storage.size
+        places |= self._made_in_place(set(first) - set(places))
         free: list[tuple[int, int]] = []
         for place in sorted(set(first) - set(places), key=first.__getitem__):
             now, size = first[place], self.trace.storages[place].size
@@ -159,6 +206,17 @@ class _Program:
             if self.trace.storages[place].source == "computed":
                 ending.setdefault(last[place], []).append(place)
         return places, end
+
+    def _made_in_place(self, free: set[int]) -> dict[int, Place]:
+        """Storages that are computed in the memory of the new state, as one whole part of it."""
+        uses, found = Counter(ref.storage for ref in self.trace.outputs.values()), {}
+        for key, ref in self.trace.outputs.items():
+            part, _, name = key.partition("/")
+            storage = self.trace.storages[ref.storage]
+            alone = uses[ref.storage] == 1 and ref.storage in free and storage.source == "computed"
+            if part == "state" and alone and _is_whole(ref, storage):
+                found[ref.storage] = Place("%new", self.parts["state"][name])
+        return found
 
     def _is_view(self, storage: Storage) -> bool:
         ref = self.trace.inputs[storage.name]
@@ -233,9 +291,10 @@ class _Program:
                 ("%new", self.parts["state"][name]) if part == "state" else ("%record", self.parts[part][name])
             )
             dense = contiguous(ref)
-            with nest(f, ref.shape) as index:
-                value = self.load(f, ref, index)
-                f.store(value, target, plus(f, address(f, dense, index), start), kind_of(ref.dtype))
+            if self.places[ref.storage].base != "%new":
+                with nest(f, ref.shape) as index:
+                    value = self.load(f, ref, index)
+                    f.store(value, target, plus(f, address(f, dense, index), start), kind_of(ref.dtype))
             if part == "state" and name not in self.kept and ref.dtype.is_floating_point and ref.size:
                 self._check_size(f, start, torch.isfinite(self.trace.results[key]).flatten())
 
@@ -266,6 +325,19 @@ class _Program:
         where = self.places[ref.storage]
         f.store(value, where.base, plus(f, address(f, ref, index), where.start), kind_of(ref.dtype))
 
+    def load_vector(self, f: Function, ref: Ref, index: Sequence[str], lanes: int) -> str:
+        where = self.places[ref.storage]
+        at = f.address(where.base, plus(f, address(f, ref, index), where.start))
+        return f.put(f"load <{lanes} x double>, ptr {at}, align 8")
+
+    def store_vector(self, f: Function, value: str, ref: Ref, index: Sequence[str], lanes: int) -> None:
+        where = self.places[ref.storage]
+        at = f.address(where.base, plus(f, address(f, ref, index), where.start))
+        f.do(f"store <{lanes} x double> {value}, ptr {at}, align 8")
+
+    def is_lower_only(self, op: Operation) -> bool:
+        return id(op) in self.lower_only
+
     def _operation(self, f: Function, op: Operation) -> None:
         """Call a function for an operation; operations of one form share it."""
         if op.name == "guard":
@@ -275,6 +347,8 @@ class _Program:
             f.leave_unless_condition(f.all_lanes(condition))
             return
         base, places = base_name(op.name), self.places
+        if base in ("clone", "copy") and op.outputs[0] == _refs(op)[-1]:
+            return  # a copy onto itself
         used = list(dict.fromkeys(ref.storage for ref in (*_refs(op), *op.outputs)))
         given = [f.pointer(places[storage].base, places[storage].start, places[storage].numbers) for storage in used]
         self.places = {storage: Place(f"%p{number}", 0, places[storage].numbers) for number, storage in enumerate(used)}
@@ -420,6 +494,15 @@ class _Program:
         with nest(f, (rows, columns)) as (i, j):
             at = cell(f, j, rows, i) if turned else cell(f, i, columns, j)
             self.store(f, f.load(space, at, kind_of(ref.dtype)), ref, [*batch, i, j])
+
+
+def _is_whole(ref: Ref, storage: Storage) -> bool:
+    """Whether a tensor is all of its storage, in order."""
+    return ref.offset == 0 and ref.size == storage.size and is_contiguous(ref)
+
+
+def _storages(args: Iterable[Any]) -> set[int]:
+    return {arg.storage for arg in args if isinstance(arg, Ref)}
 
 
 def _places(trace: Trace, refs: Iterable[Ref], values: Values) -> dict[int, list[int]]:

@@ -77,6 +77,13 @@ def _diag_embed(low: Lowering, op: Operation) -> None:
     low.write(op.outputs[0], made)
 
 
+@RULES.add("mirrored")
+def _mirrored(low: Lowering, op: Operation) -> None:
+    ids = low.read(op.args[0])
+    rows, columns = np.indices(ids.shape[-2:])
+    low.write(op.outputs[0], ids[..., np.maximum(rows, columns), np.minimum(rows, columns)])
+
+
 @RULES.add("tril", "triu")
 def _triangle(low: Lowering, op: Operation) -> None:
     ids = low.read(op.args[0])
