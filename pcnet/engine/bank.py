@@ -19,6 +19,8 @@ Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 CAPACITIES = (4, 8, 16)
 """Numbers of rows that a bank shrinks to; more are kept as they are, because binding anew costs more than they do."""
+MANY = 16
+"""Batch elements from which a bank shrinks to any number of rows, because each is worth binding anew."""
 FIRST_REVIEWS = (4, 8, 16, 32, 64, 128, 256)
 """Observations at which rows are reviewed first, because a review costs as much as some fifty observations."""
 PERIODS = ((256, 8), (2048, 64), (math.inf, 256))
@@ -337,7 +339,7 @@ def _pack(bank: Bank, source: Indices, in_use: NDArray[np.bool_]) -> Review:
     """
     needed = np.isfinite(bank.log_weight)
     most, columns = int(needed.sum(0).max()), np.arange(source.shape[1])
-    capacity = next((each for each in CAPACITIES if each >= most), most)
+    capacity = most if len(columns) >= MANY else next((each for each in CAPACITIES if each >= most), most)
     best = bank.log_weight.argmax(0)
     if capacity >= len(in_use) == bank.rows:
         order = np.where(in_use & ~needed, best, np.arange(bank.rows)[:, None])

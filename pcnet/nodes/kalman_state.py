@@ -494,7 +494,7 @@ class KalmanStateNode(
             ratio = torch.where(variance > 0, ratio, 0.0)  # a likelihood of its own has no variance
             change = ratio @ layout.level_channels.mT / layout.level_channels.sum(1)
             parts = known_symmetric(belief.covariance_by_source)
-            parts = torch.cat([parts[:, :1], parts[:, 1:] * change.exp()[..., None, None]], 1)
+            parts = parts * torch.cat([torch.ones_like(change[:, :1]), change.exp()], 1)[..., None, None]
             belief = belief._replace(covariance_by_source=parts)
         now = Reference(theta, variance, reference.scale, lengthscales(ctx), numbers)
         return state._replace(belief=belief, reference=now)

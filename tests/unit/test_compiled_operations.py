@@ -174,6 +174,12 @@ def _rebuilt(a):
 WEIGHTS = numbers(3, 5)[0]
 
 
+def _squares_around_a_change(a):
+    before, again = a @ a, a @ a
+    a[:, 1] += 2
+    return before, again, a @ a
+
+
 def _changed_copies(a):
     """A copy that is changed while its source is still used, and one whose source is not."""
     first = a + 1
@@ -197,6 +203,8 @@ MATRICES = {
         [numbers(29, 29), numbers(29, 3, seed=1), numbers(3, 29, seed=2)],
     ),
     "product and its mirror": (lambda a, b: (mirrored(found := a @ b), found), [numbers(9, 9), numbers(9, 9, seed=1)]),
+    "the same twice": (lambda a: (a @ a).add_(a @ a) - (a @ a), [numbers(6, 6)]),
+    "the same of changed numbers": (lambda a: _squares_around_a_change(a + 1), [numbers(6, 6)]),
     "copies": (_changed_copies, [numbers(6, 6)]),
     "baddbmm": (torch.baddbmm, [numbers(4, 5), numbers(4, 3, seed=1), numbers(3, 5, seed=2)]),
     "linear": (lambda x: torch.nn.functional.linear(x, WEIGHTS, WEIGHTS[:, 0]), [numbers(5, seed=1)]),

@@ -87,6 +87,7 @@ class _Program:
         self.kept = {
             name for name in parts["state"] if trace.outputs[f"state/{name}"] == trace.inputs.get(f"state/{name}")
         }
+        self._do_once()
         self._leave_out_copies(self._steady())
         self.steady = self._steady()
         self.lower_only = self._lower_triangles()
@@ -103,6 +104,27 @@ class _Program:
                 wanted |= {ref.storage for ref in _refs(operation)}
         return found[::-1]
 
+    def _do_once(self) -> None:
+        """Leave out operations that are done before with the same numbers."""
+        written = Counter(storage for operation in self.operations for storage in _storages(operation.outputs))
+        version = Counter[int]()
+        done: dict[str, Sequence[Ref]] = {}
+        same: dict[int, int] = {}
+        operations = []
+        for each in self.operations:
+            operation = Operation(*_renamed(each, same))
+            read, made = _storages(_refs(operation)), _storages(operation.outputs)
+            if made and not made & read and all(written[place] == 1 for place in made):
+                versions = sorted((place, version[place]) for place in read)
+                shapes = [ref[1:] for ref in operation.outputs]
+                before = done.setdefault(repr((*operation[:3], versions, shapes)), operation.outputs)
+                if before is not operation.outputs:
+                    same |= {new.storage: old.storage for new, old in zip(operation.outputs, before, strict=True)}
+                    continue
+            version.update(made)
+            operations.append(operation)
+        self._continue_with(operations, same)
+
     def _leave_out_copies(self, steady: set[int]) -> None:
         """Let whole tensors that are not used any more be changed in place, where they would be copied first."""
         last: dict[int, int] = {}
@@ -110,14 +132,9 @@ class _Program:
             last |= dict.fromkeys(_storages((*_refs(operation), *operation.outputs)), number)
         last |= dict.fromkeys(_storages(self.trace.outputs.values()), len(self.operations))
         same: dict[int, int] = {}
-
-        def renamed(item: Any) -> Any:
-            if isinstance(item, Ref):
-                return item._replace(storage=same.get(item.storage, item.storage))
-            return tuple(renamed(each) for each in item) if isinstance(item, (tuple, list)) else item
-
         operations = []
-        for number, (name, args, kwargs, outputs) in enumerate(self.operations):
+        for number, operation in enumerate(self.operations):
+            name, args, _, outputs = operation
             if base_name(name) in IN_PLACE:
                 source, out = args[0], outputs[0]
                 whole = all(_is_whole(ref, self.trace.storages[ref.storage]) for ref in (source, out))
@@ -125,10 +142,14 @@ class _Program:
                 alike = source.shape == out.shape and (source.storage in steady) == (out.storage in steady)
                 if whole and computed and alike and last[source.storage] == number:
                     same[out.storage] = same.get(source.storage, source.storage)
-            named = {key: renamed(value) for key, value in kwargs.items()}
-            operations.append(Operation(name, renamed(args), named, renamed(outputs)))
+            operations.append(Operation(*_renamed(operation, same)))
+        self._continue_with(operations, same)
+
+    def _continue_with(self, operations: list[Operation], same: Mapping[int, int]) -> None:
+        """Replace the operations by others, in which some storages have become the same as others."""
         self.operations = operations
-        self.trace = self.trace._replace(outputs={name: renamed(ref) for name, ref in self.trace.outputs.items()})
+        outputs = {name: _renamed(ref, same) for name, ref in self.trace.outputs.items()}
+        self.trace = self.trace._replace(outputs=outputs)
 
     def _lower_triangles(self) -> set[int]:
         """The products, by the identity of their operation, whose upper triangle is overwritten before it is read."""
@@ -494,6 +515,15 @@ class _Program:
         with nest(f, (rows, columns)) as (i, j):
             at = cell(f, j, rows, i) if turned else cell(f, i, columns, j)
             self.store(f, f.load(space, at, kind_of(ref.dtype)), ref, [*batch, i, j])
+
+
+def _renamed(item: Any, same: Mapping[int, int]) -> Any:
+    """Arguments with storages replaced by those that they are the same as."""
+    if isinstance(item, Ref):
+        return item._replace(storage=same.get(item.storage, item.storage))
+    if isinstance(item, (tuple, list)):
+        return tuple(_renamed(each, same) for each in item)
+    return {key: _renamed(value, same) for key, value in item.items()} if isinstance(item, dict) else item
 
 
 def _is_whole(ref: Ref, storage: Storage) -> bool:
