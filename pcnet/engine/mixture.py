@@ -392,10 +392,14 @@ class MixtureSession(Session):
         return self.weights.reshape(-1) > 0
 
     def has_enough(self, finite: Tensor) -> Tensor:
-        """Rows that run away are left out of a forecast, if the others have half of the weight or more."""
+        """Rows that run away are left out of a forecast, if the others have half of the weight or more.
+
+        The forecast of batch elements that have stopped is NaN, unless all of them have.
+        """
         weight = self._row_weights
+        stopped = ~(weight.sum(0) > 0)
         kept = torch.where(finite.reshape(len(finite), *weight.shape), weight, 0.0).sum(1)
-        return (kept >= 0.5).all(1)
+        return ((kept >= 0.5) | stopped & ~stopped.all()).all(1)
 
     def _weights(self, evidence: Array) -> Array:
         """Weights of rows (..., K, B) in the mixture; none for rows that are about to be dropped."""

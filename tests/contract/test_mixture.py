@@ -109,6 +109,22 @@ def test_forecasts_are_those_of_all_hypotheses_together():
         np.testing.assert_allclose(found.sd(name), np.sqrt(second - mean**2), rtol=1e-6)
 
 
+def test_batch_elements_that_have_stopped_leave_the_forecasts_of_the_others():
+    """Those that run have the forecasts of a run without the stopped one; when all have stopped, there is none."""
+    y = data(25, elements=(3,))
+    bad = y.copy()
+    bad[1, 15:] = 1e200
+    session = model().start(on_divergence="stop", screen=False).run(bad)
+    found, alone = session.forecast(0.5), model().start().run(y[[0, 2]]).forecast(0.5)
+    for name in ("x", "y"):
+        np.testing.assert_allclose(found.mean(name)[[0, 2]], alone.mean(name), rtol=1e-9)
+        np.testing.assert_allclose(found.sd(name)[[0, 2]], alone.sd(name), rtol=1e-9)
+        assert np.isnan(found.mean(name)[1]).all()
+    stopped = model().start(on_divergence="stop", screen=False).run(bad[1])
+    with pytest.raises(DivergenceError, match="the forecast of x is not finite"):
+        stopped.forecast(0.5)
+
+
 def test_a_row_that_knows_nothing_widens_a_forecast_by_a_bounded_amount():
     """Two rows at hand: the second has 10⁴ times the process variance, and (WIDEST / r)² of its weight counts."""
     wide = dataclasses.replace(FEW, process_factors=(1.0, 1e4), observation_factors=(1.0,), process_tilt=0.0)
