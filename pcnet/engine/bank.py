@@ -29,6 +29,7 @@ DIVIDED_AT, BENT, MOST_DIVIDED = (4, 8, 16, 32), 0.1, 12
 """Observations at which rows whose belief is bent by more than so much are divided, the best ones, at most so many."""
 DROP_FROM = 8  # observation from which rows are dropped
 LOST = 1e4  # what a row loses in nats with an observation that it cannot take in, while others can
+NEAR = 25.0 * (1 + 1e-9)  # rows with a contrast start from process factors up to this, and its inverse
 MERGE_FROM = 16  # observation from which rows are merged
 PAIRS = 2**16  # pairs of rows that are compared at once
 RESTART_AFTER, RESTART_BELOW = 64, 0.01
@@ -129,24 +130,36 @@ def normalise(log_weight: Array) -> Array:
     return normalised
 
 
-def start(hypotheses: Hypotheses, batch: int, peaks: Array) -> tuple[Bank, Array, Array]:
-    """The first bank, with the logs of the factors of process and of observation variances of each row (K,).
+class Levels(NamedTuple):
+    """Logs of the factors of variances that rows start from: one for all process noise and one for all observation
+    noise, (K,), and further ones of single elements of the process noise, (K, e)."""
+
+    process: Array
+    observation: Array
+    contrast: Array
+
+
+def start(hypotheses: Hypotheses, batch: int, peaks: Array, elements: int = 0) -> tuple[Bank, Levels]:
+    """The first bank, and the levels of its rows.
 
     peaks: Weights of the peaks (k,) that the first belief is divided into; those of one noise level are neighbours.
+    elements: Number of elements of the process noise whose levels are contrasted.
     """
     robust = (0, 1) if hypotheses.outliers else (0,)
+    contrast = math.log(hypotheses.contrast) * (2 * np.eye(elements) - 1)
+    alike = np.zeros(elements)
+    near = [factor for factor in hypotheses.process_factors if 1 / NEAR <= factor <= NEAR]
     grid = [
-        (math.log(a), math.log(b), r)
-        for a in hypotheses.process_factors
-        for b in hypotheses.observation_factors
-        for r in robust
+        (a, b, alike, r) for a in hypotheses.process_factors for b in hypotheses.observation_factors for r in robust
     ]
-    process, observation, kinds = (np.repeat(column, len(peaks)) for column in zip(*grid, strict=True))
+    grid += [(a, 1.0, element, r) for element in contrast if element.any() for a in near for r in robust]
+    columns = [np.repeat(np.array(column), len(peaks), 0) for column in zip(*grid, strict=True)]
+    process, observation, kinds = np.log(columns[0]), np.log(columns[1]), columns[3]
     tilt = hypotheses.process_tilt * process + hypotheses.observation_tilt * observation
     weight = np.repeat((tilt + np.tile(np.log(peaks), len(grid)))[:, None], batch, 1)
     zero = np.zeros(weight.shape, dtype=np.int64)
     bank = Bank(normalise(weight), np.zeros_like(weight), zero, np.repeat(kinds[:, None], batch, 1), zero)
-    return bank, process, observation
+    return bank, Levels(process, observation, columns[2])
 
 
 def next_review(tick: int) -> int:

@@ -73,6 +73,7 @@ class MixtureSession(Session):
     _newest: _Newest | None = None  # nothing before the first observation, and after a resumption
     _due: int
     _peaks: dict[str, Peaks] | None = None  # not known before the first binding
+    _contrasted: dict[str, slice]
 
     def _next_look(self) -> int:
         """Number of observations after which something is to be done beside taking them in."""
@@ -106,11 +107,13 @@ class MixtureSession(Session):
         """Start all rows; guess: log-variances (B, n) of the precision nodes whose first guess is to be found."""
         batch = self._shape.numel()
         if self._peaks is None:
-            self._peaks = rows.first_peaks(self._bind_rows(1))
+            one = self._bind_rows(1)
+            self._peaks, self._contrasted = rows.first_peaks(one), rows.contrasted(one, self.hypotheses)
         weights = next((each.weights.double().numpy() for each in self._peaks.values()), np.ones(1))
-        self._bank, *levels = banks.start(self.hypotheses, batch, weights)
+        elements = max((each.stop for each in self._contrasted.values()), default=0)
+        self._bank, levels = banks.start(self.hypotheses, batch, weights, elements)
         run = self._bind_rows(self._bank.rows)
-        rows.start(run, batch, (levels[0], levels[1]), self._peaks, guess, self.hypotheses.told)
+        rows.start(run, batch, levels, self._contrasted, self._peaks, guess, self.hypotheses.told)
         rows.assume_kinds(run, self.hypotheses, self._bank)
         run.first = run.now.state
         self._due = self._next_look()

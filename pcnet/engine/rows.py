@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pcnet.engine.bank import Array, Bank, Indices
+from pcnet.engine.bank import Bank, Indices, Levels
 from pcnet.engine.run import Run
 from pcnet.engine.state import GraphState
 from pcnet.model.graph import Graph
@@ -22,6 +22,8 @@ RESCALED = {8: 25.0, 32: 16.0, 64: 10.0, 128: 6.0, 256: 4.0, 512: 2.5, 1024: 1.5
 """Observations after which fixed parts of noises are tied to what was learned of their levels, times this factor. Too
 much is safe, and too little is not: then the evidence favours levels near zero."""
 
+MOST_CONTRASTED = 4  # elements of the process noise: with many, one of them tells little of the others
+
 
 def first_peaks(run: Run) -> dict[str, Peaks]:
     """The narrower beliefs that the first belief of the only state is divided into, by its name; empty if it is not."""
@@ -30,10 +32,28 @@ def first_peaks(run: Run) -> dict[str, Peaks]:
     return {name: peaks for name, peaks in found.items() if peaks is not None}
 
 
+def contrasted(run: Run, hypotheses: Hypotheses) -> dict[str, slice]:
+    """The columns of `Levels.contrast` of precision nodes of process noise, by name.
+
+    They have two to MOST_CONTRASTED levels together; otherwise there is none.
+    """
+    found, last, graph = {}, 0, run.program.model.graph
+    for name, node in run.program.nodes.items():
+        if (
+            isinstance(node, AssumesNoiseLevels)
+            and name not in hypotheses.told
+            and not _weighs_observations(graph, name)
+        ):
+            first, last = last, last + node.levels(run.program.bound[name])
+            found[name] = slice(first, last)
+    return found if hypotheses.contrast > 1 and 2 <= last <= MOST_CONTRASTED else {}
+
+
 def start(
     run: Run,
     batch: int,
-    levels: tuple[Array, Array],
+    levels: Levels,
+    contrasted: Mapping[str, slice],
     peaks: Mapping[str, Peaks],
     guess: Mapping[str, Tensor],
     told: Collection[str] = (),
@@ -43,12 +63,13 @@ def start(
     Args:
         run: A run of K·B batch elements.
         batch: B.
-        levels: Logs of the factors of process and of observation variances of each row, (K,).
+        levels: Noise levels of the rows.
+        contrasted: Of `contrasted`.
         peaks: Of `first_peaks`.
         guess: Log-variances (B, n) of the precision nodes whose first guess is to be found.
         told: Names of precision nodes whose level is the same in all rows.
     """
-    state, program, rows = run.now.state, run.program, len(levels[0])
+    state, program, rows = run.now.state, run.program, len(levels.process)
     nodes = dict(state.nodes)
     for name, (offsets, narrowing, _) in peaks.items():
         node = program.nodes[name]
@@ -57,8 +78,11 @@ def start(
         nodes[name] = node.start_at(program.bound[name], nodes[name], offset, narrowing)
     for name, node in program.nodes.items():
         if isinstance(node, AssumesNoiseLevels) and name not in told:
-            factors = levels[_weighs_observations(program.model.graph, name)]
-            shift = torch.as_tensor(np.repeat(factors, batch)).to(program.zeros)[:, None]
+            of_observations = _weighs_observations(program.model.graph, name)
+            factors = (levels.observation if of_observations else levels.process)[:, None]
+            if name in contrasted:
+                factors = factors + levels.contrast[:, contrasted[name]]
+            shift = torch.as_tensor(np.repeat(factors, batch, 0)).to(program.zeros)
             if name in guess:
                 found = guess[name].to(shift).repeat(rows, 1)
                 nodes[name] = node.with_guess(program.bound[name], nodes[name], found)

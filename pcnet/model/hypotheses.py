@@ -21,6 +21,9 @@ class Hypotheses:
     Args:
         process_factors: Factors of the first guess of process variances to start from.
         observation_factors: Factors of the first guess of observation variances to start from.
+        contrast: Factor of the variance of one element of the process noise in further copies, in which the other
+            elements have its inverse: how levels differ between elements is the least certain part of a guess. There
+            are such copies for noise of two to four elements; 1 for none.
         process_tilt: Prior log-weight per log of a process factor: too much noise is safer than too little.
         observation_tilt: The same for observation factors.
         outliers: Share of outliers that every other copy expects; 0 for no such copies.
@@ -38,6 +41,7 @@ class Hypotheses:
     _: KW_ONLY
     process_factors: tuple[float, ...] = (1 / 625, 1 / 25, 1.0, 25.0, 625.0)
     observation_factors: tuple[float, ...] = (1 / 625, 1 / 25, 1.0, 25.0, 625.0)
+    contrast: float = Field(default=5.0, ge=1.0, lt=math.inf)
     process_tilt: float = 0.1
     observation_tilt: float = 0.4
     outliers: float = Field(default=0.05, ge=0.0, lt=0.5)

@@ -228,6 +228,10 @@ class AssumesNoiseLevels(Assumes):
     assumption: ClassVar[str] = "log_variance"
 
     @abstractmethod
+    def levels(self, bound: Any) -> int:
+        """The number n of noise levels."""
+
+    @abstractmethod
     def with_guess(self, bound: Any, state: Any, log_variance: Tensor) -> Any:
         """The state with a first guess of the log-variances, (B, n), higher by so much than that of the settings."""
 

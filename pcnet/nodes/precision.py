@@ -220,6 +220,9 @@ class PrecisionNode(SlowBelief, AssumesNoiseLevels):
         """Log-variances that start higher by `value` than the first guess."""
         return state._replace(mean=state.mean - self._shift(bound, state, value))
 
+    def levels(self, bound: PrecisionBound) -> int:
+        return bound.levels
+
     def with_guess(self, bound: PrecisionBound, state: PrecisionState, log_variance: Tensor) -> PrecisionState:
         shift = self._shift(bound, state, log_variance)
         return state._replace(mean=state.mean - shift, prior_mean=state.prior_mean - shift)

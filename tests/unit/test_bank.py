@@ -39,7 +39,7 @@ def test_rows_that_fail_have_no_weight_and_without_rows_there_is_none():
 def test_the_first_bank_is_a_grid_with_tilted_weights():
     factors = {"process_factors": (1.0, 4.0), "observation_factors": (1.0, 9.0)}
     hypotheses = pc.Hypotheses(**factors, process_tilt=0.2, observation_tilt=1.0, outliers=0.1)
-    bank, process, observation = banks.start(hypotheses, 3, np.ones(1))
+    bank, (process, observation, _) = banks.start(hypotheses, 3, np.ones(1))
     assert bank.rows == 8
     weight = 4.0**0.2 * 9.0**1.0  # of the largest factors against the smallest
     ratio = np.exp(bank.log_weight[-1] - bank.log_weight[0])
@@ -47,6 +47,20 @@ def test_the_first_bank_is_a_grid_with_tilted_weights():
     assert sorted(set(np.exp(process).round(6))) == [1.0, 4.0]
     assert sorted(set(np.exp(observation).round(6))) == [1.0, 9.0]
     np.testing.assert_array_equal(bank.robust[:, 0], [0, 1] * 4)
+
+
+def test_a_contrast_adds_rows_in_which_one_element_differs_from_the_others():
+    hypotheses = pc.Hypotheses(process_factors=(1e-4, 1.0, 4.0), observation_factors=(1.0, 9.0), contrast=3.0)
+    bank, levels = banks.start(hypotheses, 1, np.array([0.3, 0.7]), elements=3)
+    assert bank.rows == len(levels.contrast) == 2 * (3 * 2 * 2 + 3 * 2 * 2)  # a grid, and three elements at two factors
+    alike = (levels.contrast == 0.0).all(1)
+    assert alike.sum() == 24
+    found = {tuple(row) for row in np.exp(levels.contrast[~alike]).round(6)}
+    assert found == {(3.0, 0.333333, 0.333333), (0.333333, 3.0, 0.333333), (0.333333, 0.333333, 3.0)}
+    assert set(np.exp(levels.process[~alike]).round(6)) == {1.0, 4.0}
+    np.testing.assert_array_equal(levels.observation[~alike], 0.0)
+    weight = np.exp(bank.log_weight[:, 0])
+    np.testing.assert_allclose(weight[1::2] / weight[::2], 0.7 / 0.3)  # of the peaks, which are neighbours
 
 
 def test_rows_far_behind_are_dropped():
