@@ -70,16 +70,7 @@ def build(task: Task, information: Information, kind: Literal["extended", "unsce
     applied, likelihood = jax.jit(beliefs), jax.jit(jax.value_and_grad(log_evidence))
 
     def apply(record: Record) -> Beliefs:
-        noise = model.told
-        if model.learns_noise:
-            third = record.first(len(record.times) // 3)
-            data = third.intervals, third.times, third.theta, model.readings(third)[0]
-
-            def value_and_gradient(logs: Any) -> Any:
-                value, gradient = likelihood(logs, *data)
-                return float(value), np.asarray(gradient)
-
-            noise = model.noise_of(np, fit(value_and_gradient, model.first_guess(third)))
+        noise = fit(model, record, likelihood) if model.learns_noise else model.told
         y, correction = model.readings(record)
         means, covariances, evidence = applied(noise, record.intervals, record.times, record.theta, y)
         evidence = float(evidence) + correction + 0.5 * np.isnan(y).sum() * math.log(2 * math.pi * BLIND)

@@ -67,16 +67,38 @@ def _smoothed(task: Task) -> bool:
     return task.family == "gaussian" and not task.switches and not task.peaks
 
 
+def _smoother(
+    title: str,
+    package: str,
+    make: Callable[[Task, Information], Filter],
+    told: tuple[Information, ...] = ("everything", "neither"),
+) -> Method:
+    return Method(title, package, make, told, _smoothed, "smoother")
+
+
+def _has_no_colour(task: Task) -> bool:
+    """Whether noise is white; the weights of particles say nothing where all noise is part of the state."""
+    return task.system.correlation_time is None
+
+
+def _has_fixed_levels(task: Task) -> bool:
+    """Whether the covariance of observations does not depend on the state, as the ensemble filter asks for."""
+    return task.family != "poisson"
+
+
 METHODS: Mapping[str, Method] = {
     "pcnet": Method("pcnet adaptive filter", "pcnet", ours.build_adaptive, ALL),
     "dynamax-ekf": Method("dynamax EKF", "dynamax", partial(dynamax_rival.build, kind="extended"), ALL),
-    "dynamax-ukf": Method(
-        "dynamax UKF", "dynamax", partial(dynamax_rival.build, kind="unscented"), ("everything", "noise", "neither")
+    "dynamax-ukf": Method("dynamax UKF", "dynamax", partial(dynamax_rival.build, kind="unscented"), ALL),
+    "cuthbert": Method("cuthbert EKF", "cuthbert", partial(cuthbert_rival.build, kind="extended"), ALL),
+    "cuthbert-ukf": Method("cuthbert UKF", "cuthbert", partial(cuthbert_rival.build, kind="unscented"), ALL),
+    "cuthbert-enkf": Method(
+        "cuthbert EnKF", "cuthbert", cuthbert_rival.build_ensemble, ("everything", "noise"), _has_fixed_levels
     ),
-    "cuthbert": Method("cuthbert EKF", "cuthbert", cuthbert_rival.build, ("everything", "noise")),
-    "filterpy": Method(
-        "filterpy UKF", "filterpy", filterpy_rival.build, ("everything", "noise", "neither"), seconds=7.0
+    "cuthbert-particles": Method(
+        "cuthbert particles", "cuthbert", cuthbert_rival.build_particles, ("everything",), _has_no_colour
     ),
+    "filterpy": Method("filterpy UKF", "filterpy", filterpy_rival.build, ALL, seconds=7.0),
     "filterpy-imm": Method(
         "filterpy IMM",
         "filterpy",
@@ -84,46 +106,18 @@ METHODS: Mapping[str, Method] = {
         ("everything", "neither"),
         lambda task: task.switches,
     ),
-    "particles": Method(
-        "particles (1000)",
-        "particles",
-        particles_rival.build,
-        ("everything",),
-        lambda task: task.system.correlation_time is None,
-    ),
+    "particles": Method("particles", "particles", particles_rival.build, ("everything", "parameters"), _has_no_colour),
     "odem": Method("pcnet ODEM", "pcnet", ours.build_odem, ("neither",), lambda task: task.paper),
     "pyhgf": Method("pyhgf HGF", "pyhgf", hgf_rival.build, ("neither",), lambda task: task.family == "volatility"),
-    "pcnet-smoother": Method(
-        "pcnet smoother",
-        "pcnet",
-        partial(ours.build_adaptive, smooth=True),
-        ("everything", "neither"),
-        _smoothed,
-        "smoother",
+    "pcnet-smoother": _smoother("pcnet", "pcnet", partial(ours.build_adaptive, smooth=True)),
+    "dynamax-eks": _smoother("dynamax EKS", "dynamax", partial(dynamax_rival.build, kind="extended", smooth=True)),
+    "dynamax-uks": _smoother("dynamax UKS", "dynamax", partial(dynamax_rival.build, kind="unscented", smooth=True)),
+    "cuthbert-smoother": _smoother(
+        "cuthbert EKS", "cuthbert", partial(cuthbert_rival.build, kind="extended", smooth=True)
     ),
-    "dynamax-eks": Method(
-        "dynamax EKS",
-        "dynamax",
-        partial(dynamax_rival.build, kind="extended", smooth=True),
-        ("everything", "neither"),
-        _smoothed,
-        "smoother",
-    ),
-    "dynamax-uks": Method(
-        "dynamax UKS",
-        "dynamax",
-        partial(dynamax_rival.build, kind="unscented", smooth=True),
-        ("everything",),
-        _smoothed,
-        "smoother",
-    ),
-    "cuthbert-smoother": Method(
-        "cuthbert EKS",
-        "cuthbert",
-        partial(cuthbert_rival.build, smooth=True),
-        ("everything",),
-        _smoothed,
-        "smoother",
+    "cuthbert-uks": _smoother("cuthbert UKS", "cuthbert", partial(cuthbert_rival.build, kind="unscented", smooth=True)),
+    "cuthbert-enks": _smoother(
+        "cuthbert EnKS", "cuthbert", partial(cuthbert_rival.build_ensemble, smooth=True), ("everything",)
     ),
 }
 """Methods by name."""

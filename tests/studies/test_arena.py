@@ -14,7 +14,7 @@ from pcnet.errors import SettingError
 from studies.arena.beliefs import Ahead, Beliefs, forecast
 from studies.arena.cells import Cell, code_of, effective_size, list_cells, run_cell, score, score_ahead
 from studies.arena.check import compare
-from studies.arena.likelihood import fit, search
+from studies.arena.likelihood import maximise, search
 from studies.arena.lynx import read_record
 from studies.arena.methods import METHODS
 from studies.arena.model import DiscreteModel, Noise, Record, block_diagonal, without_gaps
@@ -137,14 +137,14 @@ def test_blocks_stand_on_the_diagonal():
 def test_fits_find_the_maximum_of_a_likelihood():
     """−200 |logs − best|² with a prior of width 3 has its maximum within 1/3600 of the way from best to start."""
     best, start = np.array([0.5, -1.2]), np.zeros(2)
-    found = fit(lambda logs: (-200 * float((logs - best) @ (logs - best)), -400 * (logs - best)), start)
+    found = maximise(lambda logs: (-200 * float((logs - best) @ (logs - best)), -400 * (logs - best)), start)
     np.testing.assert_allclose(found, best, atol=1e-3)
     nearest = search(lambda logs: -float((logs - best) @ (logs - best)), start, 1)
     np.testing.assert_array_equal(nearest, [0.0, -2.0])
 
 
 def test_a_fit_passes_by_where_the_likelihood_is_not_finite():
-    assert fit(lambda logs: (math.nan, logs), np.array([1.0, 2.0])).tolist() == [1.0, 2.0]
+    assert maximise(lambda logs: (math.nan, logs), np.array([1.0, 2.0])).tolist() == [1.0, 2.0]
 
 
 def test_intervals_of_shares_are_those_of_wilson():
