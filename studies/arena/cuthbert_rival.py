@@ -71,10 +71,11 @@ def build(task: Task, information: Information, kind: Literal["extended", "unsce
     likelihood = jax.jit(jax.value_and_grad(lambda logs, *data: run(False, model.noise_of(jnp, logs), *data)[2]))
 
     def apply(record: Record) -> Beliefs:
-        noise = fit(model, record, likelihood) if model.learns_noise else model.told
+        noise, before = fit(model, record, f"cuthbert {kind}", likelihood)
         y, correction = model.readings(record)
         means, covariances, evidence = applied(smooth, noise, record.intervals, record.times, record.theta, y)
         found = beliefs_of(model, record, noise, means, covariances, float(evidence) + correction, kind)
+        found = found._replace(further_seconds=before)
         return found._replace(ahead=None) if smooth else found
 
     return apply

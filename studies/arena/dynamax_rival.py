@@ -70,11 +70,12 @@ def build(task: Task, information: Information, kind: Literal["extended", "unsce
     applied, likelihood = jax.jit(beliefs), jax.jit(jax.value_and_grad(log_evidence))
 
     def apply(record: Record) -> Beliefs:
-        noise = fit(model, record, likelihood) if model.learns_noise else model.told
+        noise, before = fit(model, record, f"dynamax {kind}", likelihood)
         y, correction = model.readings(record)
         means, covariances, evidence = applied(noise, record.intervals, record.times, record.theta, y)
         evidence = float(evidence) + correction + 0.5 * np.isnan(y).sum() * math.log(2 * math.pi * BLIND)
         found = beliefs_of(model, record, noise, means, covariances, evidence, kind)
+        found = found._replace(further_seconds=before)
         return found._replace(ahead=None) if smooth else found
 
     return apply

@@ -23,7 +23,9 @@ from studies.arena.model import Information
 from studies.arena.tasks import Task
 
 ALL: tuple[Information, ...] = ("everything", "noise", "parameters", "neither")
+NOT_PARAMETERS: tuple[Information, ...] = ("everything", "noise", "neither")
 Contest = Literal["filter", "smoother"]
+PATIENCE = 90.0  # CPU time after the first seed that pcnet gets, which is enough for all
 
 
 def use_one_thread() -> None:
@@ -41,7 +43,8 @@ class Method(NamedTuple):
     told: tuple[Information, ...]
     entered: Callable[[Task], bool] = lambda _: True  # tasks that it is a filter of
     contest: Contest = "filter"
-    seconds: float = 12.0  # CPU time after the first seed, after which a cell gets no further one
+    seconds: float = 4.0  # CPU time after the first seed, after which a cell with three gets no further one
+    levels_of: str | None = None  # the filter whose noise levels a smoother shares
 
     def missing(self) -> str | None:
         """Why the method cannot run here, or None."""
@@ -72,8 +75,10 @@ def _smoother(
     package: str,
     make: Callable[[Task, Information], Filter],
     told: tuple[Information, ...] = ("everything", "neither"),
+    levels_of: str | None = None,
 ) -> Method:
-    return Method(title, package, make, told, _smoothed, "smoother")
+    seconds = PATIENCE if package == "pcnet" else Method._field_defaults["seconds"]
+    return Method(title, package, make, told, _smoothed, "smoother", seconds, levels_of)
 
 
 def _has_no_colour(task: Task) -> bool:
@@ -87,18 +92,20 @@ def _has_fixed_levels(task: Task) -> bool:
 
 
 METHODS: Mapping[str, Method] = {
-    "pcnet": Method("pcnet adaptive filter", "pcnet", ours.build_adaptive, ALL),
+    "pcnet": Method("pcnet adaptive filter", "pcnet", ours.build_adaptive, ALL, seconds=PATIENCE),
     "dynamax-ekf": Method("dynamax EKF", "dynamax", partial(dynamax_rival.build, kind="extended"), ALL),
     "dynamax-ukf": Method("dynamax UKF", "dynamax", partial(dynamax_rival.build, kind="unscented"), ALL),
-    "cuthbert": Method("cuthbert EKF", "cuthbert", partial(cuthbert_rival.build, kind="extended"), ALL),
-    "cuthbert-ukf": Method("cuthbert UKF", "cuthbert", partial(cuthbert_rival.build, kind="unscented"), ALL),
+    "cuthbert": Method("cuthbert EKF", "cuthbert", partial(cuthbert_rival.build, kind="extended"), NOT_PARAMETERS),
+    "cuthbert-ukf": Method(
+        "cuthbert UKF", "cuthbert", partial(cuthbert_rival.build, kind="unscented"), ("everything", "noise")
+    ),
     "cuthbert-enkf": Method(
         "cuthbert EnKF", "cuthbert", cuthbert_rival.build_ensemble, ("everything", "noise"), _has_fixed_levels
     ),
     "cuthbert-particles": Method(
         "cuthbert particles", "cuthbert", cuthbert_rival.build_particles, ("everything",), _has_no_colour
     ),
-    "filterpy": Method("filterpy UKF", "filterpy", filterpy_rival.build, ALL, seconds=7.0),
+    "filterpy": Method("filterpy UKF", "filterpy", filterpy_rival.build, ALL, seconds=3.0),
     "filterpy-imm": Method(
         "filterpy IMM",
         "filterpy",
@@ -110,10 +117,14 @@ METHODS: Mapping[str, Method] = {
     "odem": Method("pcnet ODEM", "pcnet", ours.build_odem, ("neither",), lambda task: task.paper),
     "pyhgf": Method("pyhgf HGF", "pyhgf", hgf_rival.build, ("neither",), lambda task: task.family == "volatility"),
     "pcnet-smoother": _smoother("pcnet", "pcnet", partial(ours.build_adaptive, smooth=True)),
-    "dynamax-eks": _smoother("dynamax EKS", "dynamax", partial(dynamax_rival.build, kind="extended", smooth=True)),
-    "dynamax-uks": _smoother("dynamax UKS", "dynamax", partial(dynamax_rival.build, kind="unscented", smooth=True)),
+    "dynamax-eks": _smoother(
+        "dynamax EKS", "dynamax", partial(dynamax_rival.build, kind="extended", smooth=True), levels_of="dynamax-ekf"
+    ),
+    "dynamax-uks": _smoother(
+        "dynamax UKS", "dynamax", partial(dynamax_rival.build, kind="unscented", smooth=True), levels_of="dynamax-ukf"
+    ),
     "cuthbert-smoother": _smoother(
-        "cuthbert EKS", "cuthbert", partial(cuthbert_rival.build, kind="extended", smooth=True)
+        "cuthbert EKS", "cuthbert", partial(cuthbert_rival.build, kind="extended", smooth=True), ("everything",)
     ),
     "cuthbert-uks": _smoother("cuthbert UKS", "cuthbert", partial(cuthbert_rival.build, kind="unscented", smooth=True)),
     "cuthbert-enks": _smoother(
