@@ -116,7 +116,7 @@ METHODS: Mapping[str, Method] = {
     "particles": Method("particles", "particles", particles_rival.build, ("everything", "parameters"), _has_no_colour),
     "odem": Method("pcnet ODEM", "pcnet", ours.build_odem, ("neither",), lambda task: task.paper),
     "pyhgf": Method("pyhgf HGF", "pyhgf", hgf_rival.build, ("neither",), lambda task: task.family == "volatility"),
-    "pcnet-smoother": _smoother("pcnet", "pcnet", partial(ours.build_adaptive, smooth=True)),
+    "pcnet-smoother": _smoother("pcnet smoother", "pcnet", partial(ours.build_adaptive, smooth=True)),
     "dynamax-eks": _smoother(
         "dynamax EKS", "dynamax", partial(dynamax_rival.build, kind="extended", smooth=True), levels_of="dynamax-ekf"
     ),
@@ -126,7 +126,9 @@ METHODS: Mapping[str, Method] = {
     "cuthbert-smoother": _smoother(
         "cuthbert EKS", "cuthbert", partial(cuthbert_rival.build, kind="extended", smooth=True), ("everything",)
     ),
-    "cuthbert-uks": _smoother("cuthbert UKS", "cuthbert", partial(cuthbert_rival.build, kind="unscented", smooth=True)),
+    "cuthbert-uks": _smoother(
+        "cuthbert UKS", "cuthbert", partial(cuthbert_rival.build, kind="unscented", smooth=True), ("everything",)
+    ),
     "cuthbert-enks": _smoother(
         "cuthbert EnKS", "cuthbert", partial(cuthbert_rival.build_ensemble, smooth=True), ("everything",)
     ),
