@@ -59,13 +59,14 @@ members without inflation, the best of four settings on development seeds of thr
 documentation, 25 members inflated by 5 %. pyhgf runs in an environment of its own, as the model that comes nearest: \
 a random walk with a volatility that walks. No filter was tuned on the reported seeds."""
 LEFT_OUT = """\
-A dash is a task that a filter is not made for. Particle filters have no column where parameters are unknown: particles \
-that hold parameters keep only a few of their values when they are resampled. They are left out with Matérn noise, too, \
-which is part of the state, so that nearly all weights are zero. The covariance of observations of cuthbert's ensemble \
-filter cannot depend on the state, as that of counts does. cuthbert's extended filter has the figures of dynamax's, so \
-that its noise is fitted only where parameters are unknown as well; the noise of its other filters and smoothers is not \
-fitted, because the arena would take longer than its 20 minutes. `rts_smoother` of filterpy has one process covariance \
-for all intervals and is left out, and so are smoothers by particles, whose time is the square of their number."""
+A dash is a task that a filter is not made for. Particle filters have no column where parameters are unknown: \
+particles that hold parameters keep only a few of their values when they are resampled. They are left out with Matérn \
+noise, too, which is part of the state, so that nearly all weights are zero. The covariance of observations of \
+cuthbert's ensemble filter cannot depend on the state, as that of counts does. cuthbert's extended filter has the \
+figures of dynamax's, so that its noise is fitted only where parameters are unknown as well; the noise of its other \
+filters and smoothers is not fitted, because the arena would take longer than its 20 minutes. `rts_smoother` of \
+filterpy has one process covariance for all intervals and is left out, and so are smoothers by particles, whose time \
+is the square of their number."""
 README_TASKS = {
     "neuron": "neuron",
     "lorenz": "Lorenz-63",
