@@ -43,7 +43,7 @@ class Method(NamedTuple):
     told: tuple[Information, ...]
     entered: Callable[[Task], bool] = lambda _: True  # tasks that it is a filter of
     contest: Contest = "filter"
-    seconds: float = 4.0  # CPU time after the first seed, after which a cell with three gets no further one
+    seconds: float = 3.0  # CPU time after the first seed, after which a cell with three gets no further one
     levels_of: str | None = None  # the filter whose noise levels a smoother shares
 
     def missing(self) -> str | None:
@@ -105,7 +105,7 @@ METHODS: Mapping[str, Method] = {
     "cuthbert-particles": Method(
         "cuthbert particles", "cuthbert", cuthbert_rival.build_particles, ("everything",), _has_no_colour
     ),
-    "filterpy": Method("filterpy UKF", "filterpy", filterpy_rival.build, ALL, seconds=3.0),
+    "filterpy": Method("filterpy UKF", "filterpy", filterpy_rival.build, NOT_PARAMETERS, seconds=2.0),
     "filterpy-imm": Method(
         "filterpy IMM",
         "filterpy",

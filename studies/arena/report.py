@@ -34,8 +34,8 @@ cases. The log-score is the mean log-density of one-step forecasts of y, "ten" t
 spread, ten observations ahead, at ten origins in the second half of each of the first eight seeds: −∞ if there was \
 no forecast. Times are CPU times: per observation the median of all seeds but the first, with the cost of fitting the \
 noise; the first result includes compilation. A verdict compares filters with the same information by their error in \
-the whole run, on the seeds that both have run: a cell of a rival begins no further seed 4 s of CPU time after the \
-first, 3 s with filterpy, but runs {FEWEST} unless they take {TOO_SLOW:g} s. A filter failed if it diverged (not \
+the whole run, on the seeds that both have run: a cell of a rival begins no further seed 3 s of CPU time after the \
+first, 2 s with filterpy, but runs {FEWEST} unless they take {TOO_SLOW:g} s. A filter failed if it diverged (not \
 finite, or a relative error above {LARGEST_ERROR:g} in the second half of a seed), if it is overconfident (the \
 interval of its coverage is below 90 %), or if it is too slow (fewer than {FEWEST} seeds in that time). pcnet starts \
 every cell without compiled code of a former one.
@@ -62,11 +62,11 @@ LEFT_OUT = """\
 A dash is a task that a filter is not made for. Particle filters have no column where parameters are unknown: \
 particles that hold parameters keep only a few of their values when they are resampled. They are left out with Matérn \
 noise, too, which is part of the state, so that nearly all weights are zero. The covariance of observations of \
-cuthbert's ensemble filter cannot depend on the state, as that of counts does. cuthbert's extended filter has the \
-figures of dynamax's, so that its noise is fitted only where parameters are unknown as well; the noise of its other \
-filters and smoothers is not fitted, because the arena would take longer than its 20 minutes. `rts_smoother` of \
-filterpy has one process covariance for all intervals and is left out, and so are smoothers by particles, whose time \
-is the square of their number."""
+cuthbert's ensemble filter cannot depend on the state, as that of counts does. Some columns are left out \
+because the arena would take longer than its 20 minutes: with unknown noise cuthbert's filters and smoothers but the \
+extended filter told neither, whose figures are those of dynamax's, and filterpy's filter told the parameters. \
+`rts_smoother` of filterpy has one process covariance for all intervals and is left out, and so are smoothers by \
+particles, whose time is the square of their number."""
 README_TASKS = {
     "neuron": "neuron",
     "lorenz": "Lorenz-63",
@@ -185,9 +185,13 @@ def _goals(judged: pd.DataFrame) -> str:
     """Goals of the adaptive filter: how many tasks reach them, and which do not."""
     rows = []
     for goal in goals(judged):
+        if not goal.tasks:
+            continue
         wanted = f"{'all' if goal.wanted == goal.tasks else goal.wanted} of {goal.tasks}"
         missed = "; ".join(goal.missed) or "none"
         rows.append([goal.title, wanted, f"{goal.reached}: {'met' if goal.is_met else 'missed'}", missed])
+    if not rows:
+        return "pcnet's adaptive filter has not run."
     return table(["goal of pcnet's adaptive filter", "wanted", "reached", "missed on"], rows, left=4)
 
 
