@@ -7,8 +7,7 @@ from typing import Any, Literal
 import numpy as np
 
 from studies.arena.beliefs import Beliefs, Filter, beliefs_of, origins
-from studies.arena.likelihood import fit
-from studies.arena.model import DiscreteModel, Information, Noise, Record
+from studies.arena.model import DiscreteModel, Information, Record
 from studies.arena.particles_rival import PARTICLES, forecasts, log_density, mover
 from studies.arena.simulation import STAY, TURNS
 from studies.arena.tasks import Task
@@ -22,10 +21,7 @@ SMALLEST = 1e-6
 
 
 def build(task: Task, information: Information, kind: Literal["extended", "unscented"], smooth: bool = False) -> Filter:
-    """A filter or smoother in square-root form under jit, linearised at the mean or by sigma points.
-
-    Noise that it is not told is fitted with derivatives of its own likelihood.
-    """
+    """A filter or smoother in square-root form under jit, linearised at the mean or by sigma points; told the noise."""
     import cuthbert
     import jax
     import jax.numpy as jnp
@@ -34,6 +30,8 @@ def build(task: Task, information: Information, kind: Literal["extended", "unsce
 
     jax.config.update("jax_enable_x64", True)
     model = DiscreteModel(task, information)
+    noise = model.told
+    mean, first = model.initial(jnp, noise)
     points = quadrature.unscented.weights(model.dim)
 
     def linear(expected: Any, covariance: Any, state: Any) -> Any:
@@ -49,33 +47,28 @@ def build(task: Task, information: Information, kind: Literal["extended", "unsce
         root = jnp.linalg.cholesky(rest + added + least)
         return (lambda z: (slope @ z + shift, root)), state.mean
 
-    def run(smooth: bool, noise: Noise, intervals: Any, times: Any, theta: Any, y: Any) -> Any:
-        mean, first = model.initial(jnp, noise)
+    def dynamics(state: Any, inputs: Any) -> Any:
+        interval, time, theta, _ = inputs
+        process = model.process_covariance(jnp, noise, interval) + SMALLEST**2 * first
+        return linear(lambda z: model.step(jnp, z, interval, time, theta), lambda _: process, state)
 
-        def dynamics(state: Any, inputs: Any) -> Any:
-            interval, time, theta, _ = inputs
-            process = model.process_covariance(jnp, noise, interval) + SMALLEST**2 * first
-            return linear(lambda z: model.step(jnp, z, interval, time, theta), lambda _: process, state)
+    def observation(state: Any, inputs: Any) -> Any:
+        spread = lambda z: model.observation_covariance(jnp, noise, z)  # noqa: E731
+        return *linear(lambda z: model.observe(jnp, z), spread, state), inputs[3]
 
-        def observation(state: Any, inputs: Any) -> Any:
-            spread = lambda z: model.observation_covariance(jnp, noise, z)  # noqa: E731
-            return *linear(lambda z: model.observe(jnp, z), spread, state), inputs[3]
+    built = moments.build_filter(mean, jnp.sqrt(first), dynamics, observation)  # the covariance is diagonal
 
-        inputs = intervals, times, theta, y
-        built = moments.build_filter(mean, jnp.sqrt(first), dynamics, observation)  # the covariance is diagonal
+    def beliefs(*inputs: Any) -> Any:
         filtered = cuthbert.filter(built, inputs, built.init_prepare())
         found = cuthbert.smoother(moments.build_smoother(dynamics), filtered, inputs) if smooth else filtered
         return found.mean[1:], (found.chol_cov @ found.chol_cov.mT)[1:], filtered.log_normalizing_constant[-1]
 
-    applied = jax.jit(run, static_argnums=0)
-    likelihood = jax.jit(jax.value_and_grad(lambda logs, *data: run(False, model.noise_of(jnp, logs), *data)[2]))
+    applied = jax.jit(beliefs)
 
     def apply(record: Record) -> Beliefs:
-        noise, before = fit(model, record, f"cuthbert {kind}", likelihood)
         y, correction = model.readings(record)
-        means, covariances, evidence = applied(smooth, noise, record.intervals, record.times, record.theta, y)
+        means, covariances, evidence = applied(record.intervals, record.times, record.theta, y)
         found = beliefs_of(model, record, noise, means, covariances, float(evidence) + correction, kind)
-        found = found._replace(further_seconds=before)
         return found._replace(ahead=None) if smooth else found
 
     return apply

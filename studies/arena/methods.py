@@ -23,7 +23,6 @@ from studies.arena.model import Information
 from studies.arena.tasks import Task
 
 ALL: tuple[Information, ...] = ("everything", "noise", "parameters", "neither")
-NOT_PARAMETERS: tuple[Information, ...] = ("everything", "noise", "neither")
 Contest = Literal["filter", "smoother"]
 PATIENCE = 90.0  # CPU time after the first seed that pcnet gets, which is enough for all
 
@@ -95,7 +94,9 @@ METHODS: Mapping[str, Method] = {
     "pcnet": Method("pcnet adaptive filter", "pcnet", ours.build_adaptive, ALL, seconds=PATIENCE),
     "dynamax-ekf": Method("dynamax EKF", "dynamax", partial(dynamax_rival.build, kind="extended"), ALL),
     "dynamax-ukf": Method("dynamax UKF", "dynamax", partial(dynamax_rival.build, kind="unscented"), ALL),
-    "cuthbert": Method("cuthbert EKF", "cuthbert", partial(cuthbert_rival.build, kind="extended"), NOT_PARAMETERS),
+    "cuthbert": Method(
+        "cuthbert EKF", "cuthbert", partial(cuthbert_rival.build, kind="extended"), ("everything", "noise")
+    ),
     "cuthbert-ukf": Method(
         "cuthbert UKF", "cuthbert", partial(cuthbert_rival.build, kind="unscented"), ("everything", "noise")
     ),
@@ -105,7 +106,9 @@ METHODS: Mapping[str, Method] = {
     "cuthbert-particles": Method(
         "cuthbert particles", "cuthbert", cuthbert_rival.build_particles, ("everything",), _has_no_colour
     ),
-    "filterpy": Method("filterpy UKF", "filterpy", filterpy_rival.build, NOT_PARAMETERS, seconds=2.0),
+    "filterpy": Method(
+        "filterpy UKF", "filterpy", filterpy_rival.build, ("everything", "noise", "neither"), seconds=2.0
+    ),
     "filterpy-imm": Method(
         "filterpy IMM",
         "filterpy",

@@ -44,8 +44,8 @@ All filters know flow, observation function, priors, the kind of noise, and the 
 Rivals hold parameters in the augmented state and take two Runge–Kutta steps between observations. Gaps are filled \
 with missing observations for them. Where parameters change they also have the best rate of a random walk on \
 development seeds, which pcnet has not; where a turn rate switches, filters other than IMM, particles and pcnet let \
-it walk. Rivals that are not told the noise get maximum likelihood on the first third of the record: dynamax and \
-cuthbert by L-BFGS with derivatives of their own likelihood, filterpy and particles on a grid of nine pairs of levels. \
+it walk. Rivals that are not told the noise get maximum likelihood on the first third of the record: dynamax by \
+L-BFGS with derivatives of its own likelihood, filterpy and particles on a grid of nine pairs of levels. \
 Its time is part of theirs. They then filter the whole record, so that their errors in the first third are of a filter \
 that has seen it before; pcnet sees every observation once. Told the noise, pcnet is a single filter \
 (`hypotheses=None`), unless there are outliers, parameters that change, or several peaks (then `peaks=8`); not told, \
@@ -63,8 +63,8 @@ A dash is a task that a filter is not made for. Particle filters have no column 
 particles that hold parameters keep only a few of their values when they are resampled. They are left out with Matérn \
 noise, too, which is part of the state, so that nearly all weights are zero. The covariance of observations of \
 cuthbert's ensemble filter cannot depend on the state, as that of counts does. Some columns are left out \
-because the arena would take longer than its 20 minutes: with unknown noise cuthbert's filters and smoothers but the \
-extended filter told neither, whose figures are those of dynamax's, and filterpy's filter told the parameters. \
+because the arena would take longer than its 20 minutes: cuthbert's filters that are not told the noise, which they \
+would fit as dynamax does, and its extended one with the same figures, and filterpy's filter told the parameters. \
 `rts_smoother` of filterpy has one process covariance for all intervals and is left out, and so are smoothers by \
 particles, whose time is the square of their number."""
 README_TASKS = {

@@ -55,8 +55,8 @@ def run_arena(
     folder.mkdir(parents=True, exist_ok=True)
     extras = Extras()
     if not tasks and not methods and minutes > 0:
-        log("costs of packages, the lynx and hare record, SPM's data")
-        extras = Extras(measure_costs(folder, DEVELOPMENT), measure_forecasts(folder), compare())
+        log("costs of packages")  # with nothing beside them, because their times are those of a clock
+        extras = Extras(measure_costs(folder, DEVELOPMENT))
     waiting = [cell for cell in cells if cell.read(folder, chosen) is None]
     log(f"{len(cells)} cells, {len(cells) - len(waiting)} of them done before")
     jobs, done = list_jobs(waiting), 0
@@ -70,13 +70,19 @@ def run_arena(
             log(f"{done} of {len(waiting)}: {cell.task}, {title}, told {cell.information}{state}")
 
     if (processes or cores()) == 1:
+        if extras.costs:
+            extras = extras._replace(lynx=measure_forecasts(folder), spm=compare())
         for job in jobs:
             tell(job, run_job(job, chosen, folder, deadline))
     else:
         from loky import as_completed
 
         with process_pool(processes or cores()) as pool:
+            if extras.costs:
+                lynx, spm = pool.submit(measure_forecasts, folder), pool.submit(compare)
             futures = {pool.submit(run_job, job, chosen, folder, deadline): job for job in jobs}
             for future in as_completed(futures):
                 tell(futures[future], future.result())
+            if extras.costs:
+                extras = extras._replace(lynx=lynx.result(), spm=spm.result())
     return write(cells, chosen, folder, extras)

@@ -12,7 +12,7 @@ import torch
 from scipy import stats
 
 from pcnet.errors import SettingError
-from studies.arena import cuthbert_rival, likelihood
+from studies.arena import likelihood
 from studies.arena.beliefs import Ahead, Beliefs, forecast
 from studies.arena.cells import (
     Cell,
@@ -336,28 +336,6 @@ def test_the_smoother_of_ensembles_is_that_of_rauch_tung_and_striebel_where_ever
     found, (means, sds) = METHODS["cuthbert-enks"].build(task, "everything")(record), rauch_tung_striebel(record)
     assert np.abs((found.mean - means) / sds).mean() < 1 / 3
     np.testing.assert_allclose(found.sd, sds, rtol=0.35)
-
-
-def test_a_likelihood_with_derivatives_has_those_of_the_kalman_filter(monkeypatch):
-    """cuthbert's fit climbs the log-evidence of the filter in closed form."""
-    skip_without("cuthbert")
-    task, record = tracked()
-    asked = []
-
-    def look(model, record, name, likelihood):
-        logs = np.log([*task.system.diffusion, *task.system.observation_sd])
-        data = record.intervals, record.times, record.theta, record.observations
-        asked.extend(likelihood(logs, *data))
-        raise InterruptedError
-
-    monkeypatch.setattr(cuthbert_rival, "fit", look)
-    with pytest.raises(InterruptedError):
-        METHODS["cuthbert"].build(task, "neither")(record)
-    value, gradient = asked
-    count = np.isfinite(record.observations).any(1).sum()
-    assert value == pytest.approx(kalman(record)[2] * count, abs=1e-4)
-    wide, narrow = (kalman(record, 0.5 * math.exp(step))[2] * count for step in (1e-4, -1e-4))
-    assert np.asarray(gradient)[4:6].sum() == pytest.approx((wide - narrow) / 2e-4, rel=1e-3)
 
 
 def test_a_smoother_has_the_levels_that_its_filter_has_fitted():
