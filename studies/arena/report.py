@@ -247,7 +247,8 @@ def _verdicts(judged: pd.DataFrame, key: str, title: str, contest: str = "filter
 
 def _processor_time(judged: pd.DataFrame) -> str:
     """What all cells took together, by package."""
-    minutes = judged.groupby(judged["method"].map(lambda name: METHODS[name].package))["cpu"].sum() / 60
+    packages = judged["method"].map(lambda name: METHODS[name].package)
+    minutes = judged["cpu"].groupby(packages[packages != "pyhgf"]).sum() / 60  # it has a process of its own
     shares = ", ".join(f"{package} {number(each)}" for package, each in minutes.sort_values(ascending=False).items())
     return (
         f"All cells took {number(minutes.sum())} minutes of processor time, with simulations and forecasts: {shares}."
