@@ -39,7 +39,7 @@ class Beliefs(NamedTuple):
     log_score: float  # mean log-density of one-step forecasts of y
     noise: Noise | None = None  # levels that were learned
     ahead: Forecasts | None = None
-    further_seconds: float = 0.0  # CPU time in other processes
+    further_seconds: float = 0.0  # CPU time in other processes, or before
 
 
 Filter = Callable[[Record], Beliefs]

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import hashlib
 import importlib.metadata
 import json
 import math
+import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 import pcnet
 from pcnet.files import atomic_write
-from studies.arena import hgf_rival
+from studies.arena import hgf_rival, likelihood
 from studies.arena.beliefs import AHEAD, Beliefs, Forecasts, origins
 from studies.arena.methods import METHODS, use_one_thread
 from studies.arena.model import Information, record_of
@@ -29,7 +32,18 @@ from studies.systems.trials import SDS
 
 Array = NDArray[Any]
 FORECASTS = 8  # seeds whose states are forecast
+FEWEST = 3  # seeds that a cell runs in any case, unless it is too slow
+TOO_SLOW = 12.0  # CPU time after the first seed, after which a cell gets no further one even if it has fewer
 SHOWN = 200  # observations at the end of the first seed that a cell keeps for the figure
+
+
+LEAST_FIRST: tuple[Information, ...] = ("neither", "parameters", "noise", "everything")
+WITHOUT_PARAMETERS: Mapping[Information, Information] = {
+    "everything": "everything",
+    "noise": "everything",
+    "parameters": "neither",
+    "neither": "neither",
+}
 
 
 class Cell(NamedTuple):
@@ -69,20 +83,45 @@ def code_of(method: str) -> str:
 
 
 def list_cells(tasks: Sequence[str], methods: Sequence[str]) -> list[Cell]:
-    """All cells, task by task. Without parameters, two kinds of information are the same as the other two."""
+    """All cells, task by task. Without parameters, being told them is the same as not being told."""
     found = []
     for name in tasks:
         task = TASKS[name]
         for key in methods:
-            for information in METHODS[key].told if METHODS[key].entered(task) else ():
-                if has_parameters(task) or information in ("everything", "neither"):
-                    found.append(Cell(name, key, information))
+            told = METHODS[key].told if METHODS[key].entered(task) else ()
+            if not has_parameters(task):
+                told = tuple(dict.fromkeys(WITHOUT_PARAMETERS[each] for each in told))
+            found += [Cell(name, key, information) for information in told]
     return found
+
+
+def list_jobs(cells: Sequence[Cell]) -> list[tuple[Cell, ...]]:
+    """Cells that run one after the other in one process: a smoother after the filter whose noise levels it shares.
+
+    pcnet comes first, then what is told least and takes longest.
+    """
+
+    def place(cell: Cell) -> tuple[bool, int, int]:
+        system = TASKS[cell.task].system
+        return not METHODS[cell.method].is_ours, LEAST_FIRST.index(cell.information), -system.dim * system.samples
+
+    jobs: dict[Cell, tuple[Cell, ...]] = {}
+    for cell in sorted(cells, key=lambda each: METHODS[each.method].contest):  # filters before smoothers
+        first = cell._replace(method=METHODS[cell.method].levels_of or cell.method)
+        first = first if first in jobs and cell.information in ("parameters", "neither") else cell
+        jobs[first] = (*jobs.get(first, ()), cell)
+    return sorted(jobs.values(), key=lambda job: place(job[0]))
 
 
 def has_parameters(task: Task) -> bool:
     """Whether there are parameters to be told or not."""
     return bool(task.system.parameters) and not task.switches
+
+
+def run_job(job: Sequence[Cell], seeds: Sequence[int], folder: Path, deadline: float) -> list[bool]:
+    """Run cells one after the other, of which later ones use the noise levels that earlier ones have fitted."""
+    likelihood.FITTED.clear()
+    return [run_cell(cell, seeds, folder, deadline) for cell in job]
 
 
 def run_cell(cell: Cell, seeds: Sequence[int], folder: Path, deadline: float) -> bool:
@@ -92,7 +131,10 @@ def run_cell(cell: Cell, seeds: Sequence[int], folder: Path, deadline: float) ->
     if time.time() > deadline:
         return False
     use_one_thread()
-    content = {**cell._asdict(), "code": code_of(cell.method), **measure(cell, seeds)}
+    started = time.process_time()
+    with without_stored_code():
+        content = {**cell._asdict(), "code": code_of(cell.method), **measure(cell, seeds, folder)}
+    content["cpu"] = time.process_time() - started
     if "jax" in sys.modules:
         sys.modules["jax"].clear_caches()  # compiled code of one cell is of no use to the next, and fills the memory
     gc.collect()
@@ -103,13 +145,27 @@ def run_cell(cell: Cell, seeds: Sequence[int], folder: Path, deadline: float) ->
     return True
 
 
-def measure(cell: Cell, seeds: Sequence[int]) -> dict[str, Any]:
+@contextlib.contextmanager
+def without_stored_code() -> Iterator[None]:
+    """Let pcnet compile anew: no cell may start with what another one, or a former run, has compiled."""
+    before = os.environ.get("PCNET_CACHE")
+    os.environ["PCNET_CACHE"] = ""
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PCNET_CACHE"]
+        else:
+            os.environ["PCNET_CACHE"] = before
+
+
+def measure(cell: Cell, seeds: Sequence[int], folder: Path) -> dict[str, Any]:
     """Rows of scores, one per seed, or why there are none."""
     method, task = METHODS[cell.method], TASKS[cell.task]
     missing = method.missing()
     if missing is not None:
         return {"missing": missing, "rows": []}
-    data = _simulated(cell.task, tuple(seeds))
+    data = simulated(cell.task, tuple(seeds), folder)
     rows: list[dict[str, Any]] = []
     trace: dict[str, Any] = {}
     started, apart = time.process_time(), 0.0
@@ -142,14 +198,28 @@ def measure(cell: Cell, seeds: Sequence[int]) -> dict[str, Any]:
                 name: np.asarray(each)[-SHOWN:].tolist()
                 for name, each in zip(("times", "truth", "mean", "sd"), shown, strict=True)
             }
-        if time.process_time() - started + apart > method.seconds:
+        spent = time.process_time() - started + apart
+        if spent > method.seconds and (len(rows) >= FEWEST or spent > TOO_SLOW):
             break
     return {"missing": None, "rows": rows, "trace": trace, "wanted": len(seeds)}
 
 
 @functools.lru_cache(maxsize=2)
-def _simulated(name: str, seeds: tuple[int, ...]) -> Realisation:
-    return TASKS[name].simulate(TASKS[name].system, seeds)
+def simulated(name: str, seeds: tuple[int, ...], folder: Path) -> Realisation:
+    """The data of a task, simulated once and kept in a file for other cells and processes."""
+    system, here = TASKS[name].system, Path(__file__).parent
+    digest = hashlib.sha256(repr((*system[3:12], system.irregular, system.outliers, system.correlation_time)).encode())
+    for path in (here / "simulation.py", here / "tasks.py", here.parent / "systems" / "design.py"):
+        digest.update(path.read_bytes())
+    path = folder / "data" / f"{name}-{seeds[0]}-{len(seeds)}-{digest.hexdigest()[:16]}.npz"
+    if path.exists():
+        with np.load(path) as stored:
+            return Realisation(*(torch.from_numpy(stored[field]) for field in Realisation._fields))
+    data = TASKS[name].simulate(system, seeds)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_write(path) as file:
+        np.savez(file, **{field: part.numpy() for field, part in data._asdict().items()})
+    return data
 
 
 def score(name: str, data: Realisation, index: int, beliefs: Beliefs | None) -> Mapping[str, float]:

@@ -70,20 +70,12 @@ def build(task: Task, information: Information, kind: Literal["extended", "unsce
     applied, likelihood = jax.jit(beliefs), jax.jit(jax.value_and_grad(log_evidence))
 
     def apply(record: Record) -> Beliefs:
-        noise = model.told
-        if model.learns_noise:
-            third = record.first(len(record.times) // 3)
-            data = third.intervals, third.times, third.theta, model.readings(third)[0]
-
-            def value_and_gradient(logs: Any) -> Any:
-                value, gradient = likelihood(logs, *data)
-                return float(value), np.asarray(gradient)
-
-            noise = model.noise_of(np, fit(value_and_gradient, model.first_guess(third)))
+        noise, before = fit(model, record, f"dynamax {kind}", likelihood)
         y, correction = model.readings(record)
         means, covariances, evidence = applied(noise, record.intervals, record.times, record.theta, y)
         evidence = float(evidence) + correction + 0.5 * np.isnan(y).sum() * math.log(2 * math.pi * BLIND)
         found = beliefs_of(model, record, noise, means, covariances, evidence, kind)
+        found = found._replace(further_seconds=before)
         return found._replace(ahead=None) if smooth else found
 
     return apply

@@ -22,6 +22,9 @@ COLOURS = {
     "dynamax-ekf": "#D55E00",
     "dynamax-ukf": "#E69F00",
     "cuthbert": "#CC79A7",
+    "cuthbert-ukf": "#882255",
+    "cuthbert-enkf": "#999933",
+    "cuthbert-particles": "#AA4499",
     "filterpy": "#009E73",
     "filterpy-imm": "#56B4E9",
     "particles": "#000000",
@@ -42,7 +45,7 @@ def draw(table: pd.DataFrame, cells: Sequence[Cell], seeds: Sequence[int], folde
             for cell in cells
             if cell.task == name and (content := cell.read(folder, seeds)) is not None and content.get("trace")
         }
-        figure = Figure(figsize=(9, 3.3), layout="constrained")
+        figure = Figure(figsize=(9, 3.6), layout="constrained")
         left, right = figure.subplots(1, 2, width_ratios=(1.15, 1))
         rival = _show_run(left, part, traces)
         _show_errors(right, part)

@@ -8,7 +8,7 @@ import numpy as np
 from scipy.linalg import expm
 
 from studies.arena.beliefs import Beliefs, Filter, beliefs_of
-from studies.arena.likelihood import search
+from studies.arena.likelihood import fit_on_grid
 from studies.arena.model import DiscreteModel, Information, Noise, Record
 from studies.arena.simulation import STAY, TURNS
 from studies.arena.tasks import VELOCITIES, Task
@@ -53,7 +53,7 @@ def build(task: Task, information: Information) -> Filter:
         return np.array(means), np.array(covariances), evidence
 
     def apply(record: Record) -> Beliefs:
-        noise = _levels(model, record, filtered)
+        noise = fit_on_grid(model, record, lambda *given: filtered(*given)[2])
         return beliefs_of(model, record, noise, *filtered(noise, record), "unscented")
 
     return apply
@@ -91,24 +91,8 @@ def build_switching(task: Task, information: Information) -> Filter:
         return np.array(means), np.array(covariances), evidence
 
     def apply(record: Record) -> Beliefs:
-        noise = _levels(model, record, filtered)
+        noise = fit_on_grid(model, record, lambda *given: filtered(*given)[2])
         found = beliefs_of(model, record, noise, *filtered(noise, record), "unscented")
         return found._replace(ahead=None)  # the package has no forecast over switches
 
     return apply
-
-
-def _levels(model: DiscreteModel, record: Record, filtered: Any) -> Noise:
-    """Noise that is told, or the best of a grid on the first third."""
-    if not model.learns_noise:
-        return model.told
-    third = record.first(len(record.times) // 3)
-
-    def value(logs: Any) -> float:
-        try:
-            found: float = filtered(model.noise_of(np, logs), third)[2]
-        except (np.linalg.LinAlgError, ValueError):  # the filter has diverged
-            return -np.inf
-        return found
-
-    return model.noise_of(np, search(value, model.first_guess(third), model.fitted_x))

@@ -75,7 +75,7 @@ def build_adaptive(task: Task, information: Information, smooth: bool = False) -
         traces_of = {key: np.asarray(trace.values) for key, trace in result.traces.items()}
 
         def ahead(places: Sequence[int], steps: int) -> Ahead:
-            return _forecasts(start(()), record, given, system.dt, changing, places, steps)
+            return _forecasts(start(wanted), record, given, system.dt, changing, places, steps)
 
         return Beliefs(
             traces_of["x.mean"][:, 0],

@@ -14,11 +14,12 @@ INTRODUCTION = """\
 # The arena
 
 `make arena` runs pcnet beside filters and smoothers of other packages on the same data, with the same information, and
-writes a report with computed verdicts to `output/arena`. It begins no further cell after 19 minutes. What a former run
-has finished is kept, so that a second call goes on where the first one stopped; cells of pcnet are run again when its
-code has changed. `make arena-docs` writes this page and the table of the README from it. `python -m studies.arena
---only neuron,lorenz --seeds 50` runs some tasks with more seeds; experiments use `--first-seed 3000`, because nothing
-may be chosen with the reported seeds. `make arena-check` compares three tasks with stored figures.
+writes a report with computed verdicts and goals to `output/arena`. On two cores it takes about 20 minutes: it begins no
+further cell after 19. What a former run has finished is kept, so that a second call goes on where the first one
+stopped; cells of pcnet are run again when its code has changed. `make arena-docs` writes this page and the table of the
+README from it. `python -m studies.arena --only neuron,lorenz --seeds 50` runs some tasks with more seeds; experiments
+use `--first-seed 3000`, because nothing may be chosen with the reported seeds. `make arena-check` compares three tasks
+with stored figures.
 
 The rivals are installed from lock files. dynamax asks for a nightly build of tensorflow-probability and runs here with
 the released one; `particles` asks for numpy 1 and runs with numpy 2; pyhgf needs an older jax and gets an environment

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pcnet.errors import SettingError
 from pcnet.sweeps.workers import cores, process_pool
-from studies.arena.cells import list_cells, run_cell
+from studies.arena.cells import Cell, list_cells, list_jobs, run_job
 from studies.arena.costs import measure_costs
 from studies.arena.lynx import measure_forecasts
 from studies.arena.methods import METHODS
@@ -55,21 +55,34 @@ def run_arena(
     folder.mkdir(parents=True, exist_ok=True)
     extras = Extras()
     if not tasks and not methods and minutes > 0:
-        log("costs of packages, the lynx and hare record, SPM's data")
-        extras = Extras(measure_costs(folder, DEVELOPMENT), measure_forecasts(folder), compare())
+        log("costs of packages")  # with nothing beside them, because their times are those of a clock
+        extras = Extras(measure_costs(folder, DEVELOPMENT))
     waiting = [cell for cell in cells if cell.read(folder, chosen) is None]
     log(f"{len(cells)} cells, {len(cells) - len(waiting)} of them done before")
+    jobs, done = list_jobs(waiting), 0
+
+    def tell(job: Sequence[Cell], there: Sequence[bool]) -> None:
+        nonlocal done
+        for cell, finished in zip(job, there, strict=True):
+            done += 1
+            state = "" if finished else " (no time left)"
+            title = METHODS[cell.method].title
+            log(f"{done} of {len(waiting)}: {cell.task}, {title}, told {cell.information}{state}")
+
     if (processes or cores()) == 1:
-        for done, cell in enumerate(waiting, 1):
-            run_cell(cell, chosen, folder, deadline)
-            log(f"{done} of {len(waiting)}: {cell.task}, {METHODS[cell.method].title}, told {cell.information}")
+        if extras.costs:
+            extras = extras._replace(lynx=measure_forecasts(folder), spm=compare())
+        for job in jobs:
+            tell(job, run_job(job, chosen, folder, deadline))
     else:
         from loky import as_completed
 
         with process_pool(processes or cores()) as pool:
-            futures = {pool.submit(run_cell, cell, chosen, folder, deadline): cell for cell in waiting}
-            for done, future in enumerate(as_completed(futures), 1):
-                cell, there = futures[future], future.result()
-                state = "" if there else " (no time left)"
-                log(f"{done} of {len(waiting)}: {cell.task}, {cell.method}, told {cell.information}{state}")
+            if extras.costs:
+                lynx, spm = pool.submit(measure_forecasts, folder), pool.submit(compare)
+            futures = {pool.submit(run_job, job, chosen, folder, deadline): job for job in jobs}
+            for future in as_completed(futures):
+                tell(futures[future], future.result())
+            if extras.costs:
+                extras = extras._replace(lynx=lynx.result(), spm=spm.result())
     return write(cells, chosen, folder, extras)

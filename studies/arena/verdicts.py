@@ -5,23 +5,25 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from studies.arena.cells import Cell
+from studies.arena.cells import FEWEST, LEAST_FIRST, Cell
 from studies.arena.methods import METHODS
 from studies.arena.tasks import TASKS
 
 NEAR = 1.05  # largest ratio to the best error that counts as equal
 LOWEST_COVERAGE = 0.90  # a filter is overconfident if the interval of its coverage is below
+SOUND = (0.90, 0.98)  # coverage of ±2 sd that counts as right
 LARGEST_ERROR = 3.0  # relative error in the second half from which a filter has diverged; 1 is that of a constant
-FEWEST = 3  # seeds that a filter must have run before its time is over, or all that are wanted
-LEAST_FIRST = ("neither", "parameters", "noise", "everything")
 ROOTS = ("whole", "half", "parameters")  # means of squares
 MEANS = ("coverage", "parameter_coverage", "log_score", "ten_steps")
 LOGS = ("noise_x", "noise_y")  # means of squares of logs
+NEAR_GAUSSIAN = 1.02  # largest ratio to the best Gaussian filter that counts as equal
+PARTICLES = ("particles", "cuthbert-particles")  # filters that are not Gaussian
+MOSTLY_BEST, MOSTLY_SOUND = 12 / 15, 13 / 15  # shares of tasks that are wanted
 COLUMNS = (*ROOTS, *MEANS, *LOGS, "low", "high", "ratio", "half_ratio", "oracle")
 
 
@@ -38,7 +40,7 @@ def summarise(content: Mapping[str, Any]) -> dict[str, Any]:
     """One row of the table from a cell's file: errors are roots of means over seeds, noise is a factor."""
     rows = pd.DataFrame(content["rows"])
     found: dict[str, Any] = {key: content[key] for key in ("task", "method", "information")}
-    found["contest"] = METHODS[content["method"]].contest
+    found |= {"contest": METHODS[content["method"]].contest, "cpu": content.get("cpu", math.nan)}
     if content["missing"] is not None:
         return {**found, "seeds": 0, "failure": f"not run: {content['missing']}"}
     samples = TASKS[found["task"]].system.samples
@@ -88,6 +90,65 @@ def judge(cells: Sequence[Cell], seeds: Sequence[int], folder: Path) -> pd.DataF
             table.loc[place, column] = max([*ratios, *least], default=1.0 if place in others else math.nan)
     table["verdict"] = [_verdict(*each) for each in zip(table["failure"], table["ratio"], strict=True)]
     return table
+
+
+class Goal(NamedTuple):
+    """What pcnet's adaptive filter is to reach, and where it misses it."""
+
+    title: str
+    wanted: int  # number of tasks
+    tasks: int  # that were measured
+    missed: Sequence[str]  # names of tasks, with the figure that misses the goal
+
+    @property
+    def reached(self) -> int:
+        return self.tasks - len(self.missed)
+
+    @property
+    def is_met(self) -> bool:
+        return self.reached >= self.wanted
+
+
+def goals(table: pd.DataFrame) -> list[Goal]:
+    """The four goals of the adaptive filter, with the tasks that miss them; those that have not run are left out."""
+    filters = table[table["contest"] == "filter"]
+    ours = filters[filters["method"] == "pcnet"]
+    neither, told = (ours[ours["information"] == key].set_index("task") for key in ("neither", "everything"))
+    rivals = filters[~filters["method"].map(lambda name: METHODS[name].is_ours) & (filters["failure"] == "")]
+    fastest = rivals[rivals["information"] == "neither"].groupby("task")["microseconds"].min()
+    slower = (neither["microseconds"] / fastest.reindex(neither.index)).fillna(0.0)
+    gaussian = rivals[(rivals["information"] == "everything") & ~rivals["method"].isin(PARTICLES)]
+    behind = told["oracle"] / gaussian.groupby("task")["oracle"].min().reindex(told.index).fillna(math.inf)
+    behind = behind.where(told["failure"] == "", math.inf)
+
+    def missed(fails: pd.Series[Any], figure: pd.Series[Any]) -> list[str]:
+        return [f"{TASKS[name].system.title} ({figure[name]})" for name in fails.index[fails]]
+
+    def ratio(values: pd.Series[Any]) -> pd.Series[Any]:
+        return values.map(lambda each: f"{each:.2f} times" if math.isfinite(each) else "failed")
+
+    inside = neither["coverage"].between(*SOUND)
+    coverage = neither["coverage"].map(lambda each: "diverged" if math.isnan(each) else f"{100 * each:.1f} %")
+    best = neither["verdict"].isin(["best", "within 5 %"])
+    count = len(neither)
+    return [
+        Goal(
+            "told neither: best or within 5 %", math.ceil(MOSTLY_BEST * count), count, missed(~best, neither["verdict"])
+        ),
+        Goal("told neither: coverage 90–98 %", math.ceil(MOSTLY_SOUND * count), count, missed(~inside, coverage)),
+        Goal(
+            "told neither: faster per observation than every rival that did not fail",
+            count,
+            count,
+            missed(slower > 1, ratio(slower)),
+        ),
+        Goal(
+            "told everything: within 2 % of the best Gaussian filter",
+            len(told),
+            len(told),
+            missed(behind > NEAR_GAUSSIAN, ratio(behind)),
+        ),
+    ]
 
 
 def _errors(content: Mapping[str, Any]) -> pd.DataFrame:
