@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pcnet.model.hypotheses import Hypotheses
+from pcnet.model.hypotheses import GIVEN, Hypotheses
 from pcnet.numerics.mixtures import WEIGHTS
 
 Array = NDArray[np.float64]
@@ -148,11 +148,10 @@ def start(hypotheses: Hypotheses, batch: int, peaks: Array, elements: int = 0) -
     robust = (0, 1) if hypotheses.outliers else (0,)
     contrast = math.log(hypotheses.contrast) * (2 * np.eye(elements) - 1)
     alike = np.zeros(elements)
-    near = [factor for factor in hypotheses.process_factors if 1 / NEAR <= factor <= NEAR]
-    grid = [
-        (a, b, alike, r) for a in hypotheses.process_factors for b in hypotheses.observation_factors for r in robust
-    ]
-    grid += [(a, 1.0, element, r) for element in contrast if element.any() for a in near for r in robust]
+    of_process, of_observations = hypotheses.process_factors or GIVEN, hypotheses.observation_factors or GIVEN
+    near = [factor for factor in of_process if 1 / NEAR <= factor <= NEAR]
+    grid = [(a, b, alike, r) for a in of_process for b in of_observations for r in robust]
+    grid += [(a, 1.0, element, r) for element in contrast for a in near for r in robust]
     columns = [np.repeat(np.array(column), len(peaks), 0) for column in zip(*grid, strict=True)]
     process, observation, kinds = np.log(columns[0]), np.log(columns[1]), columns[3]
     tilt = hypotheses.process_tilt * process + hypotheses.observation_tilt * observation

@@ -1,12 +1,16 @@
 """Hypotheses about noise, outliers and drift that a model is run under side by side."""
 
 import math
-from dataclasses import KW_ONLY
+from dataclasses import KW_ONLY, replace
 
 from pydantic import Field
 
 from pcnet.errors import SettingError
 from pcnet.settings import settings
+
+FOUND = (1 / 25, 1.0, 25.0)
+GIVEN = (1 / 625, *FOUND, 625.0)
+"""Factors of variances to start from, around a first guess that is found from the data, and around a given one."""
 
 
 @settings
@@ -19,8 +23,9 @@ class Hypotheses:
     fast, join them.
 
     Args:
-        process_factors: Factors of the first guess of process variances to start from.
-        observation_factors: Factors of the first guess of observation variances to start from.
+        process_factors: Factors of the first guess of process variances to start from. Unless given: 1/625, 1/25, 1,
+            25 and 625, and around guesses that are found from the first observations 1/25, 1 and 25.
+        observation_factors: The same for the first guess of observation variances.
         contrast: Factor of the variance of one element of the process noise in further copies, in which the other
             elements have its inverse: how levels differ between elements is the least certain part of a guess. There
             are such copies for noise of two to four elements; 1 for none.
@@ -39,8 +44,8 @@ class Hypotheses:
     """
 
     _: KW_ONLY
-    process_factors: tuple[float, ...] = (1 / 625, 1 / 25, 1.0, 25.0, 625.0)
-    observation_factors: tuple[float, ...] = (1 / 625, 1 / 25, 1.0, 25.0, 625.0)
+    process_factors: tuple[float, ...] | None = None
+    observation_factors: tuple[float, ...] | None = None
     contrast: float = Field(default=5.0, ge=1.0, lt=math.inf)
     process_tilt: float = 0.1
     observation_tilt: float = 0.4
@@ -57,7 +62,17 @@ class Hypotheses:
     def __post_init__(self) -> None:
         for name in ("process_factors", "observation_factors", "walks"):
             values = getattr(self, name)
+            if values is None:
+                continue
             if not all(0 < value < math.inf for value in values) or not (values or name == "walks"):
                 raise SettingError(
                     f"Hypotheses: {name} must be positive numbers, such as (0.04, 1.0, 25.0), not {values}"
                 )
+
+    def around_found(self, process: bool, observations: bool) -> "Hypotheses":
+        """The same, with fewer factors of the variances whose guess is found from the data, if they are not given."""
+        return replace(
+            self,
+            process_factors=self.process_factors or (FOUND if process else None),
+            observation_factors=self.observation_factors or (FOUND if observations else None),
+        )

@@ -360,6 +360,55 @@ def vehicle(x: Tensor, p: Tensor) -> Tensor:
     return _columns(speed * heading.cos(), speed * heading.sin(), p[..., 0] * speed, 0.5 * (p[..., 1] - speed))
 
 
+def friction(x: Tensor, p: Tensor) -> Tensor:
+    """A driven mass on a spring with dry friction; x = (position, velocity, phase), θ = (friction, stiffness)."""
+    place, velocity, phase = x.unbind(-1)
+    rub = p[..., 0] * (velocity / 0.1).tanh()
+    return _columns(velocity, -p[..., 1] * place - 0.1 * velocity - rub + phase.sin(), torch.full_like(phase, 0.8))
+
+
+def circuit(x: Tensor, p: Tensor) -> Tensor:
+    """Chua's circuit with a cubic diode; x = (two voltages, current), θ = (rate of the first, rate of the current)."""
+    u, v, w = x.unbind(-1)
+    return _columns(p[..., 0] * (v + u / 6 - u**3 / 6), u - v + w, -p[..., 1] * v)
+
+
+def food_chain(x: Tensor, p: Tensor) -> Tensor:
+    """Logs of plants, grazers and hunters; θ = (rate of grazing, rate of hunting)."""
+    plants, grazers, hunters = x.exp().unbind(-1)
+    grazed = p[..., 0] / (1 + 0.5 * p[..., 0] * plants)
+    hunted = p[..., 1] / (1 + 2.0 * p[..., 1] * grazers)
+    return _columns(1 - plants - grazed * grazers, grazed * plants - 0.4 - hunted * hunters, hunted * grazers - 0.08)
+
+
+def rotors(x: Tensor, p: Tensor) -> Tensor:
+    """Three phases that pull each other; θ = (coupling, frequency of the first), the others have 1.3 and 2."""
+    first, second, third = x.unbind(-1)
+    k = p[..., 0]
+    return _columns(
+        p[..., 1] + k * ((second - first).sin() + (third - first).sin()),
+        1.3 + k * ((first - second).sin() + (third - second).sin()),
+        2.0 + k * ((first - third).sin() + (second - third).sin()),
+    )
+
+
+def glucose(x: Tensor, p: Tensor) -> Tensor:
+    """Minimal model of glucose (mmol/l), the remote action of insulin and insulin, with meals every 300 minutes.
+
+    x = (glucose, action in 1/100 min, insulin over its base, time in minutes / 100), θ = (1 / time of glucose in
+    1/100 min, sensitivity).
+    """
+    sugar, action, insulin, time = x.unbind(-1)
+    meal = 6.0 * torch.exp(-0.5 * (((time % 3.0) - 0.5) / 0.15) ** 2)
+    secreted = 4.0 * torch.nn.functional.softplus(sugar - 5.5)
+    return _columns(
+        -p[..., 0] * (sugar - 5.0) - action * sugar + 1.5 * meal,
+        -2.5 * action + p[..., 1] * insulin,
+        secreted - 9.0 * insulin,
+        torch.ones_like(time),
+    )
+
+
 def range_and_bearing(x: Tensor) -> Tensor:
     """Distance and direction of a target from a station at (−20, −20)."""
     u, v = x[..., 0] + 20.0, x[..., 1] + 20.0
@@ -794,7 +843,6 @@ SYSTEMS: Mapping[str, System] = {
         0.2,
         700,
         seen(0),
-        group="frozen",
     ),
     "populations": System(
         "Wilson–Cowan populations of neurons, excitatory ones seen",
@@ -810,7 +858,6 @@ SYSTEMS: Mapping[str, System] = {
         0.25,
         600,
         seen(0),
-        group="frozen",
     ),
     "infusion": System(
         "Drug under an infusion, concentration in blood seen",
@@ -826,7 +873,6 @@ SYSTEMS: Mapping[str, System] = {
         0.15,
         150,
         lambda x: x[..., :1].exp(),
-        group="frozen",
     ),
     "reactor": System(
         "Stirred tank with a reaction that heats it, temperature seen",
@@ -842,7 +888,6 @@ SYSTEMS: Mapping[str, System] = {
         0.15,
         400,
         seen(1),
-        group="frozen",
     ),
     "vehicle": System(
         "Vehicle at irregular times with gaps, position seen",
@@ -858,6 +903,86 @@ SYSTEMS: Mapping[str, System] = {
         0.5,
         400,
         seen(0, 1),
+        irregular=True,
+    ),
+    "friction": System(
+        "Driven mass with dry friction, position seen",
+        "steep friction, velocity hidden, different noise by element",
+        friction,
+        (0.3, 2.0),
+        (0.6, 3.0),
+        (0.3, 1.0),
+        (0.5, 0.0, 0.0),
+        (0.3, 0.3, 0.5),
+        (0.01, 0.2, 0.02),
+        (0.1,),
+        0.1,
+        600,
+        seen(0),
+        group="frozen",
+    ),
+    "circuit": System(
+        "Chua's circuit with a cubic diode, one voltage seen",
+        "chaotic, two hidden elements",
+        circuit,
+        (10.0, 16.0),
+        (9.0, 14.0),
+        (1.0, 2.0),
+        (0.5, 0.0, 0.0),
+        (0.5, 0.2, 0.5),
+        (0.1, 0.02, 0.1),
+        (0.1,),
+        0.05,
+        800,
+        seen(0),
+        group="frozen",
+    ),
+    "chain": System(
+        "Food chain, plants and hunters counted",
+        "saturation, exponential observation, slow hidden grazers, 300 samples",
+        food_chain,
+        (3.0, 0.5),
+        (2.5, 0.7),
+        (0.5, 0.2),
+        (-0.3, -1.0, -0.5),
+        (0.3, 0.3, 0.3),
+        (0.05, 0.05, 0.02),
+        (0.05, 0.1),
+        0.5,
+        300,
+        lambda x: x[..., [0, 2]].exp(),
+        group="frozen",
+    ),
+    "rotors": System(
+        "Three coupled rotors, the sines of two seen",
+        "phases, strongly nonlinear observation, one hidden rotor",
+        rotors,
+        (0.3, 0.7),
+        (0.5, 1.0),
+        (0.2, 0.3),
+        (0.0, 0.5, 1.0),
+        (0.3, 0.3, 0.3),
+        (0.05, 0.15, 0.05),
+        (0.2, 0.2),
+        0.2,
+        500,
+        lambda x: x[..., :2].sin(),
+        group="frozen",
+    ),
+    "glucose": System(
+        "Glucose and insulin with meals at irregular times, glucose seen",
+        "driven, two hidden elements, irregular times, 240 samples",
+        glucose,
+        (2.0, 8.0),
+        (3.0, 5.0),
+        (1.0, 3.0),
+        (5.0, 0.0, 0.3, 0.0),
+        (0.5, 0.2, 0.2, 0.01),
+        (0.3, 0.05, 0.1, 0.002),
+        (0.3,),
+        0.05,
+        240,
+        seen(0),
         group="frozen",
         irregular=True,
     ),

@@ -20,17 +20,19 @@ from pcnet.numerics.kernels import Matern
 from pcnet.results.recorder import Record
 from pcnet.settings import number
 from studies.systems.design import GUESSES, HORIZONS, SYSTEMS, Guess, Realisation, System, simulate
-from studies.systems.rivals import Filtered, gaussian_filter, particle_filter
+from studies.systems.rivals import Filtered, averaged_filter, gaussian_filter, grid_size, particle_filter
 
 Array = NDArray[Any]
 SDS = 2.0  # half-width of intervals, in standard deviations
 IDENTIFIED = 2.0
 """A process level counts as identified by a record if twice and half the true variance each lower the log-evidence of
 the filter that is told everything else by so many nats."""
+SMALLEST_GRID = 5  # levels of each noise, below which the average over them is left out
 DROP = 0.05  # share of the seeds, the worst and the best, that trimmed means leave out
 
 ABLATIONS: Mapping[str, Mapping[str, Any]] = {
-    "one hypothesis of the noise": {"process_factors": (1.0,), "observation_factors": (1.0,)},
+    "one hypothesis of the noise": {"process_factors": (1.0,), "observation_factors": (1.0,), "contrast": 1.0},
+    "no contrasts of elements": {"contrast": 1.0},
     "no robust rows": {"outliers": 0.0},
     "no walks": {"walks": ()},
     "no tilt of the prior": {"process_tilt": 0.0, "observation_tilt": 0.0},
@@ -46,7 +48,7 @@ ABLATED_FROM = ("x × 50, y ÷ 50", "none")  # first guesses that variants are r
 
 class Trial(NamedTuple):
     system: str
-    method: str  # "pcnet", "pcnet: <ablation>", "extended", "cubature" or "particles"
+    method: str  # "pcnet", "pcnet: <ablation>", "extended", "cubature", "average" or "particles"
     guess: str  # "" for methods that are told the noise
 
 
@@ -64,6 +66,7 @@ def list_trials(names: Sequence[str], ablations: bool = False) -> list[Trial]:
     found = []
     for name in names:
         rivals = ["extended", "cubature", *(["particles"] if SYSTEMS[name].two_peaks else [])]
+        rivals += ["average"] if grid_size(SYSTEMS[name]) >= SMALLEST_GRID and not ablations else []
         found += [Trial(name, rival, "") for rival in rivals]
         found += [Trial(name, "pcnet", guess.name) for guess in GUESSES]
         if ablations:
@@ -160,6 +163,8 @@ def run_rival(system: System, data: Realisation, method: str) -> Beliefs:
     with torch.no_grad():
         if method == "particles":
             found = particle_filter(system, data)
+        elif method == "average":
+            found = averaged_filter(system, data)
         else:
             found = gaussian_filter(system, data, "extended" if method == "extended" else "cubature")
     unknown = np.full((len(data.states), 1), np.nan)

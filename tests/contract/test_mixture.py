@@ -23,6 +23,7 @@ OBSERVATION = (0.5, 1.0, 3.0)
 FEW = pc.Hypotheses(
     process_factors=PROCESS,
     observation_factors=OBSERVATION,
+    contrast=1.0,
     process_tilt=0.3,
     observation_tilt=0.7,
     outliers=0.0,

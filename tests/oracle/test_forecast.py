@@ -451,7 +451,8 @@ def test_rows_of_a_bank_that_run_away_are_left_out_of_its_forecast():
     observations = 0.1 * torch.randn(5, 1, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     told = {"process_noise_sd": 0.02, "observation_noise_sd": 0.1, "noise_sd": 1e-3}
     settings = {"initial_mean": [0.0], "initial_sd": 0.1, **told}
-    two = pc.Hypotheses(process_factors=(1.0, 1e4), observation_factors=(1.0,), outliers=0.0, drop=1e9, merge=0.0)
+    factors = {"process_factors": (1.0, 1e4), "observation_factors": (1.0,), "contrast": 1.0}
+    two = pc.Hypotheses(**factors, outliers=0.0, drop=1e9, merge=0.0)
     bank = adaptive_filter(cubic, 1, 0.1, hypotheses=two, **settings).start()
     alone = adaptive_filter(cubic, 1, 0.1, hypotheses=None, **settings).start()
     for session in (bank, alone):

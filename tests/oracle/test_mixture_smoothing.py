@@ -210,7 +210,8 @@ def test_parameters_and_hypotheses_are_smoothed_along():
     category = CategoricalNode("mode", values=[[-1.0], [1.0]], stay=0.9)
     graph = graph_of(x, pc.systems.linear([[1.0]]), 0.3, category)
     graph.parametrises(ParameterNode("theta", mean=[1.0], sd=0.5), x)
-    few = pc.Hypotheses(process_factors=(0.2, 5.0), observation_factors=(1.0,), outliers=0.0, walks=())
+    factors = {"process_factors": (0.2, 5.0), "observation_factors": (1.0,), "contrast": 1.0}
+    few = pc.Hypotheses(**factors, outliers=0.0, walks=())
     model = pc.Model(graph, pc.adaptive_filtering(), few)
     rng = np.random.default_rng(0)
     seen = 1.5 * np.repeat([1.0, -1.0, 1.0], 12)[:, None] + 0.3 * rng.standard_normal((36, 1))

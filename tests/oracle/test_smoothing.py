@@ -207,7 +207,13 @@ def test_a_bank_is_smoothed_by_the_weights_of_all_observations():
     y = np.cumsum(0.3 * np.random.default_rng(0).standard_normal((60, 1)), 0)
     y += 0.2 * np.random.default_rng(1).standard_normal(y.shape)
     bank = pc.Hypotheses(
-        process_factors=PROCESS, observation_factors=(1.0,), process_tilt=0.0, outliers=0.0, walks=(), drop=50.0
+        process_factors=PROCESS,
+        observation_factors=(1.0,),
+        contrast=1.0,
+        process_tilt=0.0,
+        outliers=0.0,
+        walks=(),
+        drop=50.0,
     )
     session = walk(hypotheses=bank).start(smooth=True).run(y)
     found = session.result().smoothed("x")

@@ -11,7 +11,7 @@ from pcnet.errors import SettingError
 from studies.systems import trials
 from studies.systems.design import SYSTEMS, System, matern_noise, seen, simulate
 from studies.systems.report import cells_of, holds
-from studies.systems.rivals import gaussian_filter, particle_filter
+from studies.systems.rivals import averaged_filter, gaussian_filter, particle_filter
 from studies.systems.run import run_study
 from studies.systems.trials import worst
 
@@ -25,18 +25,18 @@ def decay(x, p):
 LINEAR = System("Decay", "linear", decay, (1.0,), (1.0,), (1e-6,), (1.0,), (0.7,), (0.3,), (0.2,), 0.1, 60, seen(0))
 
 
-def exact(data) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def exact(data, process=1.0, observation=1.0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The Kalman filter of ẋ = −x/2 + noise: means, standard deviations and log-evidence of all seeds."""
-    keep = math.exp(-0.05)
-    added = 0.09 * (1 - keep**2)  # ∫0.3² e^(−s) ds
+    keep, noise = math.exp(-0.05), 0.04 * observation
+    added = 0.09 * process * (1 - keep**2)  # ∫0.3² e^(−s) ds
     means, sds, evidence = [], [], np.zeros(len(data.states))
     mean, variance = np.ones(len(data.states)), 0.49
     for k in range(LINEAR.samples):
         if k:
             mean, variance = keep * mean, keep**2 * variance + added
-        error, total = data.observations[:, k, 0].numpy() - mean, variance + 0.04
+        error, total = data.observations[:, k, 0].numpy() - mean, variance + noise
         evidence -= 0.5 * (error**2 / total + math.log(2 * math.pi * total))
-        mean, variance = mean + variance / total * error, variance * 0.04 / total
+        mean, variance = mean + variance / total * error, variance * noise / total
         means.append(mean)
         sds.append(np.full_like(mean, math.sqrt(variance)))
     return np.stack(means, 1), np.stack(sds, 1), evidence
@@ -50,6 +50,21 @@ def test_rivals_are_kalman_filters_where_everything_is_linear(kind):
     np.testing.assert_allclose(found.mean[..., 0], means, atol=5e-3)  # up to the noise within a step
     np.testing.assert_allclose(found.sd[..., 0], sds, rtol=2e-2)
     np.testing.assert_allclose(found.log_evidence, evidence, atol=0.2)
+
+
+def test_the_average_over_noise_levels_is_that_of_exact_filters():
+    """Bayes: the last belief of Kalman filters at all 49 combinations of levels, weighed by their evidence."""
+    data, factors = simulate(LINEAR, range(4)), np.geomspace(1 / 64, 64, 7)
+    found = averaged_filter(LINEAR, data)
+    alone = [exact(data, a, b) for a in factors for b in factors]
+    evidence = np.stack([each[2] for each in alone])
+    weight = np.exp(evidence - evidence.max(0))
+    weight /= weight.sum(0)
+    means, sds = (np.stack([each[i][:, -1] for each in alone]) for i in (0, 1))
+    mean = (weight * means).sum(0)
+    sd = np.sqrt((weight * (sds**2 + (means - mean) ** 2)).sum(0))
+    np.testing.assert_allclose(found.mean[:, -1, 0], mean, atol=5e-3)
+    np.testing.assert_allclose(found.sd[:, -1, 0], sd, rtol=2e-2)
 
 
 def test_the_particle_filter_agrees_with_the_kalman_filter():
@@ -103,7 +118,7 @@ def test_a_tiny_run_writes_its_report(tmp_path, monkeypatch):
     report = run_study(tmp_path, seeds=2, systems=["short"], first_seed=3000, processes=1)
     text = report.markdown.read_text(encoding="utf-8")
     assert "Damped oscillator, position seen" in text
-    assert len(pd.read_csv(report.trials)) == 2 * 4
+    assert len(pd.read_csv(report.trials)) == 2 * 5
     assert set(report.holding) == {"development"}
     with pytest.raises(SettingError, match="there is no system 'shrt'"):
         run_study(tmp_path, systems=["shrt"])

@@ -53,7 +53,7 @@ def test_smooth_noise_needs_no_first_guess():
 def test_smooth_noise_in_single_precision():
     """White rests, which are tied to the levels after 8 and 32 observations, have the dtype of the run."""
     world = pc.simulate.glv_process(samples=36, noise="smooth", seed=1)
-    few = pc.Hypotheses(process_factors=(1.0,), observation_factors=(0.1, 1.0), outliers=0.0)
+    few = pc.Hypotheses(process_factors=(1.0,), observation_factors=(0.1, 1.0), contrast=1.0, outliers=0.0)
     known = {"process_noise_sd": 0.05, "observation_noise_sd": 0.1, "correlation_time": 0.07, "hypotheses": few}
     prior = {"parameter_mean": [0.2, -0.4, 0.1], "parameter_sd": 0.1}
     model = adaptive_filter(pc.systems.lotka_volterra, 3, 0.01, **prior, **known)
