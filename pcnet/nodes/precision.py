@@ -244,7 +244,7 @@ class PrecisionNode(SlowBelief, AssumesNoiseLevels):
         total = shape.rows * mean.sum(-1) + shape.dim * log_det
         if self.channels != "full":
             prior = ctx.state.prior_mean
-            guess = ctx.cached("first guess", lambda: (-prior[:, : bound.levels]).exp(), prior)
+            guess = ctx.cached("first guess", (-prior[:, : bound.levels]).exp, prior)
             noise = Noise((-mean).exp(), kernel, bound.levels, learned, guess.expand(-1, shape.dim))
             precision = Precision(temporal, mean.exp(), total, learns_lengthscale=learned)
             return NoisePrediction(precision, kernel, noise, lambda: self._learned_covariance(ctx))
