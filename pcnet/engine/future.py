@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -293,7 +294,8 @@ class FutureOfSystem(Future):
 
         self._steps += 1
         if self._steps == TRACED_AFTER:
-            self._traced = trace(flow, (z,))
+            with suppress(GraphError):  # what cannot be traced is called at each step
+                self._traced = trace(flow, (z,))
         middle, after, transition = _runge_kutta(self._traced or flow, z, given[STEP])
         gain = 0.5 * (eye + transition) @ jacobian_of(lambda e: system.flow(middle, e), nothing)
         covariance = transition @ covariance @ transition.mT
