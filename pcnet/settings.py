@@ -10,7 +10,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar, dataclass_transform, get
 import numpy as np
 import torch
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, ValidationError
-from pydantic.dataclasses import dataclass
+from pydantic.dataclasses import dataclass, rebuild_dataclass
 from torch import Tensor
 
 from pcnet.errors import ImmutableError, SettingError, suggestion
@@ -33,11 +33,14 @@ def settings(cls: C) -> C:
                 f"{cls.__name__}: a setting cannot be called {name!r}, which is a property or method of "
                 f"{cls.__mro__[1].__name__}; give it another name"
             )
-    config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+    config = ConfigDict(extra="forbid", arbitrary_types_allowed=True, defer_build=True)
     made: Any = dataclass(cls, config=config, frozen=True, eq=False, repr=False)
     validated_init: Callable[..., None] = made.__init__
 
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        if not made.__pydantic_complete__:  # its first use: most kinds are not used by a process
+            rebuild_dataclass(made)
+            made.__init__ = init
         try:
             validated_init(self, *args, **kwargs)
         except ValidationError as error:

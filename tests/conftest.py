@@ -15,6 +15,7 @@ hypothesis.settings.load_profile("repeatable")
 torch.set_num_threads(1)  # one core for each test process,
 for library in ("OMP", "MKL", "OPENBLAS"):  # and for the processes that tests start
     os.environ.setdefault(f"{library}_NUM_THREADS", "1")
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # those read pcnet from source once, not each of them
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a background job of a shell: the processes that tests
     signal.signal(signal.SIGINT, signal.default_int_handler)  # start would inherit it, and ignore Ctrl-C
 os.environ.setdefault("PCNET_ENGINE", "eager")  # tests of the compiled engine ask for it

@@ -161,7 +161,7 @@ def _unsound(program: Program, state: GraphState) -> Tensor | None:
         for path, part in flatten(each, name).items()
         if path not in legal and part.is_floating_point()
     ]
-    if not floats or math.isfinite(sum(part.sum().item() for part in floats)):
+    if not floats or math.isfinite(torch.stack([part.sum() for part in floats]).sum().item()):
         return None
     found = torch.zeros_like(state.running)
     for part in floats:

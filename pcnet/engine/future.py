@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +19,7 @@ from pcnet.engine.state import GraphState
 from pcnet.engine.tick import Workspace
 from pcnet.errors import GraphError
 from pcnet.functions.traced import jacobian_of
+from pcnet.functions.tracing import trace
 from pcnet.model.context import NodeContext, Now
 from pcnet.model.links import AnyLink, Drives, Predicts
 from pcnet.model.messages import PointPrediction
@@ -26,6 +28,7 @@ from pcnet.numerics.kernels import Kernel, White
 from pcnet.numerics.trees import flatten, unflatten
 
 NEGLIGIBLE = 1e-10  # correlations of noise below this are neglected
+TRACED_AFTER = 4  # steps of a linearised system after which its flow is traced: that takes as long as some of them
 STEP, NOISE, INPUT, OVER = "/step", "/noise", "/input ", "/input over "
 """What a step is given: its length (B,), for draws the noise (B, m); and of inputs that are known ahead, by name, their
 value at its end, and a constant one over the step."""
@@ -263,6 +266,8 @@ class FutureOfSystem(Future):
     def __init__(self, program: Program, state: GraphState, *, parameters: bool) -> None:
         super().__init__(program, state)
         self.system = System(self.space, parameters=parameters)
+        self._steps = 0
+        self._traced: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
 
     def start(self, step: float, most: int) -> Moving:
         """The beginning; step: length of a step. most: number of steps."""
@@ -284,10 +289,14 @@ class FutureOfSystem(Future):
         nothing = z.new_zeros(z.shape[0], system.noises)
         eye = torch.eye(z.shape[-1], dtype=z.dtype, device=z.device)
 
-        def slope(at: Tensor) -> Tensor:
-            return jacobian_of(lambda v: system.flow(v, nothing), at)
+        def flow(at: Tensor) -> tuple[Tensor, Tensor]:
+            return system.flow(at, nothing), jacobian_of(lambda v: system.flow(v, nothing), at)
 
-        middle, after, transition = _runge_kutta(lambda v: system.flow(v, nothing), slope, z, given[STEP])
+        self._steps += 1
+        if self._steps == TRACED_AFTER:
+            with suppress(GraphError):  # what cannot be traced is called at each step
+                self._traced = trace(flow, (z,))
+        middle, after, transition = _runge_kutta(self._traced or flow, z, given[STEP])
         gain = 0.5 * (eye + transition) @ jacobian_of(lambda e: system.flow(middle, e), nothing)
         covariance = transition @ covariance @ transition.mT
         made = {"/z": after}
@@ -350,17 +359,21 @@ def cells(kernel: Kernel, step: float, most: int, hold: Tensor) -> Tensor:
 
 
 def _runge_kutta(
-    flow: Callable[[Tensor], Tensor], slope: Callable[[Tensor], Tensor], z: Tensor, step: Tensor
+    flow: Callable[[Tensor], tuple[Tensor, Tensor]], z: Tensor, step: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """z after half a step and after a full step (B,), and the Jacobian of the full step."""
+    """z after half a step and after a full step (B,), and the Jacobian of the full step.
+
+    flow: Gives the velocity and its Jacobian.
+    """
     eye = torch.eye(z.shape[-1], dtype=z.dtype, device=z.device).expand(z.shape[0], -1, -1)
     h, hh = step[:, None], step[:, None, None]
-    k1, m1 = flow(z), slope(z)
-    at = z + 0.5 * h * k1
-    k2, m2 = flow(at), slope(at) @ (eye + 0.5 * hh * m1)
+    k1, m1 = flow(z)
+    k2, slope = flow(z + 0.5 * h * k1)
+    m2 = slope @ (eye + 0.5 * hh * m1)
     middle = z + 0.5 * h * k2
-    k3, m3 = flow(middle), slope(middle) @ (eye + 0.5 * hh * m2)
-    at = z + h * k3
-    k4, m4 = flow(at), slope(at) @ (eye + hh * m3)
+    k3, slope = flow(middle)
+    m3 = slope @ (eye + 0.5 * hh * m2)
+    k4, slope = flow(z + h * k3)
+    m4 = slope @ (eye + hh * m3)
     after = z + h / 6 * (k1 + 2 * k2 + 2 * k3 + k4)
     return middle, after, eye + hh / 6 * (m1 + 2 * m2 + 2 * m3 + m4)

@@ -457,8 +457,9 @@ class MixtureSession(Session):
 
     def _collect(self) -> None:
         """Bring the table of what was recorded of the mixture up to date."""
-        self._gather()
-        self._recording.reduce()
+        with torch.inference_mode(), ThreadLimit(self.threads):
+            self._gather()
+            self._recording.reduce()
 
     @property
     def recorder(self) -> Recorder:

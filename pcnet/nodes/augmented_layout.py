@@ -59,6 +59,7 @@ class AugmentedStateLayout(NamedTuple):
     joint: slice  # elements of the state, of parameters that are part of the belief, and of deviations of inputs
     n_scored: int  # p, number of parameters with sensitivities
     level_channels: Tensor  # which channels share a log-variance, (s, all channels), one or zero
+    source_channels: Tensor  # the same after a row of the channels without one, (1 + s, all channels)
 
     @property
     def noises(self) -> tuple[NoiseBlock, ...]:
@@ -80,9 +81,7 @@ class AugmentedStateLayout(NamedTuple):
 
     def by_source(self, block: NoiseBlock, variance: Tensor) -> Tensor:
         """A variance (B, channels of a noise) by the log-variance that it belongs to, (B, 1 + s, channels)."""
-        known = self.level_channels[:, block.channels]
-        rest = (known.sum(0) == 0).to(variance)
-        return variance[:, None] * torch.cat([rest[None], known])
+        return variance[:, None] * self.source_channels[:, block.channels]
 
     def noise_levels(self, block: NoiseBlock, like: Tensor) -> Tensor:
         """The log-variances that the noise of wide observations belongs to, (B, s), one or zero."""
@@ -169,6 +168,7 @@ def make_layout(
         belief,
         n_scored,
         stacked,
+        torch.cat([(stacked.sum(0, keepdim=True) == 0).to(stacked), stacked]),
     )
 
 

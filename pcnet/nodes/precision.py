@@ -246,8 +246,9 @@ class PrecisionNode(SlowBelief, AssumesNoiseLevels):
             log_det, kernel = log_det + 2 * scale.log().sum(-1), kernel.with_lengthscale(lengthscale)
         total = shape.rows * mean.sum(-1) + shape.dim * log_det
         if self.channels != "full":
-            guess = (-ctx.state.prior_mean[:, : bound.levels]).exp().expand(-1, shape.dim)
-            noise = Noise((-mean).exp(), kernel, bound.levels, learned, guess)
+            prior = ctx.state.prior_mean
+            guess = ctx.cached("first guess", (-prior[:, : bound.levels]).exp, prior)
+            noise = Noise((-mean).exp(), kernel, bound.levels, learned, guess.expand(-1, shape.dim))
             precision = Precision(temporal, mean.exp(), total, learns_lengthscale=learned)
             return NoisePrediction(precision, kernel, noise, lambda: self._learned_covariance(ctx))
         factor = torch.eye(shape.dim, dtype=mean.dtype, device=mean.device).repeat(len(mean), 1, 1)

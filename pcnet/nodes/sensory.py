@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import KW_ONLY
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
@@ -168,7 +168,7 @@ class SensoryNode(Node[SensoryState, SensoryBound], Forecasts, Assumes):
         if self.has_outliers and not states[0].sends_covariance:
             raise GraphError(f"{self.title} expects outliers, which needs a Kalman state; {states[0].name!r} is none")
 
-    @property
+    @cached_property
     def has_outliers(self) -> bool:
         """Whether it expects outliers."""
         return bool((self.outliers > 0).any())

@@ -167,6 +167,7 @@ def attempt(engine, i, case, number=0, lane=0):
     pointers = [ctypes.c_void_p] * 6
     ctypes.CFUNCTYPE(None, *pointers)(variant.library.address("prepare"))(*addresses)
     held = ctypes.CFUNCTYPE(ctypes.c_bool, *pointers)(variant.library.address("tick"))(*addresses)
+    ctypes.CFUNCTYPE(None, ctypes.c_void_p)(variant.library.address("finish"))(addresses[1])
     for each, before in kept:
         np.testing.assert_array_equal(each, before)
     return held, new[:-1, 0]

@@ -12,9 +12,9 @@ from pcnet.engine.compiled.native import compiled
 
 MAX_VARIANTS = 60
 """Most variants of a tick: one bit each in a mask of 64."""
-ENTRY = 5
+ENTRY = 6
 """Words of a variant in the table: its functions tick and prepare, where its derived values begin (in bytes), its bit,
-and the bits of the variants whose derived values it makes invalid."""
+the bits of the variants whose derived values it makes invalid, and its function finish."""
 KIND = 1 + ENTRY * MAX_VARIANTS
 """Words of a kind of tick in the table: the number of its variants, and the variants."""
 FIELDS = (
@@ -26,7 +26,8 @@ of the state, are in bytes; kinds and recorded have one byte a tick; hints: by k
 the bits of variants whose derived values are invalid; derived: where derived values begin.
 
 A variant writes only what it changes. The rest is the same in both buffers if it has done the tick before; otherwise
-the state is copied first."""
+the state is copied first. What a variant does not write because it equals another element, and is not read by the
+variant itself, is added to the state before another variant reads it, and at the end."""
 
 _TEXT = """
 declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
@@ -91,7 +92,15 @@ variant:
   %ptick = getelementptr i64, ptr %first, i64 %vo
   %tick = load ptr, ptr %ptick
   %same = icmp eq ptr %ptick, %wrote
-  br i1 %same, label %copied, label %copy
+  br i1 %same, label %copied, label %switch
+switch:
+  %begun = icmp eq ptr %last, null
+  br i1 %begun, label %copy, label %complete
+complete:
+  %pfinish = getelementptr i64, ptr %last, i64 5
+  %finish = load ptr, ptr %pfinish
+  call void %finish(ptr %a)
+  br label %copy
 copy:
   call void @llvm.memcpy.p0.p0.i64(ptr %b, ptr %a, i64 %size, i1 false)
   br label %copied
@@ -139,6 +148,15 @@ next:
   %t1 = add i64 %t, 1
   br label %head
 end:
+  %none = icmp eq ptr %last, null
+  br i1 %none, label %done, label %completed
+completed:
+  %plast = getelementptr i64, ptr %last, i64 5
+  %finishing = load ptr, ptr %plast
+  %state = load ptr, ptr %pa
+  call void %finishing(ptr %state)
+  br label %done
+done:
   ret i64 %t
 }
 """.replace("KIND", str(KIND)).replace("ENTRY", str(ENTRY))

@@ -31,7 +31,7 @@ from pcnet.engine.compiled.loop_places import (
     runs,
 )
 from pcnet.engine.compiled.lowering import Lowering, base_name, kind_of
-from pcnet.engine.compiled.scalar_code import PARAMETERS, ValueWriter, Written
+from pcnet.engine.compiled.scalar_code import PARAMETERS, ValueWriter, Written, write_finish
 from pcnet.engine.compiled.scalar_rules import RULES
 from pcnet.engine.compiled.trace import Operation, Ref, Storage, Trace
 from pcnet.engine.compiled.values import BOOL, DOUBLE, Values
@@ -278,6 +278,7 @@ class _Program:
         f.label("leave")
         f.do("ret i1 false")
         f.finish(public=True)
+        write_finish(self.module, {})
         changes, depends = set(), set()
         for name, start in self.parts["state"].items():
             size = self.trace.outputs[f"state/{name}"].size

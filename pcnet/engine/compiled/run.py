@@ -183,9 +183,8 @@ class CompiledRun:
             if number is not None:
                 row = self._table[number]
                 start = 1 + ENTRY * int(row[0])
-                row[start : start + ENTRY] = (
-                    variant.library.address("tick"), variant.library.address("prepare"), offset, 1 << bit, touched
-                )  # fmt: skip
+                tick, prepare, finish = map(variant.library.address, ("tick", "prepare", "finish"))
+                row[start : start + ENTRY] = tick, prepare, offset, 1 << bit, touched, finish
                 row[0] += 1
             offset += variant.derived * self.width * 8
         self._hints = np.zeros((self.groups + 1, max(1, len(self.kinds))), dtype=np.int64)

@@ -41,7 +41,7 @@ class Written(NamedTuple):
 
 
 def write(module: Module, tick: ScalarTick) -> Written:
-    """Write the functions `prepare` and `tick` into a module."""
+    """Write the functions `prepare`, `tick` and `finish` into a module."""
     values = tick.values
     order = values.needed([*tick.new, *tick.record, *tick.guards])
     if module.width == 1:  # few numbers: that independent ones are computed side by side matters more
@@ -79,8 +79,9 @@ def write(module: Module, tick: ScalarTick) -> Written:
     f.label("leave")
     f.do("ret i1 false")
     f.label("go")
+    copies = _copies(values, tick.new, changes, order)
     stores: dict[int, list[tuple[str, int]]] = {}
-    for place in sorted(changes):
+    for place in sorted(changes - copies.keys()):
         stores.setdefault(tick.new[place], []).append(("%new", place))
     for place, i in enumerate(tick.record):
         stores.setdefault(i, []).append(("%record", place))
@@ -91,7 +92,31 @@ def write(module: Module, tick: ScalarTick) -> Written:
             f.store(writer.name(i), base, place, values.kinds[i])
     f.do(f"ret i1 {writer.all_of(f, costly)}")
     f.finish(public=True)
+    write_finish(module, copies)
     return Written(len(hoisted), depends, changes)
+
+
+def _copies(values: Values, new: Sequence[int], changes: Iterable[int], order: Iterable[int]) -> dict[int, int]:
+    """Elements of the new state that equal another one, such as those above a diagonal, and that the tick does not
+    read: they are copied from that one when another variant or somebody else is to read them, not at each tick."""
+    operations = [values.operations[i] for i in order]
+    read = {operation[2] for operation in operations if operation[:2] == ("input", "state")}
+    first: dict[int, int] = {}
+    copies = {}
+    for place in sorted(changes, key=lambda place: (place not in read, place)):
+        source = first.setdefault(new[place], place)
+        if source != place and place not in read:
+            copies[place] = source
+    return copies
+
+
+def write_finish(module: Module, copies: Mapping[int, int]) -> None:
+    """Write the function `finish` into a module: elements of the state that are copies of others."""
+    f = Function(module, "finish", ["ptr %state"])
+    for place, source in copies.items():
+        f.store(f.load("%state", source), "%state", place)
+    f.do("ret void")
+    f.finish(public=True)
 
 
 def _signature() -> list[str]:

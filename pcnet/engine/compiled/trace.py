@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -203,31 +204,25 @@ class _Recorder(DispatchMode):
         kwargs = kwargs or {}
         if self._paused:
             return func(*args, **kwargs)
-        if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
+        about = _about(func)
+        if about.is_composite:
             with self:
                 return func.decompose(*args, **kwargs)
-        given = [leaf for leaf in _leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        given = _tensors((*args, *kwargs.values()))
         if any(tensor.is_meta for tensor in given):  # derivatives that are zero: torch asks for their shape only
             return func(*args, **kwargs)
-        name = func.name().removeprefix("aten::").removeprefix("prims::")
-        base = name.partition(".")[0]
+        name, base, is_view = about.name, about.base, about.is_view
         varies = base not in CREATION and any(map(self._is_variable, given))
         if base == "_local_scalar_dense":
             return self._read(func, args[0], varies)
         if base == "equal" and varies:
             raise UntraceableError("torch.equal of values; use holds((a == b).all())")
-        if torch.Tag.nondeterministic_seeded in func.tags:
+        if about.is_random:
             raise UntraceableError(f"{name} draws random numbers")
-        schema = func._schema
         written = [
-            value
-            for argument, value in _arguments(schema, args, kwargs)
-            if argument.alias_info is not None and argument.alias_info.is_write
+            args[i] if i < len(args) else kwargs[key] for i, key in about.written if i < len(args) or key in kwargs
         ]
-        is_view = base in RESHAPING or any(
-            result.alias_info is not None and not result.alias_info.is_write for result in schema.returns
-        )
-        if varies and base not in IGNORED | RESHAPING and not is_view and not _lowered(base):
+        if varies and base not in IGNORED and not is_view and not about.has_rule:
             decomposed = self._decomposed(func, args, kwargs)
             if decomposed is not None:
                 return decomposed[0]
@@ -237,7 +232,7 @@ class _Recorder(DispatchMode):
         for tensor in written if varies else ():
             self._become_variable(tensor)
         out = func(*args, **kwargs)
-        outputs = [leaf for leaf in _leaves(out) if isinstance(leaf, Tensor)]
+        outputs = _tensors((out,))
         for tensor in () if varies else written:
             self._refresh(tensor)
         if not varies or is_view or base in IGNORED:
@@ -246,13 +241,13 @@ class _Recorder(DispatchMode):
                 self._made |= {tensor.untyped_storage()._cdata for tensor in outputs}
             return out
         made = tuple(self._output(tensor) for tensor in outputs)
-        arguments, named = _replaced((args, kwargs), refs, self)
+        arguments, named = _replaced(args, refs, self), _replaced(kwargs, refs, self)
         self._append(Operation(name, arguments, named, made))
         return out
 
     def _append(self, operation: Operation) -> None:
         self.operations.append(operation)
-        self._used |= {leaf.storage for leaf in _leaves((operation.args, operation.kwargs)) if isinstance(leaf, Ref)}
+        self._used.update(_storages((*operation.args, *operation.kwargs.values())))
 
     def _output(self, tensor: Tensor) -> Ref:
         if tensor.untyped_storage()._cdata not in self._index:
@@ -302,8 +297,7 @@ class _Recorder(DispatchMode):
         given = [arg for arg in args if isinstance(arg, Tensor)]
         if any(map(self._is_variable, given)):
             refs = {id(tensor): self.ref(tensor) for tensor in given}
-            arguments, _ = _replaced((args, {}), refs, self)
-            self._append(Operation(name, arguments, {}, (self._output(out),)))
+            self._append(Operation(name, _replaced(args, refs, self), {}, (self._output(out),)))
         return out
 
 
@@ -315,29 +309,60 @@ def _variance(values: Tensor, dims: Sequence[int] | None, correction: float = 1.
     return (away * away).sum(dims) / max(0.0, count - correction)
 
 
-def _lowered(base: str) -> bool:
+class _About(NamedTuple):
+    """What is known of an operation of torch, whatever its arguments.
+
+    written: places and names of the arguments that it changes.
+    """
+
+    name: str
+    base: str  # the name without that of its overload
+    is_composite: bool  # whether torch itself takes it apart
+    is_random: bool
+    is_view: bool
+    has_rule: bool
+    written: tuple[tuple[int, str], ...]
+
+
+@cache
+def _about(func: Any) -> _About:
     from pcnet.engine.compiled.scalar_rules import RULES
 
-    return base.rstrip("_") in RULES
+    name, schema = func.name().removeprefix("aten::").removeprefix("prims::"), func._schema
+    base = name.partition(".")[0]
+    views = [each.alias_info is not None and not each.alias_info.is_write for each in schema.returns]
+    written = [
+        (i, each.name) for i, each in enumerate(schema.arguments) if each.alias_info and each.alias_info.is_write
+    ]
+    return _About(
+        name,
+        base,
+        torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"),
+        torch.Tag.nondeterministic_seeded in func.tags,
+        base in RESHAPING or any(views),
+        base.rstrip("_") in RULES,
+        tuple(written),
+    )
 
 
-def _leaves(tree: Any) -> Iterable[Any]:
-    if isinstance(tree, (tuple, list)) and not isinstance(tree, Ref):
-        for part in tree:
-            yield from _leaves(part)
-    elif isinstance(tree, dict):
-        for part in tree.values():
-            yield from _leaves(part)
-    else:
-        yield tree
+def _tensors(parts: Iterable[Any]) -> list[Tensor]:
+    """All tensors among arguments, and in lists of them."""
+    found: list[Tensor] = []
+    for part in parts:
+        if isinstance(part, Tensor):
+            found.append(part)
+        elif isinstance(part, (tuple, list)):
+            found += _tensors(part)
+    return found
 
 
-def _arguments(schema: Any, args: Any, kwargs: Any) -> Iterable[tuple[Any, Any]]:
-    for i, argument in enumerate(schema.arguments):
-        if i < len(args):
-            yield argument, args[i]
-        elif argument.name in kwargs:
-            yield argument, kwargs[argument.name]
+def _storages(parts: Iterable[Any]) -> Iterable[int]:
+    """The storages of all references among arguments, and in tuples of them."""
+    for part in parts:
+        if isinstance(part, Ref):
+            yield part.storage
+        elif isinstance(part, tuple):
+            yield from _storages(part)
 
 
 def _replaced(tree: Any, refs: Mapping[int, Ref], recorder: _Recorder) -> Any:
@@ -348,5 +373,5 @@ def _replaced(tree: Any, refs: Mapping[int, Ref], recorder: _Recorder) -> Any:
     if isinstance(tree, dict):
         return {name: _replaced(part, refs, recorder) for name, part in tree.items()}
     if isinstance(tree, (tuple, list)):
-        return tuple(_replaced(part, refs, recorder) for part in tree)
+        return tuple([_replaced(part, refs, recorder) for part in tree])
     return tree

@@ -181,10 +181,11 @@ class Values:
         Where this is done depends on the rule alone, not on what is constant: an element of a batch, some of whose
         settings are inputs, has the digits of the same element alone.
         """
-        x, y = self.known(a), self.known(b)
+        known = self._known.get
+        x, y = known(a), known(b)
         if x == 0 or y == 0:
             return c
-        if not self.fused or self.known(c) == 0 or x in _SIMPLE or y in _SIMPLE:
+        if not self.fused or known(c) == 0 or x in _SIMPLE or y in _SIMPLE:
             return self.add(self.mul(a, b), c)  # exactly the same, but for the first case
         first, second = self.operations[a], self.operations[b]
         if first[0] == "neg":
@@ -195,10 +196,11 @@ class Values:
 
     def multiply_subtract(self, a: int, b: int, c: int) -> int:
         """c − a·b, rounded once if the processor can."""
-        x, y = self.known(a), self.known(b)
+        known = self._known.get
+        x, y = known(a), known(b)
         if x == 0 or y == 0:
             return c
-        if not self.fused or self.known(c) == 0 or x in _SIMPLE or y in _SIMPLE:
+        if not self.fused or known(c) == 0 or x in _SIMPLE or y in _SIMPLE:
             return self.sub(c, self.mul(a, b))
         first, second = self.operations[a], self.operations[b]
         if first[0] == "neg":
