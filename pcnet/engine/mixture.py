@@ -58,6 +58,14 @@ class _Newest(NamedTuple):
     values: dict[str, Tensor]
 
 
+class _Beginning(NamedTuple):
+    """How rows begin, which a first run of one row tells: see `rows.first_peaks`, `contrasted` and `around_found`."""
+
+    peaks: dict[str, Peaks]
+    contrasted: dict[str, slice]
+    around_found: Hypotheses
+
+
 class MixtureSession(Session):
     """A session whose batch has a leading dimension of rows, one for each hypothesis that is still in use.
 
@@ -72,8 +80,7 @@ class MixtureSession(Session):
     _shape: torch.Size
     _newest: _Newest | None = None  # nothing before the first observation, and after a resumption
     _due: int
-    _peaks: dict[str, Peaks] | None = None  # not known before the first binding
-    _contrasted: dict[str, slice]
+    _beginning: _Beginning | None = None  # not known before the first binding
 
     def _next_look(self) -> int:
         """Number of observations after which something is to be done beside taking them in."""
@@ -104,16 +111,22 @@ class MixtureSession(Session):
         return run
 
     def _begin(self, guess: Mapping[str, Tensor]) -> Run:
-        """Start all rows; guess: log-variances (B, n) of the precision nodes whose first guess is to be found."""
-        batch = self._shape.numel()
-        if self._peaks is None:
+        """Start all rows; guess: log-variances (B, n) of the precision nodes whose first guess is to be found.
+
+        Before it is found, the whole grid of levels is needed, and contrasts are not.
+        """
+        batch, final = self._shape.numel(), self._opening is None
+        if self._beginning is None:
             one = self._bind_rows(1)
-            self._peaks, self._contrasted = rows.first_peaks(one), rows.contrasted(one, self.hypotheses)
-        weights = next((each.weights.double().numpy() for each in self._peaks.values()), np.ones(1))
-        elements = max((each.stop for each in self._contrasted.values()), default=0)
-        self._bank, levels = banks.start(self.hypotheses, batch, weights, elements)
+            around = rows.around_found(one, self.hypotheses)
+            self._beginning = _Beginning(rows.first_peaks(one), rows.contrasted(one, self.hypotheses), around)
+        peaks, contrasted = self._beginning.peaks, self._beginning.contrasted if final else {}
+        weights = next((each.weights.double().numpy() for each in peaks.values()), np.ones(1))
+        elements = max((each.stop for each in contrasted.values()), default=0)
+        hypotheses = self._beginning.around_found if final else self.hypotheses
+        self._bank, levels = banks.start(hypotheses, batch, weights, elements)
         run = self._bind_rows(self._bank.rows)
-        rows.start(run, batch, levels, self._contrasted, self._peaks, guess, self.hypotheses.told)
+        rows.start(run, batch, levels, contrasted, peaks, guess, self.hypotheses.told)
         rows.assume_kinds(run, self.hypotheses, self._bank)
         run.first = run.now.state
         self._due = self._next_look()

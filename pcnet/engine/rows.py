@@ -49,6 +49,16 @@ def contrasted(run: Run, hypotheses: Hypotheses) -> dict[str, slice]:
     return found if hypotheses.contrast > 1 and 2 <= last <= MOST_CONTRASTED else {}
 
 
+def around_found(run: Run, hypotheses: Hypotheses) -> Hypotheses:
+    """Hypotheses with fewer factors of process or of observation variances, if all of their guesses are found."""
+    found: dict[bool, list[bool]] = {False: [], True: []}
+    for name, node in run.program.nodes.items():
+        if isinstance(node, AssumesNoiseLevels) and name not in hypotheses.told:
+            found[_weighs_observations(run.program.model.graph, name)].append(name in hypotheses.guess)
+    process, observations = (bool(each) and all(each) for each in found.values())
+    return hypotheses.around_found(process, observations)
+
+
 def start(
     run: Run,
     batch: int,

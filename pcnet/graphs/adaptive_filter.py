@@ -186,8 +186,7 @@ def adaptive_filter(
         changes: dict[str, Any] = {"guess": missing, "outliers": outliers}
         if not noisy:
             changes["observation_factors"] = (1.0,)
-        found = "noise_x" in missing, all(f"noise_{name}" in missing for name in noisy)
-        hypotheses = dataclasses.replace(hypotheses, **changes).around_found(*found)
+        hypotheses = dataclasses.replace(hypotheses, **changes)
     graph, driving = Graph(), input_nodes("adaptive_filter", inputs, dt)
     hidden = cause_nodes("adaptive_filter", causes, noise_sd)
     above: list[AnyNode] = [*([] if switching is None else [switching]), *(cause for cause, _ in hidden), *driving]

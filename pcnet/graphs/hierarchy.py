@@ -1,7 +1,7 @@
 """Stacks: the state of a level predicts the parameters of the level below it, each level on its own clock."""
 
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import KW_ONLY
 from typing import Any, Literal
 
@@ -155,7 +155,7 @@ def hierarchy(
         nodes.append(LevelNodes((x.name,), learned, () if level.parameter_mean is None else (f"theta{i}",)))
     if hypotheses is not None:
         known = tuple(name for level in nodes for name in level.precisions)
-        hypotheses = _bank(hypotheses, known, given, missing, outliers)
+        hypotheses = _bank(hypotheses, known, tuple(given), guess=missing, outliers=outliers)
     return Model(graph, adaptive_filtering(every, levels=nodes), hypotheses)
 
 
@@ -176,16 +176,11 @@ def _missing(given: Mapping[str, Any], learn_noise_y: bool, hypotheses: Hypothes
     return missing
 
 
-def _bank(
-    hypotheses: Hypotheses, learned: Collection[str], noises: Collection[str], missing: Collection[str], outliers: float
-) -> Hypotheses:
-    """Hypotheses about the noises of a stack that are learned, some of which have no first guess."""
-    process = set(learned) - {"noise_y"}
-    told = tuple(name for name in noises if name not in learned)
-    changes: dict[str, Any] = {"told": told, "walks": (), "outliers": outliers}
-    if not process:
+def _bank(hypotheses: Hypotheses, learned: tuple[str, ...], noises: tuple[str, ...], **changes: Any) -> Hypotheses:
+    """Hypotheses about the noises of a stack that are learned."""
+    changes |= {"told": tuple(name for name in noises if name not in learned), "walks": ()}
+    if not set(learned) - {"noise_y"}:
         changes["process_factors"] = (1.0,)
     if "noise_y" not in learned:
         changes["observation_factors"] = (1.0,)
-    found = bool(process) and process.issubset(missing), "noise_y" in missing
-    return dataclasses.replace(hypotheses, guess=tuple(missing), **changes).around_found(*found)
+    return dataclasses.replace(hypotheses, **changes)
