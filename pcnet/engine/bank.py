@@ -31,6 +31,9 @@ DROP_FROM = 8  # observation from which rows are dropped
 LOST = 1e4  # what a row loses in nats with an observation that it cannot take in, while others can
 NEAR = 25.0 * (1 + 1e-9)  # rows with a contrast start from process factors up to this, and its inverse
 MERGE_FROM = 16  # observation from which rows are merged
+SETTLED, MERGED_WITHIN = 1024, 0.5
+"""From this observation on, levels that data do not tell apart are no reason to keep two rows: they may differ by this
+share of their standard deviation."""
 PAIRS = 2**16  # pairs of rows that are compared at once
 RESTART_AFTER, RESTART_BELOW = 64, 0.01
 """A row with parameters that stand still restarts at the best row after so many observations below this weight."""
@@ -90,9 +93,10 @@ class Bank(NamedTuple):
 
 
 class Traits(NamedTuple):
-    """What rows are compared by: log-levels (K, B, l), means and standard deviations (K, B, q)."""
+    """What rows are compared by: log-levels (K, B, l) and means (K, B, q), with their standard deviations."""
 
     levels: Array
+    level_sds: Array
     means: Array
     sds: Array
 
@@ -212,7 +216,8 @@ def review(
     if robust:
         keep |= _best(weight, bank.robust > 0)
     if tick >= MERGE_FROM:
-        weight, keep = _merge(hypotheses.merge, bank._replace(log_weight=weight), traits, keep)
+        within = MERGED_WITHIN if tick >= SETTLED else 0.0
+        weight, keep = _merge(hypotheses.merge, within, bank._replace(log_weight=weight), traits, keep)
     bank = bank._replace(log_weight=np.where(keep, weight, -np.inf))
     if len(kinds) > 1:
         bank, source = _restart(bank, source, top)
@@ -275,7 +280,7 @@ def _share(weight: Array, walk: Indices, kinds: range, share: float) -> Array:
 
 
 def _merge(
-    limit: float, bank: Bank, traits_of_rows: Callable[[], Traits], keep: NDArray[np.bool_]
+    limit: float, within: float, bank: Bank, traits_of_rows: Callable[[], Traits], keep: NDArray[np.bool_]
 ) -> tuple[Array, NDArray[np.bool_]]:
     """Let the better of two rows that have become equal take the weight of the other."""
     weight, keep = bank.log_weight.copy(), keep.copy()
@@ -285,7 +290,7 @@ def _merge(
     order = np.argsort(-np.where(keep, weight, -np.inf), 0, kind="stable")[:most]
     traits, kind = traits_of_rows(), 1 + bank.robust + 2 * bank.walk  # 0 is the kind of those that are not kept
     ordered = Traits(*(each[order, columns] for each in traits))
-    alike = _alike(limit, np.where(keep, kind, 0)[order, columns], ordered)
+    alike = _alike(limit, within, np.where(keep, kind, 0)[order, columns], ordered)
     for j in np.flatnonzero(alike.any((0, 2))):
         close = alike[:j, j] & keep[order[:j], columns] & keep[order[j], columns]
         found = np.flatnonzero(close.any(0))
@@ -295,16 +300,23 @@ def _merge(
     return weight, keep
 
 
-def _alike(limit: float, kind: Indices, traits: Traits) -> NDArray[np.bool_]:
-    """Which rows j are like a better row i, (K, K, B), of rows that are ordered; kind: (K, B), 0 for none."""
+def _alike(limit: float, within: float, kind: Indices, traits: Traits) -> NDArray[np.bool_]:
+    """Which rows j are like a better row i, (K, K, B), of rows that are ordered.
+
+    Args:
+        limit: How far apart their levels may be,
+        within: or in standard deviations of the better row.
+        kind: Kind of each row, (K, B); 0 for none.
+        traits: Of the rows.
+    """
     rows, batch = kind.shape
     found = np.zeros((rows, rows, batch), dtype=bool)
     size = max(1, PAIRS // (rows * rows))
     for first in range(0, batch, size):
         part = slice(first, first + size)
-        levels, means, sds = (each[:, part] for each in traits)
+        levels, level_sds, means, sds = (each[:, part] for each in traits)
         close = (kind[:, None, part] == kind[None, :, part]) & (kind[:, None, part] > 0)
-        close &= (np.abs(levels[:, None] - levels) < limit).all(-1)
+        close &= (np.abs(levels[:, None] - levels) < np.maximum(limit, within * level_sds[:, None])).all(-1)
         close &= (np.abs(means[:, None] - means) < 0.5 * sds[:, None]).all(-1)
         found[:, :, part] = close
     found[np.tril_indices(rows)] = False

@@ -331,15 +331,16 @@ class MixtureSession(Session):
         opening.observations.extend(observations)
 
     def _traits(self) -> Traits:
-        """Log-levels, means and standard deviations of all rows."""
-        levels, means, sds = [], [], []
+        """Log-levels and means of all rows, with standard deviations."""
+        levels, level_sds, means, sds = [], [], [], []
         for name, node in self._nodes.items():
             if isinstance(node, AssumesNoiseLevels):
                 levels.append(self._of_rows(name, "mean"))
+                level_sds.append(self._of_rows(name, "sd"))
             elif node.role in ("state", "parameter"):
                 means.append(self._of_rows(name, "mean"))
                 sds.append(self._of_rows(name, "sd"))
-        return Traits(*(np.concatenate(each, -1) for each in (levels, means, sds)))
+        return Traits(*(np.concatenate(each, -1) for each in (levels, level_sds, means, sds)))
 
     def _of_rows(self, node: str, quantity: str) -> Array:
         """A quantity of all rows at the last observation, (K, B, n), which was gathered."""

@@ -20,7 +20,7 @@ def make(weights, walk=None, robust=None, age=0):
 def apart(rows):
     """Rows that differ in everything."""
     levels = 10.0 * np.arange(rows)[:, None, None]
-    return Traits(levels, levels, np.ones((rows, 1, 1)))
+    return Traits(levels, np.ones((rows, 1, 1)), levels, np.ones((rows, 1, 1)))
 
 
 def test_weights_follow_bayes_rule():
@@ -76,13 +76,24 @@ def test_rows_that_agree_are_merged_and_others_are_not():
     hypotheses = pc.Hypotheses(drop=100.0, merge=0.25, walks=())
     levels = np.array([1.0, 1.2, 1.2, 5.0])[:, None, None]
     means = np.array([0.0, 0.3, 3.0, 0.0])[:, None, None]  # the third is more than half an sd away
-    traits = Traits(levels, means, np.ones((4, 1, 1)))
+    traits = Traits(levels, np.full((4, 1, 1), 1.0), means, np.ones((4, 1, 1)))
     bank = make([0.4, 0.3, 0.2, 0.1])
     found = banks.review(hypotheses, bank, bank.evidence, lambda: traits, 16, 8, walks=False)
     np.testing.assert_allclose(np.exp(found.bank.log_weight[:, 0]), [0.7, 0.0, 0.2, 0.1], atol=1e-12)
     other = bank._replace(robust=np.array([[0], [1], [0], [0]]))  # another kind is not the same hypothesis
     found = banks.review(hypotheses, other, bank.evidence, lambda: traits, 16, 8, walks=False)
     np.testing.assert_allclose(np.exp(found.bank.log_weight[:, 0]), [0.4, 0.3, 0.2, 0.1])
+
+
+def test_levels_that_the_data_do_not_tell_apart_are_merged_in_time():
+    """0.6 or 0.7 apart, with a standard deviation of 1.5: within 0.25 they are not alike, within half a deviation they are."""
+    hypotheses = pc.Hypotheses(drop=100.0, merge=0.25, walks=())
+    levels = np.array([1.0, 1.7, 2.3])[:, None, None]
+    traits = Traits(levels, np.full((3, 1, 1), 1.5), np.zeros((3, 1, 1)), np.ones((3, 1, 1)))
+    bank = make([0.5, 0.3, 0.2])
+    for tick, expected in ((1023, [0.5, 0.3, 0.2]), (1024, [0.8, 0.0, 0.2])):
+        found = banks.review(hypotheses, bank, bank.evidence, lambda: traits, tick, 64, walks=False)
+        np.testing.assert_allclose(np.exp(found.bank.log_weight[:, 0]), expected, atol=1e-12)
 
 
 def test_walks_join_as_copies_of_the_best_row():
