@@ -86,7 +86,7 @@ def test_rows_that_agree_are_merged_and_others_are_not():
 
 
 def test_levels_that_the_data_do_not_tell_apart_are_merged_in_time():
-    """0.6 or 0.7 apart, with a standard deviation of 1.5: within 0.25 they are not alike, within half a deviation they are."""
+    """They are 0.6 or 0.7 apart: not within 0.25, but within half of a standard deviation of 1.5."""
     hypotheses = pc.Hypotheses(drop=100.0, merge=0.25, walks=())
     levels = np.array([1.0, 1.7, 2.3])[:, None, None]
     traits = Traits(levels, np.full((3, 1, 1), 1.5), np.zeros((3, 1, 1)), np.ones((3, 1, 1)))
