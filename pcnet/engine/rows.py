@@ -35,7 +35,7 @@ def first_peaks(run: Run) -> dict[str, Peaks]:
 def contrasted(run: Run, hypotheses: Hypotheses) -> dict[str, slice]:
     """The columns of `Levels.contrast` of precision nodes of process noise, by name.
 
-    They have two to MOST_CONTRASTED levels together; otherwise there is none.
+    They have two to MOST_CONTRASTED levels together, and are run from several factors; otherwise there is none.
     """
     found, last, graph = {}, 0, run.program.model.graph
     for name, node in run.program.nodes.items():
@@ -46,7 +46,8 @@ def contrasted(run: Run, hypotheses: Hypotheses) -> dict[str, slice]:
         ):
             first, last = last, last + node.levels(run.program.bound[name])
             found[name] = slice(first, last)
-    return found if hypotheses.contrast > 1 and 2 <= last <= MOST_CONTRASTED else {}
+    several = hypotheses.process_factors is None or len(hypotheses.process_factors) > 1  # otherwise the guess is sure
+    return found if several and hypotheses.contrast > 1 and 2 <= last <= MOST_CONTRASTED else {}
 
 
 def around_found(run: Run, hypotheses: Hypotheses) -> Hypotheses:

@@ -28,7 +28,7 @@ class Hypotheses:
         observation_factors: The same for the first guess of observation variances.
         contrast: Factor of the variance of one element of the process noise in further copies, in which the other
             elements have its inverse: how levels differ between elements is the least certain part of a guess. There
-            are such copies for noise of two to four elements; 1 for none.
+            are such copies for noise of two to four elements and several process factors; 1 for none.
         process_tilt: Prior log-weight per log of a process factor: too much noise is safer than too little.
         observation_tilt: The same for observation factors.
         outliers: Share of outliers that every other copy expects; 0 for no such copies.

@@ -110,6 +110,17 @@ def test_forecasts_are_those_of_all_hypotheses_together():
         np.testing.assert_allclose(found.sd(name), np.sqrt(second - mean**2), rtol=1e-6)
 
 
+@pytest.mark.parametrize(("factors", "rows_of"), [(None, 25 + 2 * 3), (PROCESS, 10 + 2 * 2), ((1.0,), 5)])
+def test_elements_of_the_process_noise_are_contrasted_where_its_level_is_uncertain(factors, rows_of):
+    """Five levels of observation noise each; two elements at the process factors near the guess; none if it is sure."""
+    bank = pc.Hypotheses(process_factors=factors, outliers=0.0, walks=())
+    session = model(bank).start(engine="eager").run(data(2))
+    assert len(session.weights) == rows_of
+    precision = np.exp(session.context("noise_x").state.mean.numpy())
+    ratio = precision[:, 0] / precision[:, 1]
+    assert (np.abs(np.log(ratio)) > np.log(5.0)).sum() == rows_of - 5 * (5 if factors is None else len(factors))
+
+
 def test_batch_elements_that_have_stopped_leave_the_forecasts_of_the_others():
     """Those that run have the forecasts of a run without the stopped one; when all have stopped, there is none."""
     y = data(25, elements=(3,))
