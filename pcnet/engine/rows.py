@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 import numpy as np
 import torch
@@ -11,7 +11,6 @@ from torch import Tensor
 from pcnet.engine.bank import Bank, Indices, Levels
 from pcnet.engine.run import Run
 from pcnet.engine.state import GraphState
-from pcnet.model.graph import Graph
 from pcnet.model.hypotheses import Hypotheses
 from pcnet.model.links import Weighs
 from pcnet.model.protocols import Assumes, AssumesNoiseLevels, KeepsNoiseScales, StartsAtPeaks
@@ -37,13 +36,9 @@ def contrasted(run: Run, hypotheses: Hypotheses) -> dict[str, slice]:
 
     They have two to MOST_CONTRASTED levels together, and are run from several factors; otherwise there is none.
     """
-    found, last, graph = {}, 0, run.program.model.graph
-    for name, node in run.program.nodes.items():
-        if (
-            isinstance(node, AssumesNoiseLevels)
-            and name not in hypotheses.told
-            and not _weighs_observations(graph, name)
-        ):
+    found, last = {}, 0
+    for name, node, of_observations in _noises(run, hypotheses.told):
+        if not of_observations:
             first, last = last, last + node.levels(run.program.bound[name])
             found[name] = slice(first, last)
     several = hypotheses.process_factors is None or len(hypotheses.process_factors) > 1  # otherwise the guess is sure
@@ -53,9 +48,8 @@ def contrasted(run: Run, hypotheses: Hypotheses) -> dict[str, slice]:
 def around_found(run: Run, hypotheses: Hypotheses) -> Hypotheses:
     """Hypotheses with fewer factors of process or of observation variances, if all of their guesses are found."""
     found: dict[bool, list[bool]] = {False: [], True: []}
-    for name, node in run.program.nodes.items():
-        if isinstance(node, AssumesNoiseLevels) and name not in hypotheses.told:
-            found[_weighs_observations(run.program.model.graph, name)].append(name in hypotheses.guess)
+    for name, _, of_observations in _noises(run, hypotheses.told):
+        found[of_observations].append(name in hypotheses.guess)
     process, observations = (bool(each) and all(each) for each in found.values())
     return hypotheses.around_found(process, observations)
 
@@ -87,22 +81,24 @@ def start(
         assert isinstance(node, StartsAtPeaks)
         offset = offsets.repeat(rows // len(offsets), 1).repeat_interleave(batch, 0)
         nodes[name] = node.start_at(program.bound[name], nodes[name], offset, narrowing)
-    for name, node in program.nodes.items():
-        if isinstance(node, AssumesNoiseLevels) and name not in told:
-            of_observations = _weighs_observations(program.model.graph, name)
-            factors = (levels.observation if of_observations else levels.process)[:, None]
-            if name in contrasted:
-                factors = factors + levels.contrast[:, contrasted[name]]
-            shift = torch.as_tensor(np.repeat(factors, batch, 0)).to(program.zeros)
-            if name in guess:
-                found = guess[name].to(shift).repeat(rows, 1)
-                nodes[name] = node.with_guess(program.bound[name], nodes[name], found)
-            nodes[name] = node.assume(program.bound[name], nodes[name], shift)
+    for name, noise, of_observations in _noises(run, told):
+        factors = (levels.observation if of_observations else levels.process)[:, None]
+        if name in contrasted:
+            factors = factors + levels.contrast[:, contrasted[name]]
+        shift = torch.as_tensor(np.repeat(factors, batch, 0)).to(program.zeros)
+        if name in guess:
+            found = guess[name].to(shift).repeat(rows, 1)
+            nodes[name] = noise.with_guess(program.bound[name], nodes[name], found)
+        nodes[name] = noise.assume(program.bound[name], nodes[name], shift)
     run.replace_nodes(nodes)
 
 
-def _weighs_observations(graph: Graph, name: str) -> bool:
-    return all(link.child.observes for link in graph.below(graph[name]) if isinstance(link, Weighs))
+def _noises(run: Run, told: Collection[str]) -> Iterator[tuple[str, AssumesNoiseLevels, bool]]:
+    """Nodes whose noise levels are not told, by name, and whether it is observations that they weigh."""
+    for name, node in run.program.nodes.items():
+        if isinstance(node, AssumesNoiseLevels) and name not in told:
+            below = run.program.model.graph.below(run.program.nodes[name])
+            yield name, node, all(link.child.observes for link in below if isinstance(link, Weighs))
 
 
 def assume_kinds(run: Run, hypotheses: Hypotheses, bank: Bank) -> None:

@@ -28,7 +28,6 @@ IDENTIFIED = 2.0
 """A process level counts as identified by a record if twice and half the true variance each lower the log-evidence of
 the filter that is told everything else by so many nats."""
 SMALLEST_GRID = 5  # levels of each noise, below which the average over them is left out
-DROP = 0.05  # share of the seeds, the worst and the best, that trimmed means leave out
 
 ABLATIONS: Mapping[str, Mapping[str, Any]] = {
     "one hypothesis of the noise": {"process_factors": (1.0,), "observation_factors": (1.0,), "contrast": 1.0},
