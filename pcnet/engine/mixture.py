@@ -354,8 +354,8 @@ class MixtureSession(Session):
 
     def _evidence(self, sums: Tensor, missed: Tensor) -> Array:
         """Sums of log-evidence of rows (..., K·B) as (..., K, B), less what lost observations cost."""
-        shape = (*sums.shape[:-1], self._bank.rows, -1)
-        return banks.evidence(*(value.reshape(shape).double().cpu().numpy() for value in (sums, missed)))
+        shape = (*sums.shape[:-1], self._bank.rows, -1)  # contiguous: digits must not depend on the order in memory
+        return banks.evidence(*(value.contiguous().reshape(shape).double().cpu().numpy() for value in (sums, missed)))
 
     def _evidence_now(self) -> Array:
         state = self._bound.now.state

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import NamedTuple
+from functools import reduce
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 NARROW, WEIGHTS = 0.6716, (0.2144, 0.5712, 0.2144)
@@ -77,28 +81,31 @@ def bounded_weights(weight: Tensor, *sds: Tensor) -> list[Tensor]:
         weight: The weights, (T, K, B).
         sds: Standard deviations of the rows, (T, K, B, ...), of each belief.
     """
-    flat = [sd.reshape(*weight.shape, -1) for sd in sds]
-    sizes = [each.shape[-1] for each in flat]
-    sd = torch.where(weight[..., None] > 0, torch.cat(flat, -1), torch.nan)
-    low, high = sd.nan_to_num(torch.inf).amin(1), sd.nan_to_num(0.0).amax(1)
-    wide = [each.any(-1) for each in (high > WIDEST * low).split_with_sizes(sizes, -1)]
-    concerned = torch.stack(wide).flatten(1).any(1).tolist()
-    if not any(concerned):
+    spread = _side_by_side([sd.reshape(*weight.shape, -1) for sd in sds])
+    counts = (weight > 0)[..., None]
+    narrowest, widest = (torch.where(counts, spread, other).unbind(1) for other in (torch.inf, 0.0))
+    wide = reduce(torch.maximum, widest) > WIDEST * reduce(torch.minimum, narrowest)  # where there may be such rows
+    if not bool(wide.any()):
         return [weight] * len(sds)
-    ordered, order = sd.nan_to_num(torch.inf).sort(1)
-    share = weight[..., None].expand(sd.shape).gather(1, order).cumsum(1)
-    half = (share < 0.5 * share[:, -1:]).sum(1, keepdim=True).clamp_max(weight.shape[1] - 1)
-    ratios = (sd / ordered.gather(1, half)).nan_to_num(1.0, torch.inf).split_with_sizes(sizes, -1)
-    total, tiny = weight.sum(1, keepdim=True), torch.finfo(sd.dtype).tiny
+    sd = torch.where(counts, spread, torch.nan).movedim(1, -1)[wide]  # (elements, K)
+    shares = weight.mT[:, :, None].expand(*wide.shape, -1)[wide]
+    excess = wide.new_ones((), dtype=weight.dtype).expand(*wide.shape, weight.shape[1]).clone()
+    excess[wide] = (sd / _weighted_median(sd, shares)).nan_to_num(1.0, torch.inf)
     found = []
-    for ratio, where, is_concerned in zip(ratios, wide, concerned, strict=True):
-        if is_concerned:
-            bounded = weight * (WIDEST / ratio.amax(-1)).clamp_max(1.0) ** 2
-            bounded = bounded * (total / bounded.sum(1, keepdim=True).clamp_min(tiny))
-            found.append(torch.where(where[:, None], bounded, weight))  # digits must not depend on other times
-        else:
-            found.append(weight)
+    for ratio in excess.split_with_sizes([math.prod(sd.shape[3:]) for sd in sds], 2):
+        bounded = weight * (WIDEST / ratio.amax(2).mT).clamp_max(1.0) ** 2
+        bounded = bounded * (_sum(weight) / _sum(bounded).clamp_min(torch.finfo(weight.dtype).tiny))
+        concerned = (ratio > WIDEST).flatten(2).any(2)[:, None]  # digits must not depend on other times
+        found.append(torch.where(concerned, bounded, weight) if bool(concerned.any()) else weight)
     return found
+
+
+def _weighted_median(values: Tensor, weight: Tensor) -> Tensor:
+    """The median (M, 1) of values (M, K) with weights (M, K); NaN values come last."""
+    ordered, order = values.nan_to_num(torch.inf).sort(-1)
+    share = weight.gather(-1, order).cumsum(-1)
+    half = (share < 0.5 * share[:, -1:]).sum(-1, keepdim=True).clamp_max(values.shape[-1] - 1)
+    return ordered.gather(-1, half)
 
 
 def mean_of(quantity: str, names: Collection[str]) -> str | None:
@@ -132,7 +139,7 @@ def mix(
     value = get(quantity)
     if of is not None:
         mean = get(of)
-        return _average(value**2 + (mean - _average(mean, weight)[:, None]) ** 2, weight).sqrt()
+        return _average(value, weight, (mean, _average(mean, weight))).sqrt()
     if quantity == "covariance":
         mean = get("mean").reshape(*value.shape[:-1])
         away = mean - _average(mean, weight)[:, None]
@@ -162,12 +169,18 @@ def mix_columns(rows: Mapping[str, Tensor], names: Sequence[str], weight: Tensor
         if mean != name and mean in rows:
             spread[name] = rows[name], own_weight
     found = _averages(averaged)
-    squares = {name: (sd**2 + (averaged[name][0] - found[name][:, None]) ** 2, w) for name, (sd, w) in spread.items()}
-    return made | found | {name: variance.sqrt() for name, variance in _averages(squares).items()}
+    around = {name: (averaged[name][0], found[name]) for name in spread}
+    return made | found | {name: variance.sqrt() for name, variance in _averages(spread, around).items()}
 
 
-def _averages(values: Mapping[str, tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
-    """Averages (T, B, ...) of values (T, K, B, ...), each with its weights (T, K, B)."""
+def _averages(
+    values: Mapping[str, tuple[Tensor, Tensor]], around: Mapping[str, tuple[Tensor, Tensor]] | None = None
+) -> dict[str, Tensor]:
+    """Averages (T, B, ...) of values (T, K, B, ...), each with its weights (T, K, B).
+
+    around: if given, means of the rows and of the mixture by name; values are then standard deviations, and the result
+    is the variance of the mixture.
+    """
     groups: dict[int, list[str]] = {}
     for name, (_, weight) in values.items():
         groups.setdefault(id(weight), []).append(name)
@@ -175,10 +188,20 @@ def _averages(values: Mapping[str, tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
     for names in groups.values():
         weight = values[names[0]][1]
         flat = [values[name][0].reshape(*weight.shape, -1) for name in names]
-        parts = _average(torch.cat(flat, -1), weight).split_with_sizes([each.shape[-1] for each in flat], -1)
+        means = None
+        if around is not None:
+            own, centres = zip(*(around[name] for name in names), strict=True)
+            centre = _side_by_side([each.reshape(*each.shape[:2], -1) for each in centres])
+            means = _side_by_side([each.reshape(*weight.shape, -1) for each in own]), centre
+        parts = _average(_side_by_side(flat), weight, means).split_with_sizes([each.shape[-1] for each in flat], -1)
         for name, part in zip(names, parts, strict=True):
             found[name] = part.reshape(*part.shape[:2], *values[name][0].shape[3:])
     return found
+
+
+def _side_by_side(values: Sequence[Tensor]) -> Tensor:
+    """Values (T, ..., n) joined along their last dimension, with times next to each other in memory."""
+    return torch.cat([value.movedim(0, -1) for value in values], -2).movedim(-1, 0)
 
 
 def _of_best(value: Tensor, weight: Tensor) -> Tensor:
@@ -187,9 +210,36 @@ def _of_best(value: Tensor, weight: Tensor) -> Tensor:
     return value.gather(1, best.expand(-1, -1, *value.shape[2:]))[:, 0]
 
 
-def _average(value: Tensor, weight: Tensor) -> Tensor:
-    """The average (T, B, ...) of values (T, K, B, ...) by weights (T, K, B); NaN where none has weight."""
-    w = weight.reshape(*weight.shape, *(1,) * (value.dim() - 3))
-    weighted = torch.where(w > 0, w * value, 0.0)
-    total = weighted.movedim(1, -1).contiguous().sum(-1)  # digits must not depend on what is averaged beside
-    return torch.where((w > 0).any(1), total, torch.nan)
+def _average(value: Tensor, weight: Tensor, around: tuple[Tensor, Tensor] | None = None) -> Tensor:
+    """The average (T, B, ...) of values (T, K, B, ...) by weights (T, K, B); NaN where none has weight.
+
+    around: if given, means of the rows (T, K, B, ...) and of the mixture (T, B, ...); values are then standard
+    deviations, and the result is the variance of the mixture.
+    """
+    if around is not None:
+        value = value**2 + (around[0] - around[1][:, None]) ** 2
+    values, w = (_times_last(each.reshape(*weight.shape, -1)) for each in (value, weight))
+    found = _weighted_sum(values, w)
+    if not np.isfinite(found).all():  # rows without weight may hold anything
+        found = _weighted_sum(np.where(w > 0, values, 0.0), w)
+        found = np.where((w > 0).any(0), found, np.nan)
+    return torch.from_numpy(found).movedim(-1, 0).reshape(*value.shape[:1], *value.shape[2:]).to(value.device)
+
+
+def _times_last(value: Tensor) -> NDArray[Any]:
+    """(T, K, B, n) as (K, B, n, T), in this order in memory."""
+    return np.ascontiguousarray(value.movedim(0, -1).cpu().numpy())
+
+
+def _weighted_sum(values: NDArray[Any], weight: NDArray[Any]) -> NDArray[Any]:
+    """Σ_k w_k v_k of values (K, B, n, T), one row after the other: digits do not depend on rows without weight."""
+    if math.prod(values.shape[1:]) == 1:  # einsum would add them in another order
+        found: NDArray[Any] = (weight * values).cumsum(0)[-1]
+        return found
+    summed: NDArray[Any] = np.einsum("kbnt,kbot->bnt", values, weight)
+    return summed
+
+
+def _sum(rows: Tensor) -> Tensor:
+    """The sum over the rows of weights (T, K, B), one after the other; (T, 1, B)."""
+    return torch.from_numpy(rows.cpu().numpy().cumsum(1)[:, -1:]).to(rows.device)

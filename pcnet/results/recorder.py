@@ -127,7 +127,7 @@ class Recorder:
     def take(self) -> dict[str, Tensor]:
         """All that was recorded, (T, B, ...) by name; the recorder is empty afterwards."""
         if len(self._held.full) == 1 and not self._held.open:
-            found = {name: value.contiguous() for name, value in self._held.full[0][1].items()}
+            found = dict(self._held.full[0][1])
         else:
             found = {name: value for name in self.columns if (value := self.tensor(name)) is not None}
         self.dropped += len(self)
