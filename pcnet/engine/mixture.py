@@ -11,14 +11,16 @@ import torch
 from torch import Tensor
 
 from pcnet.engine import bank as banks
+from pcnet.engine import review as reviews
 from pcnet.engine import rows
-from pcnet.engine.bank import Array, Bank, Indices, Traits
+from pcnet.engine.bank import Array, Bank, Indices
 from pcnet.engine.choice import EngineChoice
 from pcnet.engine.divergence import DivergenceLog
 from pcnet.engine.inputs import Observation, time_of
 from pcnet.engine.mixture_recording import MixtureRecording
 from pcnet.engine.opening import Opening, next_check, sizes_of, unknown
 from pcnet.engine.program import Program
+from pcnet.engine.review import Traits
 from pcnet.engine.run import Run, Snapshot, common_batch_shape
 from pcnet.engine.screen import Suspects
 from pcnet.engine.session import Session
@@ -40,7 +42,7 @@ from pcnet.model.hypotheses import Hypotheses
 from pcnet.model.model import Engine, RunOptions
 from pcnet.model.node import BatchSpec
 from pcnet.model.protocols import AssumesNoiseLevels, DividesBelief, Smooths
-from pcnet.numerics.mixtures import Peaks, bounded_weights, mean_of, mix
+from pcnet.numerics.mixtures import Peaks, mean_of, mix
 from pcnet.results.recorder import ENERGY, EVIDENCE, Column, Record, Recorder
 from pcnet.results.result import Divergence, Result, Smoothed
 
@@ -84,7 +86,7 @@ class MixtureSession(Session):
 
     def _next_look(self) -> int:
         """Number of observations after which something is to be done beside taking them in."""
-        due = [banks.next_review(self._reviewed)]
+        due = [reviews.next_review(self._reviewed)]
         if self._opening is not None:
             due.append(next_check(self.tick))
         if rows.has_scales(self._bound):
@@ -232,9 +234,9 @@ class MixtureSession(Session):
         if opening is not None and sizes is not None:
             self._begin_opening(opening.observations, sizes)
             return
-        if self.tick >= banks.next_review(self._reviewed):
+        if self.tick >= reviews.next_review(self._reviewed):
             self._review()
-            if self.tick in banks.DIVIDED_AT:
+            if self.tick in reviews.DIVIDED_AT:
                 self._divide()
         if self.tick in rows.RESCALED and rows.has_scales(self._bound):
             with torch.inference_mode():
@@ -255,7 +257,7 @@ class MixtureSession(Session):
         self._check_rows(self._bank.has_rows(evidence))
         tick, passed = self.tick, self.tick - self._reviewed
         before = np.arange(self._bank.rows)[:, None]
-        found = banks.review(self.hypotheses, self._bank, evidence, self._traits, tick, passed, rows.has_walks(run))
+        found = reviews.review(self.hypotheses, self._bank, evidence, self._traits, tick, passed, rows.has_walks(run))
         self._last_energy = torch.as_tensor(energy).reshape(self._shape)
         self._sum = self._sum + self._bank.total(evidence)
         self._reviewed, self._collected = tick, np.zeros_like(self._sum)
@@ -303,7 +305,7 @@ class MixtureSession(Session):
         with torch.inference_mode():
             bends = node.bends(self.context(name))
             bent = bends.largest.double().numpy().reshape(self._bank.log_weight.shape)
-            division = banks.divide(self._bank, bent)
+            division = reviews.divide(self._bank, bent)
             if division is None:
                 return
             self._copy_rows(division.bank, division.source)
@@ -609,15 +611,10 @@ class MixtureSession(Session):
         inputs: Mapping[str, Any] | None = None,
     ) -> Draws:
         """Draw futures from the model: a hypothesis by its weight, then a future from its beliefs."""
+        from pcnet.engine.mixture_future import mixed_draws
+
         rows = super().sample(horizon, draws, every=every, seed=seed, inputs=inputs)
-        weight = self.weights.reshape(self._bank.rows, -1)
-        chosen = torch.multinomial(weight.mT, draws, replacement=True, generator=torch.Generator().manual_seed(seed)).mT
-        values = {}
-        for name, value in rows.values.items():
-            flat = value.reshape(draws, self._bank.rows, weight.shape[1], *value.shape[-2:])
-            picked = flat[np.arange(draws)[:, None], chosen.numpy(), np.arange(weight.shape[1])]
-            values[name] = picked.reshape(draws, *self._shape, *value.shape[-2:])
-        return type(rows)(rows.times, values)
+        return mixed_draws(rows, self._row_weights, self._shape, seed)
 
     # --- files and copies ----------------------------------------------------------------------------------------
     def further_tensors(self) -> dict[str, Tensor]:
@@ -681,28 +678,9 @@ class MixtureSession(Session):
         parameters: bool = True,
         inputs: Mapping[str, Any] | None = None,
     ) -> Forecast:
-        """Moments of the mixture, whose weights are bounded by the forecast states; see `bounded_weights`.
+        """Moments of the mixture; see `mixed_forecast`."""
+        from pcnet.engine.mixture_future import mixed_forecast
 
-        Rows that run away have no weight from then on, unless they have most of it.
-        """
         rows = super().forecast(horizon, every, parameters=parameters, inputs=inputs)
-        weight = self.weights.reshape(1, self._bank.rows, -1).repeat(len(rows.times), 1, 1)
-
-        def by_time(values: Array) -> Tensor:
-            """(K, ..., T, n) as (T, K, B, n)."""
-            return torch.as_tensor(np.moveaxis(values, -2, 0)).double().reshape(*weight.shape, -1)
-
-        moments = [by_time(values(name)) for values in (rows.mean, rows.sd) for name in rows.nodes]
-        finite = torch.isfinite(torch.cat(moments, -1)).all(-1).to(weight).cummin(0).values
-        weight = weight * finite
-        weight = weight / weight.sum(1, keepdim=True)
-        states = [by_time(rows.sd(name)) for name in rows.nodes if not self._nodes[name].observes]
-        (weight,) = bounded_weights(weight, torch.cat(states, -1)) if states else (weight,)
-        means: dict[str, Array] = {}
-        sds: dict[str, Array] = {}
-        for name in rows.nodes:
-            of = {"mean": by_time(rows.mean(name)), "sd": by_time(rows.sd(name))}
-            for quantity, found in (("mean", means), ("sd", sds)):
-                value = mix(quantity, of.__getitem__, weight).movedim(0, 1)
-                found[name] = value.reshape(*self._shape, *value.shape[1:]).to(self.dtype).numpy()
-        return type(rows)(rows.times, means, sds)
+        hidden = [name for name in rows.nodes if not self._nodes[name].observes]
+        return mixed_forecast(rows, self._row_weights, self._shape, hidden)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import pcnet as pc
-from pcnet.engine import bank as banks
+from pcnet.engine import review as reviews
 from pcnet.engine import rows
 from pcnet.errors import DivergenceError, SettingError
 from pcnet.graphs import adaptive_filter
@@ -411,7 +411,7 @@ def test_divided_rows_are_the_same_mixture():
     before = session.context("x").state.belief
     bent = np.zeros(session._bank.log_weight.shape)
     bent[[1, 7]] = 1.0
-    division = banks.divide(session._bank, bent)
+    division = reviews.divide(session._bank, bent)
     context = session.context("x")
     index, place = torch.as_tensor(division.source[:, 0]), torch.as_tensor(division.place[:, 0])
     copied, bends = (rows.picked(each, index) for each in (context.state, session.graph["x"].bends(context)))
