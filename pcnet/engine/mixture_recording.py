@@ -32,11 +32,17 @@ class _Part(NamedTuple):
     def work(self) -> int:
         return len(self.times) * len(self.used) * self.weight.shape[2]
 
-    def rows(self, name: str, count: int) -> Tensor:
-        """A quantity of so many rows, (count, B, ..., T); copies of the first one fill up."""
+    def places(self, count: int) -> Tensor | None:
+        """The numbers of so many rows, of which copies of the first one fill up; None for all rows as they are."""
+        if count == len(self.used) == self.weight.shape[1]:
+            return None
+        return torch.cat([self.used, self.used[:1].expand(count - len(self.used))])
+
+    def rows(self, name: str, places: Tensor | None) -> Tensor:
+        """A quantity of these rows, (rows, B, ..., T)."""
         value = self.values[name].movedim(0, -1)
-        index = torch.cat([self.used, self.used[:1].expand(count - len(self.used))])
-        return value.reshape(self.weight.shape[1], -1, *value.shape[1:])[index]
+        value = value.reshape(self.weight.shape[1], -1, *value.shape[1:])
+        return value if places is None else value.index_select(0, places)
 
     def weights(self, count: int) -> Tensor:
         """The weights of so many rows, (count, B, T); 0 for those that fill up."""
@@ -92,12 +98,14 @@ class MixtureRecording:
         """Add parts to the table."""
         times, count = [t for part in parts for t in part.times], max(len(part.used) for part in parts)
         weight = torch.cat([part.weights(count) for part in parts], -1).movedim(-1, 0)
+        places = [part.places(count) for part in parts]
         values, rows = {}, {}
         for name in parts[0].values:
             if name in OF_MIXTURE:
                 values[name] = torch.cat([part.values[name] for part in parts]).to(weight)
             else:  # with times next to each other in memory: sums over rows are fast then
-                rows[name] = torch.cat([part.rows(name, count) for part in parts], -1).movedim(-1, 0)
+                found = [part.rows(name, place) for part, place in zip(parts, places, strict=True)]
+                rows[name] = torch.cat(found, -1).movedim(-1, 0)
         values |= mix_columns(rows, [name for name in self.table.columns if name not in values], weight)
         self.table.add_block(times, {name: values[name] for name in self.table.columns})
 

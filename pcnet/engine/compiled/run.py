@@ -19,8 +19,6 @@ LANES, WIDE_LANES = 4, 8
 """Batch elements side by side in a vector; the second for 8, and for many on processors with wide vectors."""
 PATIENCE = 16
 """Ticks that are taken one by one, to see the second use of a new variant."""
-LARGE = 64
-"""Batch elements from which wide vectors are worth it: in smaller ones, too many lanes would be empty."""
 EVERYTHING = -1
 """All bits: the derived values of all variants are invalid."""
 WORD = {name: place for place, name in enumerate(FIELDS)}
@@ -32,10 +30,13 @@ def address(array: NDArray[Any]) -> int:
 
 
 def width_for(batch: int) -> int:
-    """Number of lanes for a batch. Eight rows of a bank are in one vector, so that single ticks are one call."""
+    """Number of lanes for a batch: as many as vectors of the processor have, if the batch fills them.
+
+    Eight rows of a bank are one vector in any case, so that single ticks are one call.
+    """
     if batch == 1:
         return 1
-    return WIDE_LANES if batch == WIDE_LANES or (batch >= LARGE and processor().wide) else LANES
+    return WIDE_LANES if batch == WIDE_LANES or (batch > WIDE_LANES and processor().wide) else LANES
 
 
 class Block(NamedTuple):
