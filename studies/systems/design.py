@@ -409,6 +409,68 @@ def glucose(x: Tensor, p: Tensor) -> Tensor:
     )
 
 
+def duffing(x: Tensor, p: Tensor) -> Tensor:
+    """Duffing's oscillator under a force; x = (position, velocity, phase), θ = (damping, force)."""
+    place, velocity, phase = x.unbind(-1)
+    force = p[..., 1] * phase.cos()
+    return _columns(velocity, place - place**3 - p[..., 0] * velocity + force, torch.full_like(phase, 1.2))
+
+
+def motor(x: Tensor, p: Tensor) -> Tensor:
+    """Current and speed of a motor under a voltage that changes its sign; θ = (motor constant, friction)."""
+    current, speed, phase = x.unbind(-1)
+    voltage = 3.0 * (3.0 * phase.sin()).tanh()
+    torque = p[..., 0] * current - p[..., 1] * speed
+    return _columns(2.0 * (voltage - current - p[..., 0] * speed), torque / 0.3, torch.full_like(phase, 0.7))
+
+
+def calcium(x: Tensor, p: Tensor) -> Tensor:
+    """Li and Rinzel's calcium in a cell; x = (log concentration, open share of channels), θ = (IP₃, pump rate)."""
+    c, open_share, ip3 = x[..., 0].exp(), x[..., 1], p[..., 0]
+    opened = ip3 / (ip3 + 0.13) * c / (c + 0.0823) * open_share
+    q = 1.049 * (ip3 + 0.13) / (ip3 + 0.9434)
+    flux = (6 * opened**3 + 0.11) * (2 - 1.185 * c) - p[..., 1] * c**2 / (c**2 + 0.01)
+    return _columns(flux / c, 0.2 * (q - (q + c) * open_share))
+
+
+def battery_current(phase: Tensor) -> Tensor:
+    return 0.5 + 0.8 * phase.sin() + 0.4 * (4.0 * (2.3 * phase).sin()).tanh()
+
+
+def battery(x: Tensor, p: Tensor) -> Tensor:
+    """Charge and polarisation of a battery; θ = (rate at which polarisation vanishes, rate at which it is built)."""
+    polarised, phase = x[..., 1], x[..., 2]
+    current = battery_current(phase)
+    return _columns(-current / 120, p[..., 1] * current - p[..., 0] * polarised, torch.full_like(phase, 0.5))
+
+
+def battery_voltage(x: Tensor) -> Tensor:
+    charge, polarised, phase = x.unbind(-1)
+    at_rest = 3.3 + 0.5 * charge + 0.3 * (1 - (-10 * charge).exp())
+    return (at_rest - polarised - 0.05 * battery_current(phase))[..., None]
+
+
+def cortex(x: Tensor, p: Tensor) -> Tensor:
+    """Three populations of neurons of Jansen and Rit, potentials and their velocities, in units of 10 ms.
+
+    θ = (gain of excitation, drive).
+    """
+    a, b, c, da, db, dc = x.unbind(-1)
+
+    def fired(potential: Tensor) -> Tensor:
+        return 0.05 * torch.sigmoid(0.56 * (potential - 6))
+
+    gain, drive = p[..., 0], p[..., 1]
+    return _columns(
+        da,
+        db,
+        dc,
+        gain * fired(b - c) - 2 * da - a,
+        gain * (drive + 108 * fired(135 * a)) - 2 * db - b,
+        371.25 * fired(33.75 * a) - dc - 0.25 * c,
+    )
+
+
 def range_and_bearing(x: Tensor) -> Tensor:
     """Distance and direction of a target from a station at (−20, −20)."""
     u, v = x[..., 0] + 20.0, x[..., 1] + 20.0
@@ -919,7 +981,6 @@ SYSTEMS: Mapping[str, System] = {
         0.1,
         600,
         seen(0),
-        group="frozen",
     ),
     "circuit": System(
         "Chua's circuit with a cubic diode, one voltage seen",
@@ -935,7 +996,6 @@ SYSTEMS: Mapping[str, System] = {
         0.05,
         800,
         seen(0),
-        group="frozen",
     ),
     "chain": System(
         "Food chain, plants and hunters counted",
@@ -951,7 +1011,6 @@ SYSTEMS: Mapping[str, System] = {
         0.5,
         300,
         lambda x: x[..., [0, 2]].exp(),
-        group="frozen",
     ),
     "rotors": System(
         "Three coupled rotors, the sines of two seen",
@@ -967,7 +1026,6 @@ SYSTEMS: Mapping[str, System] = {
         0.2,
         500,
         lambda x: x[..., :2].sin(),
-        group="frozen",
     ),
     "glucose": System(
         "Glucose and insulin with meals at irregular times, glucose seen",
@@ -983,8 +1041,87 @@ SYSTEMS: Mapping[str, System] = {
         0.05,
         240,
         seen(0),
-        group="frozen",
         irregular=True,
+    ),
+    "duffing": System(
+        "Duffing's oscillator, driven, position seen",
+        "chaotic, driven, velocity hidden",
+        duffing,
+        (0.3, 0.5),
+        (0.5, 0.3),
+        (0.2, 0.2),
+        (1.0, 0.0, 0.0),
+        (0.3, 0.3, 0.1),
+        (0.02, 0.1, 0.02),
+        (0.2,),
+        0.1,
+        600,
+        seen(0),
+        group="frozen",
+    ),
+    "motor": System(
+        "Motor under an alternating voltage, speed seen",
+        "linear in the state, driven, current hidden",
+        motor,
+        (0.5, 0.2),
+        (0.8, 0.1),
+        (0.3, 0.1),
+        (0.0, 0.0, 0.0),
+        (0.3, 0.3, 0.1),
+        (0.1, 0.05, 0.01),
+        (0.1,),
+        0.1,
+        400,
+        seen(1),
+        group="frozen",
+    ),
+    "calcium": System(
+        "Calcium in a cell, seen through a dye that saturates",
+        "relaxation oscillations, nonlinear observation, share of open channels hidden",
+        calcium,
+        (0.5, 0.9),
+        (0.4, 1.1),
+        (0.1, 0.2),
+        (-2.0, 0.7),
+        (0.3, 0.1),
+        (0.1, 0.02),
+        (0.03,),
+        0.2,
+        500,
+        lambda x: x[..., :1].exp() / (x[..., :1].exp() + 0.3),
+        group="frozen",
+    ),
+    "battery": System(
+        "Battery under a varying load, voltage seen",
+        "driven, hidden charge that hardly changes, nonlinear observation, 300 samples",
+        battery,
+        (0.3, 0.08),
+        (0.5, 0.05),
+        (0.2, 0.03),
+        (0.8, 0.0, 0.0),
+        (0.1, 0.02, 0.05),
+        (0.002, 0.005, 0.005),
+        (0.01,),
+        0.5,
+        300,
+        battery_voltage,
+        group="frozen",
+    ),
+    "cortex": System(
+        "Neural mass of Jansen and Rit, the potential of one population seen",
+        "six elements, of which a difference is seen",
+        cortex,
+        (3.25, 2.2),
+        (3.6, 1.8),
+        (0.4, 0.5),
+        (0.1, 15.0, 10.0, 0.0, 0.0, 0.0),
+        (0.05, 3.0, 3.0, 0.02, 1.0, 1.0),
+        (0.001, 0.1, 0.1, 0.002, 0.5, 0.1),
+        (1.0,),
+        0.5,
+        600,
+        lambda x: x[..., 1:2] - x[..., 2:3],
+        group="frozen",
     ),
 }
 """Systems by name. Those of the group "frozen" were chosen after all rules of the filter had been, and run once."""
