@@ -19,7 +19,8 @@ from studies.arena.simulation import (
     simulate_returns,
     simulate_sensors,
 )
-from studies.systems.design import SYSTEMS, Realisation, System, oscillator, seen, simulate, turning, van_der_pol
+from studies.systems.design import SYSTEMS, Realisation, System, simulate
+from studies.systems.flows import oscillator, seen, turning, van_der_pol
 
 Family = Literal["gaussian", "poisson", "volatility"]
 VELOCITIES = ((0.0, 0.0, 1.0, 0.0), (0.0, 0.0, 0.0, 1.0), (0.0,) * 4, (0.0,) * 4)

@@ -9,7 +9,8 @@ import torch
 
 from pcnet.errors import SettingError
 from studies.systems import trials
-from studies.systems.design import SYSTEMS, System, matern_noise, seen, simulate
+from studies.systems.design import SYSTEMS, System, matern_noise, simulate
+from studies.systems.flows import seen
 from studies.systems.report import cells_of, holds
 from studies.systems.rivals import averaged_filter, gaussian_filter, particle_filter
 from studies.systems.run import run_study
