@@ -139,24 +139,26 @@ class Quadratic(Function):
         c = torch.as_tensor(coefficients, dtype=torch.float64).detach()
         self.coefficients = 0.5 * (c + c.transpose(1, 2))
         self.out, self.dim, self.parameters = c.shape[0], c.shape[1] - 1, c.shape[3] - 1
-        self._cast: dict[tuple[Any, ...], tuple[Tensor, Tensor, Tensor]] = {}
+        # C with as few rows of each form as possible, (1 + p, out·z·z); made here, because the first call may be within
+        # a trace or a derivative of torch, and what is made there cannot be kept
+        with torch.inference_mode(False):
+            self._gathered = _gathered(self.coefficients).permute(3, 0, 1, 2).reshape(c.shape[3], -1).contiguous()
+        self._cast: dict[tuple[Any, ...], tuple[Tensor, Tensor]] = {}
         self._cached: tuple[Tensor, tuple[Tensor, Tensor]] | None = None
 
     @property
     def identity_key(self) -> Hashable:
         return (Quadratic, self.takes_causes, tuple(self.coefficients.shape), self.coefficients.numpy().tobytes())
 
-    def _tables(self, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """C in the dtype of `like` as matrices: (1 + p, out·z·z); without q = 0, (z, p·out·z); and the first one anew
-        with as few rows of each form as possible."""
+    def _tables(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        """C in the dtype of `like` as matrices: (1 + p, out·z·z); and without q = 0, (z, p·out·z)."""
         key = (like.dtype, like.device)
         if key not in self._cast:
             with torch.inference_mode(False):  # kept after the run, when autograd may need them
                 c = self.coefficients.to(dtype=like.dtype, device=like.device)
                 by_parameter = c.permute(3, 0, 1, 2).reshape(c.shape[3], -1).contiguous()
                 learned = c[..., 1:].permute(2, 3, 0, 1).reshape(c.shape[2], -1).contiguous()
-                gathered = _gathered(self.coefficients).to(c).permute(3, 0, 1, 2).reshape(c.shape[3], -1).contiguous()
-            self._cast[key] = by_parameter, learned, gathered
+            self._cast[key] = by_parameter, learned
         return self._cast[key]
 
     def _form(self, parameters: Tensor) -> tuple[Tensor, Tensor]:
@@ -178,7 +180,7 @@ class Quadratic(Function):
 
     def __call__(self, x: Tensor, parameters: Tensor) -> Tensor:
         _check_sizes(self, x, parameters)
-        table, size = self._tables(x)[2], self.dim + 1
+        table, size = self._gathered.to(x), self.dim + 1
         z = torch.constant_pad_nd(x, (1, 0), 1.0)
         flat = parameters @ table[1:] + table[0]
         half = flat.reshape(*flat.shape[:-1], self.out, size, size) @ z[..., None, :, None]

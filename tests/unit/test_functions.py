@@ -522,6 +522,23 @@ def test_a_wrong_number_of_parameters_is_rejected():
         lorenz(torch.ones(4, 2, dtype=F64), torch.zeros(4, 1, dtype=F64))
 
 
+@pytest.mark.parametrize("dtype", [F64, torch.float32])
+@pytest.mark.parametrize("first_use", ["in a trace", "in a derivative"])
+def test_the_first_use_of_a_closed_form_may_be_within_a_transform_of_torch(first_use, dtype):
+    """As in a fresh process that begins with a flow of one's own that calls it; the Jacobian of Lorenz is by hand."""
+    fresh = Lorenz()
+    x, rho = torch.tensor([[1.0, -2.0, 3.0]], dtype=dtype), torch.tensor([[28.0]], dtype=dtype)
+    expected = torch.tensor([[[-10.0, 10.0, 0.0], [25.0, -1.0, -1.0], [-2.0, 1.0, -8 / 3]]], dtype=dtype)
+    for _ in range(2):
+        if first_use == "in a trace":
+            found = TracedFunction(lambda x, theta: fresh(x, theta)).linearise(x[:, None], rho, 1).jacobian
+        else:
+            found = torch.func.vmap(torch.func.jacfwd(fresh))(x, rho)
+        torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(fresh.linearise(x[:, None], rho, 1).jacobian, expected)
+    torch.testing.assert_close(fresh(x, rho), torch.tensor([[-30.0, 27.0, -10.0]], dtype=dtype))
+
+
 def test_closed_forms_can_be_differentiated_after_a_run():
     """Caches from inference mode neither break autograd nor become stale."""
     x, theta = torch.rand(1, 2, 3, dtype=F64), torch.rand(1, 3, dtype=F64)
