@@ -127,7 +127,9 @@ class MixtureSession(Session):
         elements = max((each.stop for each in contrasted.values()), default=0)
         hypotheses = self._beginning.around_found if final else self.hypotheses
         self._bank, levels = banks.start(hypotheses, batch, weights, elements)
-        run = self._bind_rows(self._bank.rows)
+        before, run = self._run, self._bind_rows(self._bank.rows)
+        if before is not None:
+            before.release()
         rows.start(run, batch, levels, contrasted, peaks, guess, self.hypotheses.told)
         rows.assume_kinds(run, self.hypotheses, self._bank)
         run.first = run.now.state
@@ -291,6 +293,8 @@ class MixtureSession(Session):
             if run.rescue is not None:
                 run.rescue.forget()
                 run.keep_for_rescue()
+            if not same:
+                before.release()
 
     def _divide(self) -> None:
         """Divide rows whose beliefs are bent by the flow or a mapping, which may have several peaks."""

@@ -92,6 +92,10 @@ class Run:
         if self.engine.lead is not None:
             self.engine.lead.place = None
 
+    def release(self) -> None:
+        """Free the memory of compiled code at once: it refers to this run, and would wait for the garbage collector."""
+        self.engine.lead = None
+
     def node_state(self, name: str) -> Any:
         """The present state of a node, without reading that of other nodes from compiled code."""
         lead = self.engine.lead

@@ -2,6 +2,8 @@
 
 import copy
 import dataclasses
+import gc
+import weakref
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ import torch
 import pcnet as pc
 from pcnet.engine import review as reviews
 from pcnet.engine import rows
+from pcnet.engine.compiled.run import CompiledRun
 from pcnet.errors import DivergenceError, SettingError
 from pcnet.graphs import adaptive_filter
 from pcnet.model.digest import digest
@@ -185,6 +188,28 @@ def test_single_steps_give_the_digits_of_a_run(engine):
     np.testing.assert_array_equal(session.result().mean("x"), whole.result().mean("x"))
     np.testing.assert_allclose(session.mean("x"), session.result().mean("x")[-1], rtol=1e-12)
     np.testing.assert_allclose(session.free_energy, -session.result().accuracy[-1], rtol=1e-9)
+
+
+def test_memory_of_rows_that_are_left_behind_is_free_at_once(monkeypatch):
+    """With a large batch, memory that waits for the garbage collector is gigabytes."""
+    filtered, begin, made, held = model(pc.Hypotheses()), CompiledRun.__init__, [], weakref.WeakSet()
+    filtered.run(data(40), engine="compiled")  # compiles, which holds frames until they are collected
+
+    def remember(run, *given):
+        begin(run, *given)
+        made.append(run.batch)
+        held.add(run)
+
+    monkeypatch.setattr(CompiledRun, "__init__", remember)
+    session = filtered.start(engine="compiled")
+    gc.collect()
+    gc.disable()
+    try:
+        session.run(data(300), progress=False)
+    finally:
+        gc.enable()
+    assert len(made) > 2
+    assert len(held) == 1
 
 
 @pytest.mark.parametrize("gaps", [False, True])
