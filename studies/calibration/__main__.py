@@ -29,7 +29,7 @@ def calibrate(
 ) -> None:
     """Measure errors and coverage of beliefs beside Kalman filters that know the true noise.
 
-    A quick run: --seeds 20 --samples 4000 --first-seed 1000.
+    A run that was stopped goes on where it was. A quick run: --seeds 20 --samples 4000 --first-seed 1000.
     """
     with plain_errors():
         done = run_study(
@@ -42,6 +42,8 @@ def calibrate(
             log=lambda text: typer.echo(text, err=True),
         )
     typer.echo(conclude(done))
+    if done.results.failed:
+        raise typer.Exit(1)
 
 
 if __name__ == "__main__":

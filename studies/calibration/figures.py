@@ -127,8 +127,8 @@ def parameters(results: StudyResults) -> Drawing | None:
         for cell in shown:
             trial, colour = results.trials[cell], TINTS[cell.method]
             assert trial.at is not None
-            assert trial.theta is not None
-            low, middle, high = np.nanquantile(trial.theta[..., 0], [0.05, 0.5, 0.95], axis=0)
+            assert trial.spread is not None
+            low, middle, high = trial.spread
             ax.fill_between(trial.at * DT, low, high, color=colour, alpha=0.25, linewidth=0)
             ax.plot(trial.at * DT, middle, color=colour, linewidth=1.3)
         process = CASES[case].process

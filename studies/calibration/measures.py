@@ -20,7 +20,7 @@ class Beliefs(NamedTuple):
     """Beliefs of a method at every tenth observation, for all seeds.
 
     Attributes:
-        at: Indices (T,) of the observations.
+        at: Indices (T,) of the observations; everything else begins with the seeds.
         mean, sd: States, (seeds, T, dim).
         theta, theta_sd: Parameters, (seeds, T, p).
         precision_x, precision_y: Final precision over the true one, of the worst channel, (seeds,); NaN for methods

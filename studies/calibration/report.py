@@ -90,6 +90,10 @@ def _summary(results: StudyResults, judgements: Sequence[Judgement]) -> str:
         f"- Skipped: {escape(cell.label)} on {escape(CASES[cell.case].title)}, {escape(why)}."
         for cell, why in results.skipped.items()
     ]
+    lines += [
+        f"- **Failed**: {escape(cell.label)} on {escape(CASES[cell.case].title)}, {escape(why)}"
+        for cell, why in results.failed.items()
+    ]
     return "\n".join(lines) or "These cases have no targets."
 
 
@@ -196,10 +200,16 @@ def _methods(results: StudyResults) -> str:
             "ODEM as in the paper",
             "with the settings of its study: three orders, smoothness 0.005, a slow update every 64 observations",
         ),
-        ("Duration", f"{results.seconds / 60:.0f} min"),
+        ("Duration", duration(results)),
         ("pcnet", escape(package_version())),
     ]
     return table(("Item", "Description"), rows, left=2)
+
+
+def duration(results: StudyResults) -> str:
+    """How long this run took, and how many cells it did not have to run."""
+    kept = f"; {results.kept} of {len(results.trials)} cells were kept from former runs" if results.kept else ""
+    return f"{results.seconds / 60:.1f} min{kept}"
 
 
 def summaries(results: StudyResults, judgements: Sequence[Judgement]) -> dict[str, object]:
@@ -220,5 +230,6 @@ def summaries(results: StudyResults, judgements: Sequence[Judgement]) -> dict[st
         "samples": results.samples,
         "cells": [cell_data(cell) for case in results.cases for cell in results.cells(case)],
         "skipped": [{**cell._asdict(), "why": why} for cell, why in results.skipped.items()],
+        "failed": [{**cell._asdict(), "why": why} for cell, why in results.failed.items()],
         "targets": [each._asdict() for each in judgements],
     }

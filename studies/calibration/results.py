@@ -67,7 +67,9 @@ class StudyResults(NamedTuple):
         samples: Observations per seed.
         seeds: The seeds.
         held_out: Whether these are the held-out seeds.
-        seconds: Duration of the study.
+        seconds: Duration of this run of the study.
+        kept: Number of cells that former runs have measured.
+        failed: Errors of cells that raised one.
     """
 
     table: pd.DataFrame
@@ -76,6 +78,8 @@ class StudyResults(NamedTuple):
     seeds: tuple[int, ...]
     held_out: bool
     seconds: float
+    kept: int
+    failed: Mapping[Cell, str]
 
     @property
     def cases(self) -> list[str]:

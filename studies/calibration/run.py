@@ -1,23 +1,26 @@
-"""Runs the calibration study: all trials in parallel, then targets, figures and report."""
+"""Runs the calibration study: all trials in parallel, then targets, figures and report.
+
+What a trial has found is kept in the folder, so that a run that was stopped goes on where it was.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import pandas as pd
 
-from pcnet.errors import SettingError
-from pcnet.simulate import Simulation
-from pcnet.sweeps.workers import cores, process_pool
+from pcnet.errors import SettingError, StudyError
+from pcnet.sweeps.workers import cores
 from studies.calibration import figures, report
 from studies.calibration.design import CASES, HELD_OUT
-from studies.calibration.report import Report
+from studies.calibration.report import Report, duration
 from studies.calibration.results import Cell, StudyResults
 from studies.calibration.targets import VERDICTS, Judgement, judge
-from studies.calibration.trials import Trial, TrialResult, list_trials, run_trial
+from studies.calibration.trials import Trial, TrialResult, job_of, list_trials
+from studies.kept import Job, run_jobs
 
 MIN_SAMPLES = 200
 
@@ -40,7 +43,7 @@ def calibrate(
     processes: int | None = None,
     log: Callable[[str], None] = lambda _: None,
 ) -> Calibration:
-    """Run the study and write its report into a folder.
+    """Run the study and write its report into a folder; cells that a former run has kept there are not run again.
 
     Args:
         seeds: Number of realisations of each process.
@@ -60,38 +63,52 @@ def calibrate(
     folder.mkdir(parents=True, exist_ok=True)
     chosen = tuple(range(first_seed, first_seed + seeds))
     trials = list_trials([name for name in CASES if name in cases or not cases])
-    simulations = {name: CASES[name].process.simulate(samples, chosen) for name in {trial.case for trial in trials}}
     done: dict[Cell, TrialResult] = {}
-    for result in _run_trials(trials, simulations, chosen, processes or cores()):
-        cell = Cell(result.trial.case, result.trial.method, result.trial.prior.name if result.trial.prior else "")
-        done[cell] = result
-        outcome = f"skipped, {result.skipped}" if result.skipped else f"{result.seconds:.0f} s"
-        log(f"{len(done)} of {len(trials)}: {CASES[cell.case].title}; {cell.label}: {outcome}")
+    failed: dict[Cell, str] = {}
+    kept = 0
+
+    def tell(cell: Cell, outcome: str) -> None:
+        log(f"{len(done) + len(failed)} of {len(trials)}: {CASES[cell.case].title}; {cell.label}: {outcome}")
+
+    jobs: dict[Job, Trial] = {}
+    for trial in trials:
+        if trial.skipped is None:
+            jobs[job_of(trial, samples, chosen)] = trial
+        else:
+            done[cell_of(trial)] = TrialResult(trial, [], skipped=trial.skipped)
+            tell(cell_of(trial), f"skipped, {trial.skipped}")
+    for outcome in run_jobs([[job] for job in jobs], folder / "cells", processes or cores()):
+        trial = jobs[outcome.job]
+        cell = cell_of(trial)
+        if outcome.error is not None:
+            failed[cell] = outcome.error
+            tell(cell, f"failed, {outcome.error}")
+            continue
+        done[cell] = TrialResult.of(trial, outcome.result)
+        kept += outcome.kept
+        tell(cell, "done before" if outcome.kept else f"{done[cell].seconds:.0f} s")
+    done = {cell: done[cell] for cell in map(cell_of, trials) if cell in done}  # in an order that is always the same
+    rows = [row for result in done.values() for row in result.rows]
+    if not rows:
+        raise StudyError("; ".join(["no trial has succeeded", *dict.fromkeys(failed.values())]))
     results = StudyResults(
-        table=pd.DataFrame([row for result in done.values() for row in result.rows]),
+        table=pd.DataFrame(rows),
         trials=done,
         samples=samples,
         seeds=chosen,
         held_out=first_seed >= HELD_OUT,
         seconds=time.perf_counter() - started,
+        kept=kept,
+        failed=failed,
     )
     judgements = judge(results)
     pictures = figures.draw(results, folder / "figures")
     return Calibration(results, judgements, report.write(results, judgements, pictures, folder))
 
 
-def _run_trials(
-    trials: Sequence[Trial], simulations: Mapping[str, Simulation], seeds: Sequence[int], processes: int
-) -> Iterator[TrialResult]:
-    """Results of trials as they are finished, computed in this process or in several."""
-    if processes == 1:
-        yield from (run_trial(trial, simulations[trial.case], seeds) for trial in trials)
-        return
-    from loky import as_completed
-
-    with process_pool(min(processes, len(trials))) as pool:
-        for future in as_completed([pool.submit(run_trial, trial, simulations[trial.case], seeds) for trial in trials]):
-            yield future.result()
+def cell_of(trial: Trial) -> Cell:
+    """The cell that a trial measures."""
+    return Cell(trial.case, trial.method, trial.prior.name if trial.prior else "")
 
 
 def conclude(done: Calibration) -> str:
@@ -111,5 +128,6 @@ def conclude(done: Calibration) -> str:
     counts = {verdict: sum(each.verdict == verdict for each in done.judgements) for verdict in VERDICTS}
     lines.append("Targets: " + ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count))
     lines += [f"Skipped: {cell.label}, {why}" for cell, why in results.skipped.items()]
-    lines += [f"Duration: {results.seconds / 60:.1f} min", f"Report: {done.report.html} and {done.report.markdown}"]
+    lines += [f"Failed: {CASES[cell.case].title}; {cell.label}: {why}" for cell, why in results.failed.items()]
+    lines += [f"Duration: {duration(results)}", f"Report: {done.report.html} and {done.report.markdown}"]
     return "\n".join(lines)

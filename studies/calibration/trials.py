@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +15,14 @@ from pcnet.simulate import Simulation
 from studies.calibration.design import CASES, JUMP_DELAY, Case, Prior
 from studies.calibration.measures import Array, Beliefs, coverage, largest_error, mean_squared_error
 from studies.calibration.methods import LEARN_NOISE, METHODS
-from studies.calibration.unscented import why_unavailable
+from studies.calibration.unscented import PACKAGES, why_unavailable
+from studies.kept import Job, key_of
+
+SPREAD = (0.05, 0.5, 0.95)
+"""Quantiles over the seeds that are kept of the first parameter."""
+CODE = ("baselines", "design", "measures", "methods", "trials", "unscented")
+"""Modules that results depend on, beside pcnet."""
+SECONDS: Mapping[str, float] = {}
 
 
 class Trial(NamedTuple):
@@ -21,21 +30,41 @@ class Trial(NamedTuple):
     method: str
     prior: Prior | None
 
+    @property
+    def name(self) -> str:
+        return f"{self.case}, {self.method}" + (f", prior {self.prior.name}" if self.prior else "")
+
+    @property
+    def skipped(self) -> str | None:
+        """Why it cannot be run, or None."""
+        return why_unavailable() if self.method.startswith("ukf") else None
+
 
 class TrialResult(NamedTuple):
-    """Result of a trial: one row per seed, duration, and parameter beliefs; or why the trial was skipped.
+    """Result of a trial: one row per seed, and its duration; or why the trial was skipped.
 
     Attributes:
         at: Indices (T,) of observations.
-        theta: Means of the parameters at these, (seeds, T, p).
+        spread: Quantiles SPREAD over the seeds of the mean of the first parameter at these, (3, T).
     """
 
     trial: Trial
     rows: list[dict[str, Any]]
     seconds: float = 0.0
     at: Array | None = None
-    theta: Array | None = None
+    spread: Array | None = None
     skipped: str | None = None
+
+    def data(self) -> dict[str, Any]:
+        """What is kept of it, as data for JSON."""
+        assert self.at is not None
+        assert self.spread is not None
+        return {"rows": self.rows, "seconds": self.seconds, "at": self.at.tolist(), "spread": self.spread.tolist()}
+
+    @classmethod
+    def of(cls, trial: Trial, data: Mapping[str, Any]) -> TrialResult:
+        """A result from what was kept of it."""
+        return cls(trial, data["rows"], data["seconds"], np.array(data["at"]), np.array(data["spread"]))
 
 
 def list_trials(cases: Sequence[str]) -> list[Trial]:
@@ -54,13 +83,9 @@ def _relative_duration(trial: Trial) -> float:
 
 
 def run_trial(trial: Trial, simulation: Simulation, seeds: Sequence[int]) -> TrialResult:
-    """Run a trial on one thread.
-
-    The simulation is an argument because different builds of torch would round a chaotic process to different data.
-    """
-    reason = why_unavailable() if trial.method.startswith("ukf") else None
-    if reason is not None:
-        return TrialResult(trial, [], skipped=reason)
+    """Run a trial on one thread."""
+    if trial.skipped is not None:
+        return TrialResult(trial, [], skipped=trial.skipped)
     torch.set_num_threads(1)
     case = CASES[trial.case]
     started = time.perf_counter()
@@ -70,7 +95,26 @@ def run_trial(trial: Trial, simulation: Simulation, seeds: Sequence[int]) -> Tri
     head = {"case": trial.case, "method": trial.method, "prior": name}
     scores = score(case, simulation, beliefs)
     rows = [{**head, "seed": seed, **row} for seed, row in zip(seeds, scores, strict=True)]
-    return TrialResult(trial, rows, seconds, beliefs.at, beliefs.theta)
+    with np.errstate(invalid="ignore"):
+        spread = np.nanquantile(beliefs.theta[..., 0], SPREAD, axis=0)
+    return TrialResult(trial, rows, seconds, beliefs.at, spread)
+
+
+def job_of(trial: Trial, samples: int, seeds: Sequence[int]) -> Job:
+    """A trial as a job whose result is kept. Its data follow from seeds, samples, the code and the version of torch."""
+    files = (Path(__file__).with_name(f"{name}.py") for name in CODE)
+    packages = ("torch", "numpy", *(PACKAGES if trial.method.startswith("ukf") else ()))
+    name = f"{trial.name}, {len(seeds)} seeds from {seeds[0]}, {samples} samples"
+    return Job(name, key_of(files, packages, trial, samples, tuple(seeds)), _data_of, (trial, samples, tuple(seeds)))
+
+
+def _data_of(trial: Trial, samples: int, seeds: tuple[int, ...]) -> dict[str, Any]:
+    return run_trial(trial, _simulated(trial.case, samples, seeds), seeds).data()
+
+
+@functools.lru_cache(maxsize=2)
+def _simulated(case: str, samples: int, seeds: tuple[int, ...]) -> Simulation:
+    return CASES[case].process.simulate(samples, seeds)
 
 
 def score(case: Case, simulation: Simulation, beliefs: Beliefs) -> list[dict[str, Any]]:

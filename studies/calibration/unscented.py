@@ -15,6 +15,7 @@ from pcnet.functions.systems import LotkaVolterra
 from studies.calibration.baselines import EVERY, Filtered, initial_belief
 from studies.calibration.design import DT, Case
 
+PACKAGES = ("dynamax", "jax")
 SEEDS_AT_ONCE = 10
 """Number of seeds per call, because dynamax returns every covariance."""
 

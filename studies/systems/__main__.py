@@ -25,7 +25,10 @@ def systems(
     ] = HELD_OUT,
     processes: Annotated[int | None, typer.Option(min=1, help="Number of processes; default: all cores.")] = None,
 ) -> None:
-    """Measure the adaptive filter on systems of many kinds, beside Kalman filters that are told the noise."""
+    """Measure the adaptive filter on systems of many kinds, beside Kalman filters that are told the noise.
+
+    A run that was stopped goes on where it was.
+    """
     with plain_errors():
         report = run_study(
             folder,
@@ -37,7 +40,11 @@ def systems(
             log=lambda text: typer.echo(text, err=True),
         )
     shares = ", ".join(f"{name} {100 * share:.0f} %" for name, share in report.holding.items())
+    for name, why in report.failed.items():
+        typer.echo(f"Failed: {name}: {why}")
     typer.echo(f"Cells that hold all limits: {shares}\nReport: {report.markdown}")
+    if report.failed:
+        raise typer.Exit(1)
 
 
 if __name__ == "__main__":

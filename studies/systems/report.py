@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from studies.reporting import table, write_files
+from studies.reporting import escape, table, write_files
 from studies.systems.design import GUESSES, HELD_OUT, HORIZONS, SYSTEMS
 
 RIVALS = ("extended", "cubature")
@@ -21,12 +22,13 @@ NEAR_Y, NEAR_X = (0.8, 1.25), (0.5, 2.0)
 
 class Report(NamedTuple):
     """What was written, and the share of cells of the filter that hold all limits, by group of systems, and of cells
-    whose error limits the average over noise levels holds, too."""
+    whose error limits the average over noise levels holds, too; failed: errors of trials that raised one."""
 
     markdown: Path
     trials: Path
     cells: Path
     holding: dict[str, float]
+    failed: Mapping[str, str]
 
 
 def cells_of(trials: pd.DataFrame) -> pd.DataFrame:
@@ -54,7 +56,7 @@ def holds(cells: pd.DataFrame) -> pd.Series[bool]:
     return found & (cells["lost"] == 0)
 
 
-def write(trials: pd.DataFrame, folder: Path, seconds: float) -> Report:
+def write(trials: pd.DataFrame, folder: Path, seconds: float, failed: Mapping[str, str]) -> Report:
     """Write trials.csv (one row per trial and seed), cells.csv and report.md."""
     cells = cells_of(trials)
     ours = cells[cells["method"] == "pcnet"]
@@ -65,20 +67,18 @@ def write(trials: pd.DataFrame, folder: Path, seconds: float) -> Report:
     if len(attained):
         holding["attainable"] = float(ours[ours["system"].isin(attained)]["holds"].mean())
     folder.mkdir(parents=True, exist_ok=True)
-    report = Report(folder / "report.md", folder / "trials.csv", folder / "cells.csv", holding)
+    report = Report(folder / "report.md", folder / "trials.csv", folder / "cells.csv", holding, failed)
     write_files(
         {
             report.trials: trials.to_csv(index=False),
             report.cells: cells.to_csv(index=False),
-            report.markdown: compose(trials, cells, ours, holding, seconds),
+            report.markdown: compose(trials, cells, ours, report, seconds),
         }
     )
     return report
 
 
-def compose(
-    trials: pd.DataFrame, cells: pd.DataFrame, ours: pd.DataFrame, holding: dict[str, float], seconds: float
-) -> str:
+def compose(trials: pd.DataFrame, cells: pd.DataFrame, ours: pd.DataFrame, report: Report, seconds: float) -> str:
     """The report as Markdown."""
     seeds = sorted(trials["seed"].unique())
     kind = "held out" if seeds[0] >= HELD_OUT else "of development"
@@ -89,16 +89,17 @@ def compose(
         "filter that are told the noise and learn the parameters. Truth is simulated in steps 20 times as fine as "
         "the filter's. Ranges are over first guesses of the noise: " + "; ".join(guess.name for guess in GUESSES) + ".",
         "Cells that hold all limits (whole run 1.3, second half 1.1, parameters 1.3, coverage 90 to 99 %): "
-        + ", ".join(f"{name} systems {100 * share:.0f} %" for name, share in holding.items())
+        + ", ".join(f"{name} systems {100 * share:.0f} %" for name, share in report.holding.items())
         + ". Systems are attainable if the average of told filters over a grid of noise levels, weighed by their "
         "evidence, holds the limits of errors: it shows what not to know the noise costs.",
+        "\n".join(f"- **Failed**: {escape(name)}, {escape(why)}" for name, why in report.failed.items()),
         _by_system(cells, ours),
         _rivals(cells),
     ]
     ablations = _ablations(cells)
     if ablations:
         parts += ["## Without one part", ablations]
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def _range(values: pd.Series[float], digits: int = 2, factor: float = 1.0) -> str:

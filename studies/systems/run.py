@@ -1,24 +1,23 @@
-"""Runs the study: all trials of each system, then the tables and the report."""
+"""Runs the study: all trials of each system, then the tables and the report.
+
+What a trial has found is kept in the folder, so that a run that was stopped goes on where it was.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
-from pcnet.errors import SettingError
-from pcnet.sweeps.workers import cores, process_pool
+from pcnet.errors import SettingError, StudyError
+from pcnet.sweeps.workers import cores
+from studies.kept import run_jobs
 from studies.systems.design import HELD_OUT, SYSTEMS
 from studies.systems.report import Report, write
-from studies.systems.trials import list_trials, run_trial
-
-
-def run_system(name: str, seeds: Sequence[int], ablations: bool) -> pd.DataFrame:
-    """All trials of a system, one row per trial and seed."""
-    rows = [row for trial in list_trials([name], ablations) for row in run_trial(trial, seeds)]
-    return pd.DataFrame(rows)
+from studies.systems.trials import Trial, job_of, list_trials
 
 
 def run_study(
@@ -32,6 +31,8 @@ def run_study(
     log: Callable[[str], None] = lambda _: None,
 ) -> Report:
     """Run the study and write trials.csv, cells.csv and report.md into a folder.
+
+    Trials that a former run has kept there are not run again; those that raise an error are named in the report.
 
     Args:
         folder: Where to write.
@@ -48,18 +49,23 @@ def run_study(
     started = time.perf_counter()
     chosen = tuple(range(first_seed, first_seed + seeds))
     names = [name for name in SYSTEMS if name in systems or not systems]
-    found: dict[str, pd.DataFrame] = {}
-    if (processes or cores()) == 1:
-        for name in names:
-            found[name] = run_system(name, chosen, ablations)
-            log(f"{len(found)} of {len(names)}: {SYSTEMS[name].title}")
-    else:
-        from loky import as_completed
-
-        with process_pool(min(processes or cores(), len(names))) as pool:
-            futures = {pool.submit(run_system, name, chosen, ablations): name for name in names}
-            for future in as_completed(futures):
-                found[futures[future]] = future.result()
-                log(f"{len(found)} of {len(names)}: {SYSTEMS[futures[future]].title}")
-    table = pd.concat([found[name] for name in names], ignore_index=True)
-    return write(table, Path(folder), time.perf_counter() - started)
+    trials = [trial for name in names for trial in list_trials([name], ablations)]
+    jobs = {job_of(trial, chosen): trial for trial in trials}
+    groups = [[job for job, trial in jobs.items() if trial.system == name] for name in names]
+    left = {name: len(group) for name, group in zip(names, groups, strict=True)}
+    done, failed = dict[Trial, list[dict[str, Any]]](), dict[str, str]()
+    for outcome in run_jobs(groups, Path(folder) / "trials", processes or cores()):
+        trial = jobs[outcome.job]
+        if outcome.error is None:
+            done[trial] = outcome.result
+        else:
+            failed[trial.name] = outcome.error
+            log(f"{trial.name}: failed, {outcome.error}")
+        left[trial.system] -= 1
+        if not left[trial.system]:
+            over = sum(not count for count in left.values())
+            log(f"{over} of {len(names)}: {SYSTEMS[trial.system].title}")
+    rows = [row for trial in trials for row in done.get(trial, ())]
+    if not rows:
+        raise StudyError("; ".join(["no trial has succeeded", *dict.fromkeys(failed.values())]))
+    return write(pd.DataFrame(rows), Path(folder), time.perf_counter() - started, failed)

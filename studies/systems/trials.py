@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +20,7 @@ from pcnet.graphs.adaptive_filter import DEFAULT
 from pcnet.numerics.kernels import Matern
 from pcnet.results.recorder import Record
 from pcnet.settings import number
+from studies.kept import Job, key_of
 from studies.systems.design import GUESSES, HORIZONS, SYSTEMS, Guess, Realisation, System, simulate
 from studies.systems.rivals import Filtered, averaged_filter, gaussian_filter, grid_size, particle_filter
 
@@ -42,6 +44,8 @@ ABLATIONS: Mapping[str, Mapping[str, Any]] = {
     "levels not learned": {"noise_sd": 1e-3},
 }
 """Settings of variants of the filter, each without one of its parts."""
+CODE = ("design", "rivals", "trials")
+"""Modules that results depend on, beside pcnet."""
 ABLATED_FROM = ("x × 50, y ÷ 50", "none")  # first guesses that variants are run from: a wrong one, and none
 
 
@@ -49,6 +53,10 @@ class Trial(NamedTuple):
     system: str
     method: str  # "pcnet", "pcnet: <ablation>", "extended", "cubature", "average" or "particles"
     guess: str  # "" for methods that are told the noise
+
+    @property
+    def name(self) -> str:
+        return f"{self.system}, {self.method}" + (f", guess {self.guess}" if self.guess else "")
 
 
 class Beliefs(NamedTuple):
@@ -71,6 +79,13 @@ def list_trials(names: Sequence[str], ablations: bool = False) -> list[Trial]:
         if ablations:
             found += [Trial(name, f"pcnet: {part}", guess) for part in ABLATIONS for guess in ABLATED_FROM]
     return found
+
+
+def job_of(trial: Trial, seeds: Sequence[int]) -> Job:
+    """A trial as a job whose result is kept. Its data follow from the seeds, the code and the version of torch."""
+    files = (Path(__file__).with_name(f"{name}.py") for name in CODE)
+    key = key_of(files, ("torch", "numpy"), trial, tuple(seeds))
+    return Job(f"{trial.name}, {len(seeds)} seeds from {seeds[0]}", key, run_trial, (trial, tuple(seeds)))
 
 
 def run_trial(trial: Trial, seeds: Sequence[int]) -> list[dict[str, Any]]:

@@ -11,9 +11,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pcnet.errors import SettingError
+from pcnet.errors import SettingError, StudyError
 from pcnet.simulate import glv_process, smooth_noise
-from studies.calibration import baselines, calibrate, conclude, design, measures, targets, trials
+from studies.calibration import baselines, calibrate, conclude, design, measures, methods, targets, trials
 from studies.calibration.results import summarise
 
 
@@ -209,14 +209,19 @@ def test_every_method_and_prior_is_tried():
         ("smooth50", "ekf noise as states"),
     ],
 )
-def test_a_trial_has_a_row_for_each_seed(case, method):
+def test_a_trial_has_a_row_for_each_seed(case, method, monkeypatch):
     prior = design.PRIORS[1] if method in ("pcnet", "paper") else None
     seeds = [1000, 1001, 1002]
     world = design.CASES[case].process.simulate(200, seeds)
+    run, found = trials.METHODS[method], []
+    monkeypatch.setitem(trials.METHODS, method, lambda *given: found.append(run(*given)) or found[-1])
     outcome = trials.run_trial(trials.Trial(case, method, prior), world, seeds)
     assert [row["seed"] for row in outcome.rows] == [1000, 1001, 1002]
-    assert outcome.theta.shape == (3, 20, 3)
-    for row, theta in zip(outcome.rows, outcome.theta[:, -1], strict=True):
+    (beliefs,) = found
+    assert beliefs.theta.shape == (3, 20, 3)
+    np.testing.assert_array_equal(outcome.spread[1], np.median(beliefs.theta[..., 0], 0))
+    assert trials.TrialResult.of(outcome.trial, json.loads(json.dumps(outcome.data()))).spread.shape == (3, 20)
+    for row, theta in zip(outcome.rows, beliefs.theta[:, -1], strict=True):
         assert row["error"] == pytest.approx(np.abs(theta - np.array([0.2, -0.4, 0.1])).max())
         assert 0 < row["mse"] < 1
         assert math.isnan(row["precision_y"]) == (prior is None)
@@ -236,7 +241,7 @@ def test_a_tiny_study_has_a_report(tmp_path, monkeypatch):
     names = ["white", "jump-white"]
     done = calibrate(tmp_path, seeds=2, samples=200, cases=names, first_seed=1000, processes=1, log=said.append)
     files = {path.name for path in tmp_path.iterdir()}
-    assert files == {"report.md", "report.html", "seeds.csv", "cells.json", "figures"}
+    assert files == {"report.md", "report.html", "seeds.csv", "cells.json", "cells", "figures"}
     assert len(list((tmp_path / "figures").glob("*.png"))) == 4
     assert len(pd.read_csv(done.report.seeds)) == 2 * 4
     summary = json.loads(done.report.cells.read_text())
@@ -253,6 +258,96 @@ def test_a_tiny_study_has_a_report(tmp_path, monkeypatch):
     assert len(done.judgements) == 4 + 2 + 1
     assert "Targets:" in conclude(done)
     assert len(said) == 5
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """A study of three quick cells; the list of those that were run."""
+    white = design.CASES["white"]._replace(methods=("paper", "ekf"), priors=design.PRIORS[:2])
+    monkeypatch.setitem(design.CASES, "white", white)
+    ran = []
+    for name in white.methods:
+        run = trials.METHODS[name]
+        monkeypatch.setitem(
+            trials.METHODS, name, lambda *given, name=name, run=run: ran.append((name, given[1].name)) or run(*given)
+        )
+    return ran
+
+
+SMALL = {"seeds": 2, "samples": 200, "cases": ["white"], "first_seed": 1000, "processes": 1}
+
+
+def test_a_study_that_was_stopped_goes_on_where_it_was(tmp_path, small):
+    def stop(said):
+        if said.startswith("2 of 3"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        calibrate(tmp_path / "stopped", **SMALL, log=stop)
+    before, said = small.copy(), []
+    done = calibrate(tmp_path / "stopped", **SMALL, log=said.append)
+    assert len(before) == 2
+    assert len(small) == len(set(small)) == 3
+    assert sum("done before" in each for each in said) == done.results.kept == 2
+    assert "2 of 3 cells were kept from former runs" in done.report.markdown.read_text()
+    whole = calibrate(tmp_path / "whole", **SMALL)
+    assert len(small) == 6
+    assert done.report.seeds.read_bytes() == whole.report.seeds.read_bytes()
+    assert [path.read_bytes() for path in sorted((tmp_path / "stopped" / "figures").iterdir())] == [
+        path.read_bytes() for path in sorted((tmp_path / "whole" / "figures").iterdir())
+    ]
+
+
+@pytest.mark.parametrize("change", [{"seeds": 3}, {"samples": 210}, {"first_seed": 1001}])
+def test_other_settings_are_run_anew(change, tmp_path, small):
+    calibrate(tmp_path, **SMALL)
+    assert calibrate(tmp_path, **SMALL | change).results.kept == 0
+    assert len(small) == 6
+    assert calibrate(tmp_path, **SMALL).results.kept == 3
+
+
+def test_a_trial_that_fails_is_named_and_does_not_lose_the_others(tmp_path, small, monkeypatch):
+    run = trials.METHODS["ekf"]
+    monkeypatch.setitem(trials.METHODS, "ekf", lambda *_: 1 / 0)
+    done = calibrate(tmp_path, **SMALL)
+    assert list(done.results.failed.values()) == ["ZeroDivisionError: division by zero"]
+    assert set(done.results.table["method"]) == {"paper"}
+    for text in (conclude(done), done.report.markdown.read_text()):
+        assert "extended Kalman filter" in text or "EKF" in text
+        assert "ZeroDivisionError: division by zero" in text
+    assert [each["method"] for each in json.loads(done.report.cells.read_text())["failed"]] == ["ekf"]
+    assert "not measured" in {each.verdict for each in done.judgements}
+    monkeypatch.setitem(trials.METHODS, "ekf", run)
+    small.clear()
+    again = calibrate(tmp_path, **SMALL)
+    assert not again.results.failed
+    assert [method for method, _ in small] == ["ekf"]
+
+
+def test_an_error_says_that_all_have_failed(tmp_path, small, monkeypatch):
+    for name in ("ekf", "paper"):
+        monkeypatch.setitem(trials.METHODS, name, lambda *_: 1 / 0)
+    with pytest.raises(StudyError, match="no trial has succeeded; ZeroDivisionError: division by zero"):
+        calibrate(tmp_path, **SMALL)
+
+
+def test_a_method_may_run_some_seeds_after_the_other(monkeypatch):
+    """Each seed has its own beliefs, in order, whatever runs with it."""
+    monkeypatch.setattr(methods, "SEEDS_AT_ONCE", 3)
+    sizes = []
+
+    def method(case, prior, observations):
+        sizes.append(len(observations))
+        each = observations.sum((1, 2)).numpy()
+        whole = each[:, None, None] * np.ones((1, 4, 2))
+        return measures.Beliefs(np.arange(4), whole, whole + 1, whole + 2, whole + 3, each, each + 1, each > 0)
+
+    observations = torch.randn(8, 4, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    case = design.CASES["white"]
+    found = methods._in_parts(method)(case, case.priors[0], observations)
+    assert sizes == [3, 3, 2]
+    for part, expected in zip(found, method(case, case.priors[0], observations), strict=True):
+        np.testing.assert_allclose(part, expected, rtol=1e-14)
 
 
 def test_an_unknown_case_is_rejected(tmp_path):

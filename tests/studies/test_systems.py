@@ -121,5 +121,18 @@ def test_a_tiny_run_writes_its_report(tmp_path, monkeypatch):
     assert "Damped oscillator, position seen" in text
     assert len(pd.read_csv(report.trials)) == 2 * 5
     assert set(report.holding) == {"development"}
+    before = report.trials.read_bytes()
+
+    def fail(*_):
+        raise ValueError("it is broken")
+
+    monkeypatch.setattr(trials, "run_rival", fail)  # what was kept is not run again
+    report = run_study(tmp_path, seeds=2, systems=["short"], first_seed=3000, processes=1)
+    assert report.trials.read_bytes() == before
+    assert not report.failed
+    other = run_study(tmp_path, seeds=2, systems=["short"], first_seed=3001, processes=1)
+    assert set(other.failed.values()) == {"ValueError: it is broken"}
+    assert len(pd.read_csv(other.trials)) == 2 * 2
+    assert "it is broken" in other.markdown.read_text(encoding="utf-8")
     with pytest.raises(SettingError, match="there is no system 'shrt'"):
         run_study(tmp_path, systems=["shrt"])

@@ -531,7 +531,7 @@ def test_the_first_use_of_a_closed_form_may_be_within_a_transform_of_torch(first
     expected = torch.tensor([[[-10.0, 10.0, 0.0], [25.0, -1.0, -1.0], [-2.0, 1.0, -8 / 3]]], dtype=dtype)
     for _ in range(2):
         if first_use == "in a trace":
-            found = TracedFunction(lambda x, theta: fresh(x, theta)).linearise(x[:, None], rho, 1).jacobian
+            found = TracedFunction(fresh).linearise(x[:, None], rho, 1).jacobian
         else:
             found = torch.func.vmap(torch.func.jacfwd(fresh))(x, rho)
         torch.testing.assert_close(found, expected)
