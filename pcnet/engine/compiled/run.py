@@ -257,6 +257,11 @@ class CompiledRun:
     def _attempt_group(self, group: int, block: Block, given: Array, record: Array, ticks: int) -> int:
         state = self._state[group]
         done = 0
+        if self.groups > 1 and ticks and not self._unchecked and self.kinds[int(block.kinds[0])].first:
+            # its values are not needed again: memory of its own for each group would be megabytes that nothing reads
+            self._stale[self.groups] = EVERYTHING
+            done = self._call(group, state, block, given, record, 0, 0, 1, derived=self.groups)
+            self._stale[group] = EVERYTHING
         while done < ticks:
             row = int(block.recorded[:done].sum()) if done else 0
             if self._unchecked:
@@ -269,20 +274,32 @@ class CompiledRun:
         return done
 
     def _call(
-        self, slot: int, state: Array, block: Block, given: Array, record: Array, first: int, row: int, ticks: int
+        self,
+        slot: int,
+        state: Array,
+        block: Block,
+        given: Array,
+        record: Array,
+        first: int,
+        row: int,
+        ticks: int,
+        derived: int | None = None,
     ) -> int:
-        """Run the loop on one group from tick `first` on; the number of ticks that it did."""
-        words = self._words
+        """Run the loop on one group from tick `first` on; the number of ticks that it did.
+
+        derived: the slot of derived values, if it is another one.
+        """
+        words, kept = self._words, slot if derived is None else derived
         other = self._other if slot < self.groups else self._scratch[1]
         start = address(state)
         words[:] = (
             ticks - first, start, address(other), address(given) + first * given.strides[0], given.strides[0],
             address(self._settings_of(slot)), address(record) + row * record.strides[0], record.strides[0],
             address(block.kinds) + first, address(block.recorded) + first, address(self._table),
-            address(self._hints[slot]), self._stale[slot], address(self._derived[slot]), state.nbytes,
+            address(self._hints[slot]), self._stale[kept], address(self._derived[kept]), state.nbytes,
         )  # fmt: skip
         done = int(self._run(address(words)))
-        self._stale[slot] = words[WORD["stale"]]
+        self._stale[kept] = words[WORD["stale"]]
         if words[WORD["state"]] != start:
             state[...] = other
         return done
