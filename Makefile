@@ -34,11 +34,11 @@ paper-demo: $(RUNTIME)  ## the paper's process, tracked with both of its models;
 paper: $(STAMP)  ## the whole study of the paper: 2 x 1512 inversions of 10,000 observations, figures and a report in output/paper
 	$(BIN)/python -m studies.paper output/paper
 
-calibration: $(STAMP)  ## 100 held-out seeds a cell beside Kalman filters that are told the noise; a report in output/calibration
+calibration: $(STAMP)  ## 100 held-out seeds a cell beside Kalman filters that are told the noise; a report in output/calibration; goes on where it stopped
 	$(INSTALL) --require-hashes -r requirements-calibration.lock
 	$(BIN)/python -m studies.calibration output/calibration
 
-systems: $(STAMP)  ## the adaptive filter on forty-four systems of many kinds, with ablations; a report in output/systems
+systems: $(STAMP)  ## the adaptive filter on forty-four systems of many kinds, with ablations; a report in output/systems; goes on where it stopped
 	$(BIN)/python -m studies.systems output/systems
 	$(BIN)/python -m studies.systems output/ablations --ablations --first-seed 3000 --seeds 8 --only stiff,chaotic,sine,neuron,outliers,channels,irregular,jump
 

@@ -44,8 +44,8 @@ ABLATIONS: Mapping[str, Mapping[str, Any]] = {
     "levels not learned": {"noise_sd": 1e-3},
 }
 """Settings of variants of the filter, each without one of its parts."""
-CODE = ("design", "rivals", "trials")
-"""Modules that results depend on, beside pcnet."""
+AFTERWARDS = ("__init__", "__main__", "report", "run")
+"""Modules that what a trial finds does not depend on."""
 ABLATED_FROM = ("x × 50, y ÷ 50", "none")  # first guesses that variants are run from: a wrong one, and none
 
 
@@ -83,7 +83,7 @@ def list_trials(names: Sequence[str], ablations: bool = False) -> list[Trial]:
 
 def job_of(trial: Trial, seeds: Sequence[int]) -> Job:
     """A trial as a job whose result is kept. Its data follow from the seeds, the code and the version of torch."""
-    files = (Path(__file__).with_name(f"{name}.py") for name in CODE)
+    files = (path for path in Path(__file__).parent.glob("*.py") if path.stem not in AFTERWARDS)
     key = key_of(files, ("torch", "numpy"), trial, tuple(seeds))
     return Job(f"{trial.name}, {len(seeds)} seeds from {seeds[0]}", key, run_trial, (trial, tuple(seeds)))
 
