@@ -414,8 +414,8 @@ def ranges(text: str) -> Ranges:
 
 
 def systems() -> list[tuple[str, Ranges, Ranges]]:
-    """Error ratios of states (whole run, second half) and coverages (states, parameters) in the page on calibration."""
-    table = (HERE / "calibration.md").read_text(encoding="utf-8").partition("| system | error of states")[2]
+    """Error ratios of states (whole run, second half) and coverages (states, parameters) in the page on how calibration is measured."""
+    table = (HERE / "calibration_study.md").read_text(encoding="utf-8").partition("| system | error of states")[2]
     rows = [line.strip("| ").split(" | ") for line in table.partition("\n\n")[0].splitlines()[2:]]
     found = []
     for row in rows:
