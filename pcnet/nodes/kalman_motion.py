@@ -1,6 +1,7 @@
 """The time update of a Kalman state: integration steps of the state, its parameters and its noises."""
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any, TypeVar
 
 import torch
@@ -16,7 +17,7 @@ from pcnet.numerics.branching import holds
 from pcnet.numerics.coloured_noise import NoiseTransition
 from pcnet.numerics.kalman import GaussianWithSensitivities
 from pcnet.numerics.sigma_points import Regression, regress_or_keep
-from pcnet.numerics.transitions import FlowAt, FlowStep, IntegratorName, advance, flow_step
+from pcnet.numerics.transitions import FlowAt, FlowStep, IntegratorName, advance, flow_step, known_step
 from pcnet.numerics.trees import select
 
 T = TypeVar("T", bound=tuple[Any, ...])
@@ -37,6 +38,7 @@ def n_steps(ctx: Context) -> int:
 def move(ctx: Context, belief: GaussianWithSensitivities, elapsed: Tensor, steps: int) -> GaussianWithSensitivities:
     """The belief after a time (B,), in so many integration steps."""
     layout, d, dt = ctx.bound.layout, ctx.bound.motion.dim, elapsed / steps
+    held = ctx.bound.motion.process_noise == "held"
     eye = torch.eye(d, dtype=dt.dtype, device=dt.device).expand(len(dt), d, d)
     gain = torch.zeros_like(eye)  # of white noise that is held constant over all steps
     coloured = [block for block in layout.noises if not block.model.is_white]
@@ -46,8 +48,8 @@ def move(ctx: Context, belief: GaussianWithSensitivities, elapsed: Tensor, steps
     for _ in range(steps):
         belief, step = _step(ctx, belief, dt, transitions, path)
         path = path.after(dt)
-        gain = step.jacobian @ gain + step.integrate(eye, eye, eye)
-    if ctx.bound.motion.process_noise == "held":
+        gain = step.jacobian @ gain + step.integrate(eye, eye, eye) if held else gain
+    if held:
         by_source = white_noise(ctx)
         parts = belief.covariance_by_source.clone()
         parts[..., :d, :d] += (gain[:, None] * by_source[:, :, None]) @ gain.mT[:, None]
@@ -161,11 +163,14 @@ def regressed_step(
         here = FlowAt(found.value[:, 0], found.jacobian.expand(len(x), d, x.shape[-1]), slope)
         return with_input_motion(here, motion)
 
-    step = of_state(flow_step(at, start, dt, integrator), d)
-    taylor = joint_taylor(ctx, None, step.value, step.jacobian, step.parameter_jacobian)
+    step = cache(lambda: of_state(flow_step(at, start, dt, integrator), d))  # often nobody asks for it
+
+    def taylor() -> Regression:
+        return joint_taylor(ctx, None, step().value, step().jacobian, step().parameter_jacobian)
+
     points = ctx.bound.motion.linearisation
     if points == "taylor" or flow.is_affine:
-        return step, taylor
+        return step(), taylor()
     jacobian = at(start).jacobian if integrator == "local_linearisation" else None
 
     def after(points: Tensor) -> Tensor:
@@ -173,7 +178,10 @@ def regressed_step(
 
     covariance = belief.covariance[:, layout.joint, layout.joint]
     found = regress_or_keep(after, mean[:, layout.joint], covariance, taylor, points)
-    return step.regressed(found.value, found.jacobian[..., :d]), found
+    value, slope = found.value, found.jacobian[..., :d]
+    if layout.n_scored or integrator == "local_linearisation":
+        return step().regressed(value, slope), found
+    return known_step(value, slope, dt, integrator), found
 
 
 def advanced(

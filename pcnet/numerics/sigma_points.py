@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from pcnet.numerics.branching import holds
 from pcnet.numerics.symmetric import mirrored
 
 JITTER = 1e-9  # relative variance that is added before a covariance is factorised
@@ -82,7 +83,7 @@ def regress_or_keep(
     function: Callable[[Tensor], Tensor],
     mean: Tensor,
     covariance: Tensor,
-    taylor: Regression,
+    taylor: Callable[[], Regression],
     points: Points = "unscented",
 ) -> Regression:
     """`regress`, or a Taylor expansion where a residual is larger than the variance that is explained.
@@ -92,9 +93,11 @@ def regress_or_keep(
     found, explained = _regress(function, mean, covariance, points)
     assert found.residual is not None
     good = (found.residual.diagonal(dim1=-2, dim2=-1) <= explained).all(-1)
-    column, matrix = good[:, None], good[:, None, None]
+    if holds(good.all()):
+        return found
+    column, matrix, kept = good[:, None], good[:, None, None], taylor()
     return Regression(
-        torch.where(column, found.value, taylor.value),
-        torch.where(matrix, found.jacobian, taylor.jacobian),
+        torch.where(column, found.value, kept.value),
+        torch.where(matrix, found.jacobian, kept.jacobian),
         torch.where(matrix, found.residual, 0.0),
     )

@@ -65,6 +65,12 @@ def flow_step(flow: Callable[[Tensor], FlowAt], x: Tensor, h: Tensor, integrator
     return STEPS[integrator](flow, x, h)
 
 
+def known_step(value: Tensor, jacobian: Tensor, h: Tensor, integrator: IntegratorName) -> FlowStep:
+    """A step of "rk4" or "euler" whose end and Jacobian were found in another way, without derivatives by θ."""
+    half = None if integrator == "euler" else square_root_near_one(jacobian)
+    return FlowStep(value, jacobian, jacobian[..., :0], half, h)
+
+
 def advance(
     velocity: Callable[[Tensor], Tensor], x: Tensor, h: Tensor, integrator: IntegratorName, jacobian: Tensor | None
 ) -> Tensor:
