@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pcnet.numerics.tracing import kernel
+from pcnet.numerics.tracing import is_traced, kernel
 
 SMALL = 16
 """Size up to which compiled code has a number for each element, and saves by symmetry more than a copy costs."""
@@ -22,8 +22,8 @@ def mirrored(matrix: Tensor) -> Tensor:
 
 
 def known_symmetric(matrix: Tensor) -> Tensor:
-    """Matrices that are symmetric already, so that compiled code of small ones knows it; large ones as they are."""
-    return mirrored(matrix) if matrix.shape[-1] <= SMALL else matrix
+    """Matrices that are symmetric already, as they are; compiled code of small ones learns it by this."""
+    return mirrored(matrix) if is_traced() and matrix.shape[-1] <= SMALL else matrix
 
 
 def plus_product(start: Tensor, left: Tensor, right: Tensor) -> Tensor:
