@@ -177,10 +177,12 @@ def predict_observation(
         residual: Covariance of what the linearisation leaves out, (B, d, d).
     """
     parts = mirrored(jacobian[:, None] @ known_symmetric(belief.covariance_by_source) @ jacobian.mT[:, None])
+    total, white = parts.sum(1), noise.sum(1)
     parts.diagonal(dim1=-2, dim2=-1).add_(noise)
-    total = parts.sum(1) if residual is None else parts.sum(1) + residual
+    total.diagonal(dim1=-2, dim2=-1).add_(white)
+    total = total if residual is None else total + residual
     slope = torch.bmm(jacobian, belief.dmean_dlogvar)
-    return PredictiveDistribution(mean, total, slope, parts[:, 1:], noise.sum(1))
+    return PredictiveDistribution(mean, total, slope, parts[:, 1:], white)
 
 
 def update(
@@ -214,7 +216,7 @@ def update(
     left = plus_product(parts, -gain, seen)  # (I − KC)P_k
     across = left @ jacobian.mT[:, None]
     if noise is not None:
-        across = across - gain[:, None] * noise[:, :, None]
+        across = torch.addcmul(across, gain[:, None], noise[:, :, None], value=-1)
         if residual is not None:
             across[:, 0] -= gain @ residual
     new = plus_product(left, across, -gain.mT)
@@ -271,5 +273,5 @@ def noise_score(
     slope = predicted.dmean_dlogvar
     score = score + torch.bmm(slope.mT, weighted_error[..., None])[..., 0]
     seen = (precision.diagonal(dim1=-2, dim2=-1) > 0).sum(-1).clamp_min(1)
-    size = ((error * weighted_error).sum(-1) / seen).clamp_min(1.0)[:, None, None]
-    return ScoreAndInformation(score, mirrored(information + slope.mT @ precision @ slope / size))
+    share = ((error * weighted_error).sum(-1) / seen).clamp_min(1.0).reciprocal()[:, None, None]
+    return ScoreAndInformation(score, mirrored(torch.addcmul(information, share, slope.mT @ precision @ slope)))

@@ -196,8 +196,8 @@ def noise_score(
     own = levels[:, :, None] * levels[:, None] * twice[:, None, None]
     fisher = 0.5 * (both + crossed + crossed.mT + own)
     fits = squares + (pull.mT @ total @ pull)[:, 0, 0]
-    size = (fits / seen.clamp_min(1)).clamp_min(1.0)[:, None, None]
-    return ScoreAndInformation(score, mirrored(fisher + slope.mT @ information @ slope / size))
+    share = (fits / seen.clamp_min(1)).clamp_min(1.0).reciprocal()[:, None, None]
+    return ScoreAndInformation(score, mirrored(torch.addcmul(fisher, share, slope.mT @ information @ slope)))
 
 
 def channel_scores(
