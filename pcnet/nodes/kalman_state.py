@@ -490,8 +490,8 @@ class KalmanStateNode(
                 changed = numbers[:, i] != reference.transitions[:, i]
                 belief = select(changed, follow_joint(ctx, belief, each, transition), belief)
         if layout.n_levels:
-            ratio = (variance / reference.variance).log()  # the same for all channels of a level
-            ratio = torch.where(variance > 0, ratio, 0.0)  # a likelihood of its own has no variance
+            ratio = variance / reference.variance
+            ratio = torch.where(variance > 0, ratio, 1.0).log()  # a likelihood of its own has no variance
             change = ratio @ layout.level_channels.mT / layout.level_channels.sum(1)
             parts = known_symmetric(belief.covariance_by_source)
             parts = parts * torch.cat([torch.ones_like(change[:, :1]), change.exp()], 1)[..., None, None]

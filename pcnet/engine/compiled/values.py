@@ -228,6 +228,9 @@ class Values:
         if all(x is not None for x in known):
             scale, made = np.float32 if kind == SINGLE else np.float64, _FUNCTIONS | _FUNCTIONS_OF_TWO
             return self._folded(kind, made[name], *(scale(x) for x in known))
+        operation = self.operations[args[0]]
+        if (name, operation[0]) in (("exp", "log"), ("log", "exp")):
+            return int(operation[1])
         return self.new(kind, name, *args)
 
     def pow(self, a: int, b: int) -> int:
@@ -243,8 +246,9 @@ class Values:
             return self.mul(a, a)
         if y == 3:
             return self.mul(self.mul(a, a), a)
-        if y == 0.5:
-            return self.function("sqrt", a)
+        if y in (0.5, 0.25, 0.125):
+            root = self.function("sqrt", a)
+            return root if y == 0.5 else self.pow(root, self.constant(2 * y, kind))
         if y in (-1, -2):
             return self.div(self.constant(1.0, kind), a if y == -1 else self.mul(a, a))
         return self.new(kind, "pow", a, b)
