@@ -64,13 +64,13 @@ def _regress(
     n = {"unscented": max(float(q), 3.0), "cubature": float(q), "second_order": 3.0}[kind]
     weight, centre_weight = 0.5 / n, 1 - q / n
     root = covariance_root(covariance)
-    away = math.sqrt(n) * root.mT
-    points = [mean[:, None] + away, mean[:, None] - away]
+    away = math.sqrt(n)
+    points = [mean[:, None].add(root.mT, alpha=away), mean[:, None].sub(root.mT, alpha=away)]
     if centre_weight or kind == "second_order":
         points.append(mean[:, None])
     values = function(torch.cat(points, 1))
     up, down, centre = values[:, :q], values[:, q : 2 * q], values[:, 2 * q :]
-    both, slopes = up + down, (0.5 / math.sqrt(n)) * (up - down)  # these along the columns of the root, (B, q, d)
+    both, slopes = up + down, (0.5 / away) * (up - down)  # these along the columns of the root, (B, q, d)
     value = weight * both.sum(1, keepdim=True)
     value = value + centre_weight * centre if centre_weight else value
     jacobian = torch.linalg.solve_triangular(root.mT, slopes, upper=True).mT
@@ -82,7 +82,7 @@ def _regress(
         residual = (0.5 * weight) * (bend.mT @ bend)
         if centre_weight:
             residual = residual + centre_weight * ((centre - value).mT @ (centre - value))
-    return Regression(value[:, 0], jacobian, mirrored(residual)), slopes.square().sum(1)
+    return Regression(value[:, 0], jacobian, mirrored(residual)), (slopes.mT @ slopes).diagonal(dim1=-2, dim2=-1)
 
 
 def regress_or_keep(
