@@ -63,7 +63,11 @@ def move_by_need(ctx: Context, belief: GaussianWithSensitivities, elapsed: Tenso
     moved = move(ctx, belief, elapsed, steps)
     if ctx.bound.motion.integrator != "rk4":
         return moved
-    size = largest_rate(_flow_jacobian(ctx, belief.mean)) * (elapsed / steps)
+    relative = _flow_jacobian(ctx, belief.mean) * (elapsed / steps)[:, None, None]
+    most = relative.flatten(1).square().sum(1) * ctx.bound.motion.dim**0.25  # no less than the square of what follows
+    if holds((most <= ACCURATE**2).all()):
+        return moved
+    size = largest_rate(relative)
     return divided(lambda finer: move(ctx, belief, elapsed, finer * steps), moved, size)
 
 
