@@ -468,10 +468,12 @@ class KalmanStateNode(
                 sent[i] = predict_child(ctx, ctx.state, link, sent[i].lagged_covariance)
                 ctx.propose(ctx.state._replace(sent=tuple(sent)))
             ctx.propose(take_in(ctx, link, ctx.state.sent[i].distribution, ctx.error(link).eliminated))
-        belief = ctx.state.belief  # whose covariance may overflow, although its parts are finite
-        size = belief.covariance_by_source.diagonal(dim1=-2, dim2=-1).sum()  # no other element is larger
-        for slope in (belief.dmean_dtheta.reshape(1, -1), belief.dmean_dlogvar.reshape(1, -1)):
-            size = size + (slope @ slope.mT).sum()
+        belief, place = ctx.state.belief, slice(ctx.bound.motion.dim)  # its covariance may overflow, and no part of it
+        size = belief.covariance_by_source.diagonal(dim1=-2, dim2=-1)[..., place].sum()  # no other element is larger
+        for slope in (belief.dmean_dtheta, belief.dmean_dlogvar[..., ctx.bound.layout.own_levels]):
+            if slope.shape[-1]:
+                rows = slope[:, place].reshape(1, -1)
+                size = size + (rows @ rows.mT).sum()
         if not holds(torch.isfinite(size)):
             ctx.mark_diverged(~torch.isfinite(state_covariance(ctx)).flatten(1).all(1), OVERFLOW)
         return ctx.state
