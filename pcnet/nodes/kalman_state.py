@@ -498,7 +498,9 @@ class KalmanStateNode(
             parts = known_symmetric(belief.covariance_by_source)
             parts = parts * torch.cat([torch.ones_like(change[:, :1]), change.exp()], 1)[..., None, None]
             belief = belief._replace(covariance_by_source=parts)
-        now = Reference(theta, variance, reference.scale, lengthscales(ctx), numbers)
+        learned = any(block.learned_lengthscale for block in layout.noises)
+        lengthscale = lengthscales(ctx) if learned else reference.lengthscale
+        now = Reference(theta, variance, reference.scale, lengthscale, numbers)
         return state._replace(belief=belief, reference=now)
 
     @property

@@ -189,9 +189,9 @@ def noise_score(
     by_belief = information[:, None] @ chosen  # G P_k, whose trace is that of ΩCP_kCᵀ
     expected = by_belief.diagonal(dim1=-2, dim2=-1).sum(-1) + levels * (seen - trace)[:, None]
     score = 0.5 * (fit - expected) + torch.bmm(slope.mT, pull)[..., 0]
-    both = torch.einsum("bjnm,bkmn->bjk", by_belief, by_belief)
+    both = torch.bmm(by_belief.flatten(2), by_belief.mT.flatten(2).mT)
     weighed = kept.mT @ precision.information @ kept  # CᵀΩRΩC
-    crossed = levels[:, None] * torch.einsum("bnm,bkmn->bk", weighed, chosen)[..., None]
+    crossed = levels[:, None] * torch.bmm(chosen.flatten(2), weighed.mT.reshape(len(weighed), -1, 1))
     twice = seen - 2 * trace + (relative * relative.mT).sum((1, 2))  # tr ΩRΩR
     own = levels[:, :, None] * levels[:, None] * twice[:, None, None]
     fisher = 0.5 * (both + crossed + crossed.mT + own)
