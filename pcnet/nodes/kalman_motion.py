@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pcnet.nodes.augmented_layout import repeat_per_channel
 from pcnet.nodes.kalman_belief import Context
-from pcnet.nodes.kalman_functions import arguments, inputs_now, joint_taylor, known_arguments, parameters_of
+from pcnet.nodes.kalman_functions import arguments, inputs_now, joint_jacobian, known_arguments, parameters_of
 from pcnet.nodes.kalman_inputs import InputPath, further_arguments, input_path, of_state, with_input_motion
 from pcnet.nodes.kalman_noises import present_model, white_noise
 from pcnet.numerics import kalman
@@ -170,7 +170,7 @@ def regressed_step(
     step = cache(lambda: of_state(flow_step(at, start, dt, integrator), d))  # often nobody asks for it
 
     def taylor() -> Regression:
-        return joint_taylor(ctx, None, step().value, step().jacobian, step().parameter_jacobian)
+        return Regression(step().value, joint_jacobian(ctx, None, step().jacobian, step().parameter_jacobian), None)
 
     points = ctx.bound.motion.linearisation
     if points == "taylor" or flow.is_affine:

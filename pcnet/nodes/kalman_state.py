@@ -494,7 +494,7 @@ class KalmanStateNode(
         if layout.n_levels:
             ratio = variance / reference.variance
             ratio = torch.where(variance > 0, ratio, 1.0).log()  # a likelihood of its own has no variance
-            change = ratio @ layout.level_channels.mT / layout.level_channels.sum(1)
+            change = ratio @ layout.level_shares
             parts = known_symmetric(belief.covariance_by_source)
             parts = parts * torch.cat([torch.ones_like(change[:, :1]), change.exp()], 1)[..., None, None]
             belief = belief._replace(covariance_by_source=parts)
