@@ -38,9 +38,7 @@ def n_steps(ctx: Context) -> int:
 def move(ctx: Context, belief: GaussianWithSensitivities, elapsed: Tensor, steps: int) -> GaussianWithSensitivities:
     """The belief after a time (B,), in so many integration steps."""
     layout, d, dt = ctx.bound.layout, ctx.bound.motion.dim, elapsed / steps
-    held = ctx.bound.motion.process_noise == "held"
-    eye = torch.eye(d, dtype=dt.dtype, device=dt.device).expand(len(dt), d, d)
-    gain = torch.zeros_like(eye)  # of white noise that is held constant over all steps
+    gain = None  # of white noise that is held constant over all steps
     coloured = [block for block in layout.noises if not block.model.is_white]
     transitions = {block.place: present_model(ctx, block).transition(dt) for block in coloured}
     state = ctx.state
@@ -48,8 +46,11 @@ def move(ctx: Context, belief: GaussianWithSensitivities, elapsed: Tensor, steps
     for _ in range(steps):
         belief, step = _step(ctx, belief, dt, transitions, path)
         path = path.after(dt)
-        gain = step.jacobian @ gain + step.integrate(eye, eye, eye) if held else gain
-    if held:
+        if ctx.bound.motion.process_noise == "held":
+            eye = torch.eye(d, dtype=dt.dtype, device=dt.device)
+            new = step.integrate(eye, eye, eye)
+            gain = new if gain is None else step.jacobian @ gain + new
+    if gain is not None:
         by_source = white_noise(ctx)
         parts = belief.covariance_by_source.clone()
         parts[..., :d, :d] += (gain[:, None] * by_source[:, :, None]) @ gain.mT[:, None]

@@ -92,12 +92,11 @@ def predict(
     parts[..., :d, d:] = moved[..., d:]
     parts[..., d:, :d] = moved[..., d:].mT
     parts[..., :d, :d] = mirrored(plus_product(noise, moved, transition.mT))
-    return GaussianWithSensitivities(
-        _with_first_rows(mean, mean[:, :d] + change),
-        parts,
-        _with_first_rows(dtheta, torch.baddbmm(dtheta[:, :d] + dchange_dtheta, jacobian, dtheta)),
-        _with_first_rows(dlogvar, torch.baddbmm(dlogvar[:, :d], jacobian, dlogvar)),
-    )
+    if dtheta.shape[-1]:
+        dtheta = _with_first_rows(dtheta, torch.baddbmm(dtheta[:, :d] + dchange_dtheta, jacobian, dtheta))
+    if dlogvar.shape[-1]:
+        dlogvar = _with_first_rows(dlogvar, torch.baddbmm(dlogvar[:, :d], jacobian, dlogvar))
+    return GaussianWithSensitivities(_with_first_rows(mean, mean[:, :d] + change), parts, dtheta, dlogvar)
 
 
 def _with_first_rows(whole: Tensor, first: Tensor) -> Tensor:

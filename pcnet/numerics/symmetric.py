@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
@@ -17,8 +19,14 @@ def mirrored(matrix: Tensor) -> Tensor:
 
     Compiled code then computes lower triangles only, and rounding does not make matrices less and less symmetric.
     """
-    lower = matrix.tril()
-    return lower + lower.tril(-1).mT
+    return torch.where(_lower(matrix.shape[-1], matrix.device), matrix, matrix.mT)
+
+
+@cache
+def _lower(n: int, device: torch.device) -> Tensor:
+    """Which elements are not above the diagonal."""
+    with torch.inference_mode(False):  # kept after the run, when autograd may need it
+        return torch.ones(n, n, dtype=torch.bool, device=device).tril()
 
 
 def known_symmetric(matrix: Tensor) -> Tensor:
