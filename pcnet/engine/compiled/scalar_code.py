@@ -12,7 +12,7 @@ from pcnet.engine.compiled.values import BOOL, DOUBLE, Values
 PARAMETERS = ("state", "new", "given", "settings", "derived", "record")
 """Memory that a compiled tick works on; see `Layout` in the module `program`."""
 FEW = 5000
-"""Numbers up to which it matters more that independent ones are computed side by side than how many are held at once."""
+"""Up to so many numbers it matters more that independent ones are computed side by side than how many are held."""
 CHEAP = 200
 """Guards that need fewer values than this are decided first, so that a tick of another variant is left at once."""
 
