@@ -19,7 +19,7 @@ from pcnet.errors import DivergenceError, SettingError
 from pcnet.model.context import Now
 from pcnet.model.model import OnDivergence
 from pcnet.model.node import AnyNode, Energy
-from pcnet.numerics.trees import flatten
+from pcnet.numerics.trees import changes, flatten
 from pcnet.results.result import Divergence
 
 MAX_EVENTS = 1000
@@ -129,7 +129,7 @@ def _failures(
         for i in indices:
             found.setdefault(i, (failure.node, failure.why))
     free = after.complexity - after.accuracy
-    unsound = _unsound(program, after)
+    unsound = _unsound(program, before, after)
     if not found and unsound is None and math.isfinite(free.sum().item()):
         return found
     lost = ~torch.isfinite(free) & running
@@ -146,8 +146,8 @@ def _failures(
     return found
 
 
-def _unsound(program: Program, state: GraphState) -> Tensor | None:
-    """Batch elements (B,) with a number in a belief that is no longer finite; None for none.
+def _unsound(program: Program, before: GraphState, state: GraphState) -> Tensor | None:
+    """Batch elements (B,) with a number in a belief that is no longer finite after a tick; None for none.
 
     An observation that is missing adds nothing to the free energy, so that this alone would not tell.
     """
@@ -158,10 +158,11 @@ def _unsound(program: Program, state: GraphState) -> Tensor | None:
     floats = [
         part
         for name, each in state.nodes.items()
-        for path, part in flatten(each, name).items()
+        for path, part in changes(each, before.nodes[name], name)
         if path not in legal and part.is_floating_point()
     ]
-    if not floats or math.isfinite(torch.stack([part.sum() for part in floats]).sum().item()):
+    numbers = [part.sum()[None] if part.numel() > FEW else part.reshape(-1) for part in floats]
+    if not floats or math.isfinite(torch.cat(numbers).sum().item()):
         return None
     found = torch.zeros_like(state.running)
     for part in floats:
@@ -169,6 +170,8 @@ def _unsound(program: Program, state: GraphState) -> Tensor | None:
     return found if bool(found.any()) else None
 
 
+FEW = 1000
+"""Size up to which tensors are summed up together."""
 _LEGAL: WeakKeyDictionary[Program, frozenset[str]] = WeakKeyDictionary()
 """Tensors of a program that may hold NaN or infinity, as histories do before they are filled."""
 

@@ -78,7 +78,9 @@ def output_size(function: Function, dim: int, parameters: int, what: str = "the 
 
 
 def _call(what: str, function: Function, x: Tensor, theta: Tensor) -> Tensor:
-    given = x.clone(), theta.clone()
+    with torch.inference_mode(False):  # where tensors count their changes
+        given = x.clone(), theta.clone()
+    versions = [each._version for each in given]
     try:
         with torch.no_grad(), _SlicesInRange(what, x.shape[0], theta):
             found = function(*given)
@@ -104,7 +106,7 @@ def _call(what: str, function: Function, x: Tensor, theta: Tensor) -> Tensor:
             f"{tuple(theta.shape)}, both {x.dtype}: {type(error).__name__}: {error}. It is called as f(x, theta), "
             f"with causes as f(x, v, theta), and with the time as f(x, v, theta, t){remedy}"
         ) from error
-    if not all(map(torch.equal, given, (x, theta))):
+    if [each._version for each in given] != versions:
         raise GraphError(
             f"{what} changes its arguments in place (x.mul_(2), x[..., 0] = …): write 2 * x, or torch.stack"
         )

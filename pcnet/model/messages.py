@@ -100,12 +100,19 @@ class ParameterPrediction:
 
 @dataclass(frozen=True, eq=False)
 class NoisePrediction:
-    """The precision of an error, what is known of the noise behind it, and the covariance of learned log-variances."""
+    """The precision of an error, what is known of the noise behind it, and the covariance of learned log-variances.
 
-    value: Precision
+    The precision is computed at its first use: below a Kalman state nobody asks for it.
+    """
+
+    compute_value: Callable[[], Precision]
     kernel: Kernel
     noise: Noise | None = None  # variance and kernel of the noise, None if channels are coupled
     compute_covariance: Callable[[], Tensor] | None = None  # (B, levels, levels)
+
+    @cached_property
+    def value(self) -> Precision:
+        return self.compute_value()
 
     @cached_property
     def covariance(self) -> Tensor | None:

@@ -59,6 +59,7 @@ class AugmentedStateLayout(NamedTuple):
     joint: slice  # elements of the state, of parameters that are part of the belief, and of deviations of inputs
     n_scored: int  # p, number of parameters with sensitivities
     level_channels: Tensor  # which channels share a log-variance, (s, all channels), one or zero
+    level_shares: Tensor  # the share of each channel in a mean over those of a log-variance, (all channels, s)
     source_channels: Tensor  # the same after a row of the channels without one, (1 + s, all channels)
 
     @property
@@ -168,6 +169,7 @@ def make_layout(
         belief,
         n_scored,
         stacked,
+        stacked.mT / stacked.sum(1),
         torch.cat([(stacked.sum(0, keepdim=True) == 0).to(stacked), stacked]),
     )
 

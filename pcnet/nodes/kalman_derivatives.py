@@ -7,7 +7,7 @@ from torch import Tensor
 
 from pcnet.nodes.augmented_layout import repeat_per_channel
 from pcnet.nodes.kalman_belief import Context
-from pcnet.nodes.kalman_functions import arguments, joint_taylor, known_arguments, parameters_of
+from pcnet.nodes.kalman_functions import arguments, joint_jacobian, known_arguments, parameters_of
 from pcnet.nodes.kalman_noises import present_model
 from pcnet.nodes.kalman_parameters import scored_covariance, with_uncertain_levels
 
@@ -36,7 +36,7 @@ def derivatives(ctx: Context) -> Derivatives:
     if theta.shape[-1]:
         by_parameters = flow.parameter_slope(start, theta, 1)[:, 0]
     slope = torch.cat([by_parameters, jacobian[..., d:]], -1)
-    whole = joint_taylor(ctx, None, found.value[:, 0], jacobian[..., :d], slope).jacobian
+    whole = joint_jacobian(ctx, None, jacobian[..., :d], slope)
     first = torch.constant_pad_nd(whole, (0, layout.size - whole.shape[-1]))
     value, second = found.value[:, 0], torch.zeros_like(first)
     for block in layout.own.values():

@@ -38,12 +38,15 @@ def arguments(ctx: Context, function: Function, points: Tensor, known: Tensor) -
     return arguments_of(function, ctx.bound.layout.inputs, ctx.bound.motion.dim, points, known)
 
 
-def joint_taylor(
-    ctx: Context, of: AnyNode | None, value: Tensor, jacobian: Tensor, parameter_jacobian: Tensor
-) -> Regression:
+def widened(jacobian: Tensor, size: int) -> Tensor:
+    """A Jacobian with zeros for further elements; stored by columns, which is faster with many channels."""
+    return torch.constant_pad_nd(jacobian.mT, (0, 0, 0, size - jacobian.shape[-1])).mT
+
+
+def joint_jacobian(ctx: Context, of: AnyNode | None, jacobian: Tensor, parameter_jacobian: Tensor) -> Tensor:
     """Derivatives of a function in the state, its parameters and inputs, as those in what the belief is about."""
     layout = ctx.bound.layout
-    whole = torch.constant_pad_nd(jacobian, (0, layout.joint.stop - ctx.bound.motion.dim))
+    whole = widened(jacobian, layout.joint.stop)
     for each in layout.parameters[of]:
         if each.is_joint:
             whole[..., each.elements] = parameter_jacobian[..., each.columns]
@@ -52,16 +55,16 @@ def joint_taylor(
         for block in layout.inputs:
             if block.is_uncertain:
                 whole[..., block.elements] = parameter_jacobian[..., n:][..., block.columns]
-    return Regression(value, whole, None)
+    return whole
 
 
 def regressed_mapping(ctx: Context, belief: GaussianWithSensitivities, link: Predicts) -> Regression:
     """The mapping to a node below, as a function of state, joint parameters and deviations of inputs."""
     mean, d, joint = belief.mean, ctx.bound.motion.dim, ctx.bound.layout.joint
-    theta, known = parameters_of(ctx, link.child, mean), known_arguments(ctx)
-    function = ctx.bound.cluster.mappings[link]
+    function, name = ctx.bound.cluster.mappings[link], link.child.name
 
     def compute() -> Regression:
+        theta, known = parameters_of(ctx, link.child, mean), known_arguments(ctx)
         wide = ctx.bound.layout.below[link].is_wide  # a residual covariance of all channels would be dense
         kind = ctx.bound.motion.linearisation
         if kind != "taylor" and not function.is_affine and not wide:
@@ -74,23 +77,31 @@ def regressed_mapping(ctx: Context, belief: GaussianWithSensitivities, link: Pre
         start = arguments(ctx, function, mean, known)[:, None]
         found = function.linearise(start, theta, 1)
         jacobian = found.jacobian.expand(len(mean), -1, start.shape[-1])
-        slope = jacobian[..., d:]
-        if theta.shape[-1]:
-            slope = torch.cat([function.parameter_slope(start, theta, 1)[:, 0], slope], -1)
-        return joint_taylor(ctx, link.child, found.value[:, 0], jacobian[..., :d], slope)
+        slopes = [function.parameter_slope(start, theta, 1)[:, 0]] if theta.shape[-1] else []
 
-    keys = (mean, belief.covariance_by_source, theta, ctx.state.inputs, ctx.state.time)
-    return ctx.cached(f"mapping to {link.child.name}", compute, *keys)
+        def whole() -> Tensor:
+            return joint_jacobian(ctx, link.child, jacobian[..., :d], torch.cat([*slopes, jacobian[..., d:]], -1))
+
+        # that of an affine mapping stays the same
+        return Regression(found.value[:, 0], ctx.cached(f"slope to {name}", whole, found.jacobian, *slopes), None)
+
+    others = [ctx.message(each.link).value for each in ctx.bound.layout.parameters[link.child] if not each.is_joint]
+    keys = (mean, belief.covariance_by_source, ctx.state.inputs, ctx.state.time, *others)
+    return ctx.cached(f"mapping to {name}", compute, *keys)
 
 
 def mapping_jacobian(ctx: Context, link: Predicts, mapping: Regression) -> Tensor:
     """∂g/∂s of a node below, with the coordinates of its noise; (B, d, n)."""
     layout, d = ctx.bound.layout, mapping.jacobian.shape[1]
-    jacobian = torch.constant_pad_nd(mapping.jacobian, (0, layout.size - mapping.jacobian.shape[-1]))
-    first = layout.below[link].latents
-    if first.stop > first.start:
-        jacobian[..., first.start : first.start + d].diagonal(dim1=-2, dim2=-1).add_(1.0)
-    return jacobian
+
+    def compute() -> Tensor:
+        jacobian = widened(mapping.jacobian, layout.size)
+        first = layout.below[link].latents
+        if first.stop > first.start:
+            jacobian[..., first.start : first.start + d].diagonal(dim1=-2, dim2=-1).add_(1.0)
+        return jacobian
+
+    return ctx.cached(f"jacobian of {link.child.name}", compute, mapping.jacobian)
 
 
 def all_jacobians(ctx: Context, belief: GaussianWithSensitivities) -> Tensor:

@@ -85,9 +85,9 @@ def input_path(blocks: Iterable[InputBlock], before: Tensor, now: Tensor, start:
         start: Time of the last observation, (B,).
         elapsed: Time between the two, (B,).
     """
-    rate = (now - before) / torch.where(elapsed > 0, elapsed, 1.0)[:, None]
-    interpolated = [block.spec.is_interpolated for block in blocks for _ in range(block.spec.dim)]
-    rate = rate * rate.new_tensor(interpolated)
+    rate, interpolated = now - before, [block.spec.is_interpolated for block in blocks for _ in range(block.spec.dim)]
+    if interpolated:
+        rate = rate / torch.where(elapsed > 0, elapsed, 1.0)[:, None] * rate.new_tensor(interpolated)
     time = start.to(before)[:, None]
     return InputPath(torch.cat([before, time], 1), torch.cat([rate, torch.ones_like(time)], 1))
 

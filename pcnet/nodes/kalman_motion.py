@@ -1,6 +1,7 @@
 """The time update of a Kalman state: integration steps of the state, its parameters and its noises."""
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any, TypeVar
 
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor
 
 from pcnet.nodes.augmented_layout import repeat_per_channel
 from pcnet.nodes.kalman_belief import Context
-from pcnet.nodes.kalman_functions import arguments, inputs_now, joint_taylor, known_arguments, parameters_of
+from pcnet.nodes.kalman_functions import arguments, inputs_now, joint_jacobian, known_arguments, parameters_of
 from pcnet.nodes.kalman_inputs import InputPath, further_arguments, input_path, of_state, with_input_motion
 from pcnet.nodes.kalman_noises import present_model, white_noise
 from pcnet.numerics import kalman
@@ -16,7 +17,7 @@ from pcnet.numerics.branching import holds
 from pcnet.numerics.coloured_noise import NoiseTransition
 from pcnet.numerics.kalman import GaussianWithSensitivities
 from pcnet.numerics.sigma_points import Regression, regress_or_keep
-from pcnet.numerics.transitions import FlowAt, FlowStep, IntegratorName, advance, flow_step
+from pcnet.numerics.transitions import FlowAt, FlowStep, IntegratorName, advance, flow_step, known_step
 from pcnet.numerics.trees import select
 
 T = TypeVar("T", bound=tuple[Any, ...])
@@ -37,8 +38,7 @@ def n_steps(ctx: Context) -> int:
 def move(ctx: Context, belief: GaussianWithSensitivities, elapsed: Tensor, steps: int) -> GaussianWithSensitivities:
     """The belief after a time (B,), in so many integration steps."""
     layout, d, dt = ctx.bound.layout, ctx.bound.motion.dim, elapsed / steps
-    eye = torch.eye(d, dtype=dt.dtype, device=dt.device).expand(len(dt), d, d)
-    gain = torch.zeros_like(eye)  # of white noise that is held constant over all steps
+    gain = None  # of white noise that is held constant over all steps
     coloured = [block for block in layout.noises if not block.model.is_white]
     transitions = {block.place: present_model(ctx, block).transition(dt) for block in coloured}
     state = ctx.state
@@ -46,8 +46,11 @@ def move(ctx: Context, belief: GaussianWithSensitivities, elapsed: Tensor, steps
     for _ in range(steps):
         belief, step = _step(ctx, belief, dt, transitions, path)
         path = path.after(dt)
-        gain = step.jacobian @ gain + step.integrate(eye, eye, eye)
-    if ctx.bound.motion.process_noise == "held":
+        if ctx.bound.motion.process_noise == "held":
+            eye = torch.eye(d, dtype=dt.dtype, device=dt.device)
+            new = step.integrate(eye, eye, eye)
+            gain = new if gain is None else step.jacobian @ gain + new
+    if gain is not None:
         by_source = white_noise(ctx)
         parts = belief.covariance_by_source.clone()
         parts[..., :d, :d] += (gain[:, None] * by_source[:, :, None]) @ gain.mT[:, None]
@@ -61,7 +64,11 @@ def move_by_need(ctx: Context, belief: GaussianWithSensitivities, elapsed: Tenso
     moved = move(ctx, belief, elapsed, steps)
     if ctx.bound.motion.integrator != "rk4":
         return moved
-    size = largest_rate(_flow_jacobian(ctx, belief.mean)) * (elapsed / steps)
+    relative = _flow_jacobian(ctx, belief.mean) * (elapsed / steps)[:, None, None]
+    most = relative.flatten(1).square().sum(1) * ctx.bound.motion.dim**0.25  # no less than the square of what follows
+    if holds((most <= ACCURATE**2).all()):
+        return moved
+    size = largest_rate(relative)
     return divided(lambda finer: move(ctx, belief, elapsed, finer * steps), moved, size)
 
 
@@ -161,11 +168,14 @@ def regressed_step(
         here = FlowAt(found.value[:, 0], found.jacobian.expand(len(x), d, x.shape[-1]), slope)
         return with_input_motion(here, motion)
 
-    step = of_state(flow_step(at, start, dt, integrator), d)
-    taylor = joint_taylor(ctx, None, step.value, step.jacobian, step.parameter_jacobian)
+    step = cache(lambda: of_state(flow_step(at, start, dt, integrator), d))  # often nobody asks for it
+
+    def taylor() -> Regression:
+        return Regression(step().value, joint_jacobian(ctx, None, step().jacobian, step().parameter_jacobian), None)
+
     points = ctx.bound.motion.linearisation
     if points == "taylor" or flow.is_affine:
-        return step, taylor
+        return step(), taylor()
     jacobian = at(start).jacobian if integrator == "local_linearisation" else None
 
     def after(points: Tensor) -> Tensor:
@@ -173,7 +183,10 @@ def regressed_step(
 
     covariance = belief.covariance[:, layout.joint, layout.joint]
     found = regress_or_keep(after, mean[:, layout.joint], covariance, taylor, points)
-    return step.regressed(found.value, found.jacobian[..., :d]), found
+    value, slope = found.value, found.jacobian[..., :d]
+    if layout.n_scored or integrator == "local_linearisation":
+        return step().regressed(value, slope), found
+    return known_step(value, slope, dt, integrator), found
 
 
 def advanced(

@@ -37,7 +37,9 @@ def scored_covariance(ctx: Context) -> Tensor:
 def state_covariance(ctx: Context) -> Tensor:
     """P of the state, plus what uncertain noise levels, and parameters beside the belief, add to it; (B, dim, dim)."""
     here = slice(ctx.bound.motion.dim)
-    return _with_parameters(ctx, _with_uncertain_levels(ctx, here).sum(1))
+    growth, added = _by_uncertain_levels(ctx, here)
+    covariance = ctx.state.belief.covariance_by_source[..., here, here].sum(1)
+    return _with_parameters(ctx, covariance * growth[:, :, None] * growth[:, None] + added)
 
 
 def plain_covariance(ctx: Context) -> Tensor:
@@ -66,14 +68,18 @@ def with_uncertain_levels(ctx: Context) -> KalmanState:
         return state
     factors = (0.5 * known.diagonal(dim1=-2, dim2=-1)).exp()
     variance = state.reference.variance * (1 + (factors - 1) @ layout.level_channels[:n])
+    growth, added = _by_uncertain_levels(ctx, slice(layout.size))
+    parts = state.belief.covariance_by_source * growth[:, None, :, None] * growth[:, None, None]
+    parts = torch.cat([parts[:, :1] + added[:, None], parts[:, 1:]], 1)
     return state._replace(
-        belief=state.belief._replace(covariance_by_source=_with_uncertain_levels(ctx, slice(layout.size))),
+        belief=state.belief._replace(covariance_by_source=parts),
         reference=state.reference._replace(variance=variance),
     )
 
 
-def _with_uncertain_levels(ctx: Context, place: slice) -> Tensor:
-    """Covariance of the elements at a place by source, with the uncertainty of the levels of the own noises.
+def _by_uncertain_levels(ctx: Context, place: slice) -> tuple[Tensor, Tensor]:
+    """What uncertain levels of the own noises do to elements at a place: factors of their standard deviations (B, m),
+    and a covariance that is added, (B, m, m).
 
     The log of a variance P_ii of the belief has the slopes s_k = P_k,ii/P_ii with respect to the log-variances l of the
     noises, the shares of the noises in it. Where it is linear, as for states that are not observed (s = 1) and for
@@ -81,16 +87,11 @@ def _with_uncertain_levels(ctx: Context, place: slice) -> Tensor:
     also moves the mean, by ∂m/∂l.
     """
     known = _level_covariance(ctx)
-    n, parts = known.shape[-1], ctx.state.belief.covariance_by_source[..., place, place]
-    if not n:
-        return parts
-    slope = ctx.state.belief.dmean_dlogvar[:, place, :n]
-    by_source = parts.diagonal(dim1=-2, dim2=-1)
+    n, slope = known.shape[-1], ctx.state.belief.dmean_dlogvar[:, place, : known.shape[-1]]
+    by_source = ctx.state.belief.covariance_by_source[..., place, place].diagonal(dim1=-2, dim2=-1)
     total = by_source.sum(1)
-    shares = by_source[:, 1 : 1 + n].mT / torch.where(total > 0, total, 1.0)[..., None]
-    growth = (0.25 * (shares @ known * shares).sum(-1)).exp()
-    parts = parts * growth[:, None, :, None] * growth[:, None, None, :]
-    return torch.cat([parts[:, :1] + (slope @ known @ slope.mT)[:, None], parts[:, 1:]], 1)
+    shares = by_source[:, 1 : 1 + n].mT * torch.where(total > 0, total, 1.0).reciprocal()[..., None]
+    return (0.25 * (shares @ known * shares).sum(-1)).exp(), slope @ known @ slope.mT
 
 
 def _level_covariance(ctx: Context) -> Tensor:

@@ -21,7 +21,8 @@ BENT, SPLIT_AXES = 0.5, 2
 def started(ctx: Context) -> KalmanState:
     """The state, with batch elements that have not started yet starting at their first value."""
     state = ctx.state
-    fresh = ctx.cached("fresh", lambda: (state.reference.variance == 0).all(1), state.reference.variance)
+    variance = state.reference.variance
+    fresh = ctx.cached("fresh", lambda: variance[:, 0] == 0, variance)  # that of a noise of its own
     if not ctx.cached("any fresh", lambda: holds(fresh.any()), fresh):
         return state
     return select(fresh, start(ctx, *first_belief(ctx, state)), state)

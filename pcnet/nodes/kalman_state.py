@@ -468,10 +468,12 @@ class KalmanStateNode(
                 sent[i] = predict_child(ctx, ctx.state, link, sent[i].lagged_covariance)
                 ctx.propose(ctx.state._replace(sent=tuple(sent)))
             ctx.propose(take_in(ctx, link, ctx.state.sent[i].distribution, ctx.error(link).eliminated))
-        belief = ctx.state.belief  # whose covariance may overflow, although its parts are finite
-        size = belief.covariance_by_source.diagonal(dim1=-2, dim2=-1).sum()  # no other element is larger
-        for slope in (belief.dmean_dtheta.reshape(1, -1), belief.dmean_dlogvar.reshape(1, -1)):
-            size = size + (slope @ slope.mT).sum()
+        belief, place = ctx.state.belief, slice(ctx.bound.motion.dim)  # its covariance may overflow, and no part of it
+        size = belief.covariance_by_source.diagonal(dim1=-2, dim2=-1)[..., place].sum()  # no other element is larger
+        for slope in (belief.dmean_dtheta, belief.dmean_dlogvar[..., ctx.bound.layout.own_levels]):
+            if slope.shape[-1]:
+                rows = slope[:, place].reshape(1, -1)
+                size = size + (rows @ rows.mT).sum()
         if not holds(torch.isfinite(size)):
             ctx.mark_diverged(~torch.isfinite(state_covariance(ctx)).flatten(1).all(1), OVERFLOW)
         return ctx.state
@@ -490,13 +492,15 @@ class KalmanStateNode(
                 changed = numbers[:, i] != reference.transitions[:, i]
                 belief = select(changed, follow_joint(ctx, belief, each, transition), belief)
         if layout.n_levels:
-            ratio = (variance / reference.variance).log()  # the same for all channels of a level
-            ratio = torch.where(variance > 0, ratio, 0.0)  # a likelihood of its own has no variance
-            change = ratio @ layout.level_channels.mT / layout.level_channels.sum(1)
+            ratio = variance / reference.variance
+            ratio = torch.where(variance > 0, ratio, 1.0).log()  # a likelihood of its own has no variance
+            change = ratio @ layout.level_shares
             parts = known_symmetric(belief.covariance_by_source)
             parts = parts * torch.cat([torch.ones_like(change[:, :1]), change.exp()], 1)[..., None, None]
             belief = belief._replace(covariance_by_source=parts)
-        now = Reference(theta, variance, reference.scale, lengthscales(ctx), numbers)
+        learned = any(block.learned_lengthscale for block in layout.noises)
+        lengthscale = lengthscales(ctx) if learned else reference.lengthscale
+        now = Reference(theta, variance, reference.scale, lengthscale, numbers)
         return state._replace(belief=belief, reference=now)
 
     @property

@@ -142,7 +142,7 @@ def _from_above(ctx: Context, link: AnyLink, k: int) -> Any:
         assert isinstance(message, NoisePrediction)
         known, noise = message.covariance, noise_of_modes(message.noise, k)
         covariance = None if known is None else (lambda known=known: repeated(known, k))
-        return NoisePrediction(message.value, message.kernel, noise, covariance)
+        return NoisePrediction(lambda: message.value, message.kernel, noise, covariance)
     if isinstance(link, Parametrises):
         assert isinstance(message, ParameterPrediction)
         moved = message.transition

@@ -244,17 +244,22 @@ class PrecisionNode(SlowBelief, AssumesNoiseLevels):
             scale = (lengthscale / lengthscale_of(kernel))[:, None] ** order
             temporal = scale[..., None] * temporal * scale[:, None]
             log_det, kernel = log_det + 2 * scale.log().sum(-1), kernel.with_lengthscale(lengthscale)
-        total = shape.rows * mean.sum(-1) + shape.dim * log_det
+
+        def total() -> Tensor:
+            return shape.rows * mean.sum(-1) + shape.dim * log_det
+
         if self.channels != "full":
             prior = ctx.state.prior_mean
             guess = ctx.cached("first guess", (-prior[:, : bound.levels]).exp, prior)
             noise = Noise((-mean).exp(), kernel, bound.levels, learned, guess.expand(-1, shape.dim))
-            precision = Precision(temporal, mean.exp(), total, learns_lengthscale=learned)
-            return NoisePrediction(precision, kernel, noise, lambda: self._learned_covariance(ctx))
+            return NoisePrediction(
+                lambda: Precision(temporal, mean.exp(), total(), learns_lengthscale=learned),
+                *(kernel, noise, lambda: self._learned_covariance(ctx)),
+            )
         factor = torch.eye(shape.dim, dtype=mean.dtype, device=mean.device).repeat(len(mean), 1, 1)
         i, j = torch.tril_indices(shape.dim, shape.dim, -1, device=mean.device)
         factor[:, i, j] = ctx.state.mean[:, shape.dim :]
-        return NoisePrediction(CholeskyPrecision(temporal, mean, factor, total), kernel)
+        return NoisePrediction(lambda: CholeskyPrecision(temporal, mean, factor, total()), kernel)
 
     def update(self, ctx: Context) -> PrecisionState:
         state: PrecisionState = super().update(ctx)

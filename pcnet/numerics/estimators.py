@@ -10,6 +10,7 @@ from torch import Tensor
 from pcnet.errors import SettingError
 from pcnet.numerics.integrators import column
 from pcnet.numerics.laplace import laplace_posterior
+from pcnet.numerics.symmetric import known_symmetric
 from pcnet.settings import Fraction, NotNegative, Numbers, Positive, number, settings
 
 FORGETTING_OFFSET = 10  # offset t₀ of decaying forgetting, φ_j = decaying_forgetting/(j + t₀)
@@ -213,12 +214,14 @@ class NoiseScoring(Newton):
         steps, prior = accumulated.steps + informed, accumulated.prior_precision
         forgotten = informed / (steps + 1)
         share = forgotten[:, None] if single else forgotten[:, None, None]
-        precision = prior + (1 - share) * (accumulated.precision - prior) + curvature
+        before = accumulated.precision if single else known_symmetric(accumulated.precision)
+        curvature = curvature if single else known_symmetric(curvature)
+        precision = torch.addcmul(before + curvature, share, prior - before)
         limit = column(self.max_step, 1)
         if single:
             change = -(gradient + share * prior * accumulated.moved) / precision
         else:
-            pull = gradient[..., None] + share * prior @ accumulated.moved[..., None]
+            pull = torch.addcmul(gradient[..., None], share, prior @ accumulated.moved[..., None])
             change = -torch.cholesky_solve(pull, torch.linalg.cholesky_ex(precision)[0])[..., 0]
         change = torch.maximum(torch.minimum(change, limit), -limit)
         enough = accumulated.steps + accumulated.observations > self.first

@@ -92,12 +92,11 @@ def predict(
     parts[..., :d, d:] = moved[..., d:]
     parts[..., d:, :d] = moved[..., d:].mT
     parts[..., :d, :d] = mirrored(plus_product(noise, moved, transition.mT))
-    return GaussianWithSensitivities(
-        _with_first_rows(mean, mean[:, :d] + change),
-        parts,
-        _with_first_rows(dtheta, torch.baddbmm(dtheta[:, :d] + dchange_dtheta, jacobian, dtheta)),
-        _with_first_rows(dlogvar, torch.baddbmm(dlogvar[:, :d], jacobian, dlogvar)),
-    )
+    if dtheta.shape[-1]:
+        dtheta = _with_first_rows(dtheta, torch.baddbmm(dtheta[:, :d] + dchange_dtheta, jacobian, dtheta))
+    if dlogvar.shape[-1]:
+        dlogvar = _with_first_rows(dlogvar, torch.baddbmm(dlogvar[:, :d], jacobian, dlogvar))
+    return GaussianWithSensitivities(_with_first_rows(mean, mean[:, :d] + change), parts, dtheta, dlogvar)
 
 
 def _with_first_rows(whole: Tensor, first: Tensor) -> Tensor:
@@ -177,10 +176,12 @@ def predict_observation(
         residual: Covariance of what the linearisation leaves out, (B, d, d).
     """
     parts = mirrored(jacobian[:, None] @ known_symmetric(belief.covariance_by_source) @ jacobian.mT[:, None])
+    total, white = parts.sum(1), noise.sum(1)
     parts.diagonal(dim1=-2, dim2=-1).add_(noise)
-    total = parts.sum(1) if residual is None else parts.sum(1) + residual
+    total.diagonal(dim1=-2, dim2=-1).add_(white)
+    total = total if residual is None else total + residual
     slope = torch.bmm(jacobian, belief.dmean_dlogvar)
-    return PredictiveDistribution(mean, total, slope, parts[:, 1:], noise.sum(1))
+    return PredictiveDistribution(mean, total, slope, parts[:, 1:], white)
 
 
 def update(
@@ -208,28 +209,28 @@ def update(
     """
     mean, parts, dtheta, dlogvar = belief
     parts = known_symmetric(parts)
-    seen = jacobian[:, None] @ parts  # CP_k
-    total = seen[:, 0] if parts.shape[1] == 1 else seen.sum(1)
-    gain = torch.bmm(total.mT, precision)
-    left = plus_product(parts, -gain, seen)  # (I − KC)P_k
+    towards = parts @ jacobian.mT[:, None]  # P_kCᵀ
+    total = towards[:, 0] if parts.shape[1] == 1 else towards.sum(1)
+    gain = torch.bmm(total, precision)
+    left = plus_product(parts, towards, -gain.mT).mT  # (I − KC)P_k
     across = left @ jacobian.mT[:, None]
     if noise is not None:
-        across = across - gain[:, None] * noise[:, :, None]
+        across = torch.addcmul(across, gain[:, None], noise[:, :, None], value=-1)
         if residual is not None:
             across[:, 0] -= gain @ residual
     new = plus_product(left, across, -gain.mT)
     if noise is None:
-        new[:, 0] += total.mT @ (precision - precision @ (total @ jacobian.mT) @ precision) @ total
+        new[:, 0] += total @ (precision - precision @ (jacobian @ total) @ precision) @ total.mT
     new = mirrored(new)
     if dtheta.shape[-1]:
         dtheta = torch.baddbmm(dtheta, -gain, total_derivative(jacobian, dtheta, dg_dtheta))
     if dlogvar.shape[-1]:
-        dlogvar = dlogvar + torch.einsum("bkdn,bd->bnk", seen[:, 1:], weighted_error)
+        dlogvar = dlogvar + (towards[:, 1:] @ weighted_error[:, None, :, None])[..., 0].mT
         known = torch.bmm(jacobian, dlogvar)
         if noise is not None:
             known = known + noise[:, 1:].mT * weighted_error[..., None]
         dlogvar = torch.baddbmm(dlogvar, -gain, known)
-    mean = torch.baddbmm(mean[..., None], total.mT, weighted_error[..., None])[..., 0]
+    mean = torch.baddbmm(mean[..., None], total, weighted_error[..., None])[..., 0]
     return GaussianWithSensitivities(mean, new, dtheta, dlogvar)
 
 
@@ -264,12 +265,13 @@ def noise_score(
         weighted_error: ξ, (B, d).
         precision: Ω, (B, d, d).
     """
-    relative = torch.einsum("bde,bkef->bkdf", precision, predicted.covariance_by_source)
-    fit = torch.einsum("bd,bkde,be->bk", weighted_error, predicted.covariance_by_source, weighted_error)
+    parts, column = predicted.covariance_by_source, weighted_error[..., None]
+    relative = precision[:, None] @ parts
+    fit = ((parts @ column[:, None])[..., 0] @ column)[..., 0]
     score = 0.5 * (fit - relative.diagonal(dim1=-2, dim2=-1).sum(-1))
-    information = 0.5 * torch.einsum("bjde,bked->bjk", relative, relative)
+    information = 0.5 * torch.bmm(relative.flatten(2), relative.mT.flatten(2).mT)
     slope = predicted.dmean_dlogvar
-    score = score + torch.bmm(slope.mT, weighted_error[..., None])[..., 0]
+    score = score + torch.bmm(slope.mT, column)[..., 0]
     seen = (precision.diagonal(dim1=-2, dim2=-1) > 0).sum(-1).clamp_min(1)
-    size = ((error * weighted_error).sum(-1) / seen).clamp_min(1.0)[:, None, None]
-    return ScoreAndInformation(score, mirrored(information + slope.mT @ precision @ slope / size))
+    share = ((error * weighted_error).sum(-1) / seen).clamp_min(1.0).reciprocal()[:, None, None]
+    return ScoreAndInformation(score, mirrored(torch.addcmul(information, share, slope.mT @ precision @ slope)))

@@ -75,6 +75,7 @@ class LowRankPrecision:
     covariance: Tensor  # P⁺, (B, n, n)
     information: Tensor  # Γ, (B, n, n)
     log_det: Tensor  # log|Ω| of the observed channels, (B,)
+    there: Tensor | None  # which channels are observed, (B, d); None for all
     separable: ClassVar[bool] = False
 
     @classmethod
@@ -90,7 +91,7 @@ class LowRankPrecision:
         ratio.diagonal(dim1=-2, dim2=-1).add_(1.0)
         covariance = mirrored(torch.linalg.solve(ratio, prior))
         log_det = log_weight.sum(-1) - torch.linalg.slogdet(ratio)[1]
-        return cls(weight, jacobian, covariance, information, log_det)
+        return cls(weight, jacobian, covariance, information, log_det, there)
 
     @property
     def gain(self) -> Tensor:
@@ -134,10 +135,9 @@ class LowRankPrecision:
     @property
     def surprise(self) -> Tensor:
         """R_jΩ_jj of each channel, 1 minus its leverage; (B, d), 0 where nothing is observed."""
-        products = torch.bmm(self.jacobian, self.covariance) * self.jacobian
-        ones = products.new_ones(len(products), products.shape[-1], 1)  # faster than a sum of few for each channel
-        leverage = torch.bmm(products, ones)[..., 0] * self.weight
-        return torch.where(self.weight > 0, 1 - leverage, 0.0)
+        columns = self.jacobian.mT
+        leverage = (torch.bmm(self.covariance, columns) * columns).sum(1) * self.weight
+        return 1 - leverage if self.there is None else torch.where(self.there, 1 - leverage, 0.0)
 
 
 def update(
@@ -183,21 +183,22 @@ def noise_score(
     information, kept = precision.seen_information, precision.kept
     squares = (noise * weighted_error**2).sum(-1)
     relative = torch.bmm(precision.covariance, precision.information)  # P⁺Γ
-    seen = (precision.weight > 0).to(noise).sum(-1)
+    there, all_channels = precision.there, torch.full_like(noise[:, 0], noise.shape[-1])
+    seen = all_channels if there is None else there.sum(-1).to(noise)
     trace = relative.diagonal(dim1=-2, dim2=-1).sum(-1)
     fit = (pull.mT[:, None] @ chosen @ pull[:, None])[..., 0, 0] + levels * squares[:, None]
     by_belief = information[:, None] @ chosen  # G P_k, whose trace is that of ΩCP_kCᵀ
     expected = by_belief.diagonal(dim1=-2, dim2=-1).sum(-1) + levels * (seen - trace)[:, None]
     score = 0.5 * (fit - expected) + torch.bmm(slope.mT, pull)[..., 0]
-    both = torch.einsum("bjnm,bkmn->bjk", by_belief, by_belief)
+    both = torch.bmm(by_belief.flatten(2), by_belief.mT.flatten(2).mT)
     weighed = kept.mT @ precision.information @ kept  # CᵀΩRΩC
-    crossed = levels[:, None] * torch.einsum("bnm,bkmn->bk", weighed, chosen)[..., None]
+    crossed = levels[:, None] * torch.bmm(chosen.flatten(2), weighed.mT.reshape(len(weighed), -1, 1))
     twice = seen - 2 * trace + (relative * relative.mT).sum((1, 2))  # tr ΩRΩR
     own = levels[:, :, None] * levels[:, None] * twice[:, None, None]
     fisher = 0.5 * (both + crossed + crossed.mT + own)
     fits = squares + (pull.mT @ total @ pull)[:, 0, 0]
-    size = (fits / seen.clamp_min(1)).clamp_min(1.0)[:, None, None]
-    return ScoreAndInformation(score, mirrored(fisher + slope.mT @ information @ slope / size))
+    share = (fits / seen.clamp_min(1)).clamp_min(1.0).reciprocal()[:, None, None]
+    return ScoreAndInformation(score, mirrored(torch.addcmul(fisher, share, slope.mT @ information @ slope)))
 
 
 def channel_scores(

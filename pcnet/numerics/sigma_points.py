@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from pcnet.numerics.branching import holds
 from pcnet.numerics.symmetric import mirrored
 
 JITTER = 1e-9  # relative variance that is added before a covariance is factorised
@@ -32,8 +33,8 @@ class Regression(NamedTuple):
 
 def covariance_root(covariance: Tensor) -> Tensor:
     """The lower triangular L with LLᵀ = P (B, q, q), of which single elements may have no variance."""
-    variances = covariance.diagonal(dim1=-2, dim2=-1)
-    padded = covariance + (JITTER * variances + torch.finfo(covariance.dtype).tiny ** 0.5).diag_embed()
+    padded = covariance.clone()
+    padded.diagonal(dim1=-2, dim2=-1).mul_(1 + JITTER).add_(torch.finfo(covariance.dtype).tiny ** 0.5)
     root: Tensor = torch.linalg.cholesky_ex(padded)[0]
     return root
 
@@ -61,28 +62,34 @@ def _regress(
     """The regression, and the variance (B, d) that it explains."""
     q = mean.shape[-1]
     n = {"unscented": max(float(q), 3.0), "cubature": float(q), "second_order": 3.0}[kind]
-    root = covariance_root(covariance)
-    away = math.sqrt(n) * root.mT
-    values = function(torch.cat([mean[:, None], mean[:, None] + away, mean[:, None] - away], 1))
-    centre, up, down = values[:, :1], values[:, 1 : q + 1], values[:, q + 1 :]
     weight, centre_weight = 0.5 / n, 1 - q / n
-    value = centre_weight * centre + weight * (up + down).sum(1, keepdim=True)
-    slopes = (up - down) / (2 * math.sqrt(n))  # along the columns of the root, (B, q, d)
+    root = covariance_root(covariance)
+    away = math.sqrt(n)
+    points = [mean[:, None].add(root.mT, alpha=away), mean[:, None].sub(root.mT, alpha=away)]
+    if centre_weight or kind == "second_order":
+        points.append(mean[:, None])
+    values = function(torch.cat(points, 1))
+    up, down, centre = values[:, :q], values[:, q : 2 * q], values[:, 2 * q :]
+    both, slopes = up + down, (0.5 / away) * (up - down)  # these along the columns of the root, (B, q, d)
+    value = weight * both.sum(1, keepdim=True)
+    value = value + centre_weight * centre if centre_weight else value
     jacobian = torch.linalg.solve_triangular(root.mT, slopes, upper=True).mT
-    if kind == "second_order":  # Σ_i Var ½f″_i s_i², with f″_i the second difference along a column
-        bend = (up + down - 2 * centre) / n
-        residual = 0.5 * bend.mT @ bend
+    if kind == "second_order":  # Σ_i Var ½f″_i s_i², with nf″_i the second difference along a column
+        bend = both.sub(centre, alpha=2)
+        residual = (0.5 / n**2) * (bend.mT @ bend)
     else:  # about the mean, of points that the regression would put at ± the same distance: only even terms are left
-        bend = 0.5 * (up + down) - value
-        residual = 2 * weight * bend.mT @ bend + centre_weight * (centre - value).mT @ (centre - value)
-    return Regression(value[:, 0], jacobian, mirrored(residual)), (slopes**2).sum(1)
+        bend = both.sub(value, alpha=2)
+        residual = (0.5 * weight) * (bend.mT @ bend)
+        if centre_weight:
+            residual = residual + centre_weight * ((centre - value).mT @ (centre - value))
+    return Regression(value[:, 0], jacobian, mirrored(residual)), (slopes.mT @ slopes).diagonal(dim1=-2, dim2=-1)
 
 
 def regress_or_keep(
     function: Callable[[Tensor], Tensor],
     mean: Tensor,
     covariance: Tensor,
-    taylor: Regression,
+    taylor: Callable[[], Regression],
     points: Points = "unscented",
 ) -> Regression:
     """`regress`, or a Taylor expansion where a residual is larger than the variance that is explained.
@@ -92,9 +99,11 @@ def regress_or_keep(
     found, explained = _regress(function, mean, covariance, points)
     assert found.residual is not None
     good = (found.residual.diagonal(dim1=-2, dim2=-1) <= explained).all(-1)
-    column, matrix = good[:, None], good[:, None, None]
+    if holds(good.all()):
+        return found
+    column, matrix, kept = good[:, None], good[:, None, None], taylor()
     return Regression(
-        torch.where(column, found.value, taylor.value),
-        torch.where(matrix, found.jacobian, taylor.jacobian),
+        torch.where(column, found.value, kept.value),
+        torch.where(matrix, found.jacobian, kept.jacobian),
         torch.where(matrix, found.residual, 0.0),
     )

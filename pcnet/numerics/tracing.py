@@ -26,6 +26,11 @@ def kernel(function: Kernel) -> Kernel:
     return call  # type: ignore[return-value]
 
 
+def is_traced() -> bool:
+    """Whether a tracer listens."""
+    return _HANDLER.get() is not None
+
+
 @contextmanager
 def kernel_calls_go_to(handler: Handler) -> Iterator[None]:
     """A context in which calls of kernels go to a handler, with the name of the kernel and its arguments."""

@@ -12,6 +12,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from pcnet.numerics.symmetric import plus_product
+
 IntegratorName = Literal["rk4", "local_linearisation", "euler"]
 DOUBLINGS, TERMS = 10, 9  # of the matrix exponential: to rounding where ‖hJ‖ is below some hundred
 
@@ -56,13 +58,22 @@ class FlowStep(NamedTuple):
             return h * density.diag_embed()
         if self.drift is not None:
             return _diffuse_exactly(self.drift, self.time, density)
-        moved = [(each[:, None] * density[:, :, None]) @ each.mT[:, None] for each in (self.second_half, self.jacobian)]
-        return h / 6 * (density.diag_embed() + moved[1]).add(moved[0], alpha=4)
+        weight = h[..., 0] / 6 * density
+        found = weight.diag_embed()
+        for tangent, share in ((self.jacobian, weight), (self.second_half, 4 * weight)):
+            found = plus_product(found, tangent[:, None] * share[:, :, None], tangent.mT)
+        return found
 
 
 def flow_step(flow: Callable[[Tensor], FlowAt], x: Tensor, h: Tensor, integrator: IntegratorName) -> FlowStep:
     """A step from x (B, d) over h (B,), by one of the integrators."""
     return STEPS[integrator](flow, x, h)
+
+
+def known_step(value: Tensor, jacobian: Tensor, h: Tensor, integrator: IntegratorName) -> FlowStep:
+    """A step of "rk4" or "euler" whose end and Jacobian were found in another way, without derivatives by θ."""
+    half = None if integrator == "euler" else square_root_near_one(jacobian)
+    return FlowStep(value, jacobian, jacobian[..., :0], half, h)
 
 
 def advance(

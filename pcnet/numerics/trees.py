@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 import torch
@@ -57,6 +57,18 @@ def flatten(tree: Any, path: str) -> dict[str, Tensor]:
         else:
             found[f"{path}/{name}"] = part
     return found
+
+
+def changes(new: Any, old: Any, path: str) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a tree that are not the same objects as in an older one, each after its path."""
+    if new is old:
+        return
+    if not isinstance(new, tuple):
+        yield path, new
+        return
+    for name, part, kept in zip(_names(new) or map(str, range(len(new))), new, old, strict=True):
+        if part is not kept:
+            yield from changes(part, kept, f"{path}/{name}")
 
 
 def unflatten(like: Any, path: str, tensors: dict[str, Tensor]) -> Any:

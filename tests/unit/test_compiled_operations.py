@@ -156,7 +156,8 @@ FOLDS = {
     "all": lambda x: (x > -5).all(-1), "any": lambda x: (x > 1).any(1), "cumsum": lambda x: x.cumsum(1),
     "cumsum of integers": lambda x: (3 * x).long().cumsum(1), "cumsum of truths": lambda x: (x > 0).cumsum(-1),
     "softmax": lambda x: torch.softmax(x, -1), "logsumexp": lambda x: torch.logsumexp(x, -1),
-    "norm": lambda x: x.norm(dim=-1),
+    "norm": lambda x: x.norm(dim=-1), "geometric mean": lambda x: x.abs().log().mean((1, 2)).exp(),
+    "exponential of a logarithm": lambda x: x.abs().log().exp(),
 }  # fmt: skip
 
 

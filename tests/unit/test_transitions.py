@@ -11,6 +11,7 @@ from pcnet.numerics.transitions import (
     advance,
     exponential_minus_one,
     flow_step,
+    known_step,
     local_linearisation,
     rk4,
     square_root_near_one,
@@ -128,6 +129,14 @@ def test_inputs_are_integrated_along_the_flow(integrator):
 
     assert error(0.1) < 1e-6
     assert error(0.1) / error(0.05) > 20
+
+
+@pytest.mark.parametrize("integrator", ["rk4", "euler"])
+def test_a_step_that_is_known_diffuses_as_one_that_is_computed(integrator):
+    step = flow_step(with_derivatives(bent, THETA), X, H, integrator)
+    known = known_step(step.value, step.jacobian, H, integrator)
+    density = torch.tensor([[[0.7, 0.2, 0.1]]], dtype=F64).expand(len(X), 1, 3)[..., : X.shape[-1]]
+    torch.testing.assert_close(known.diffuse(density), step.diffuse(density), rtol=1e-14, atol=0.0)
 
 
 def test_an_euler_step_adds_everything_at_its_end():

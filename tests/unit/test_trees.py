@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pcnet.numerics.trees import flatten, select, tree_map, unflatten
+from pcnet.numerics.trees import changes, flatten, select, tree_map, unflatten
 
 
 class Leaf(NamedTuple):
@@ -36,6 +36,12 @@ def test_paths_name_every_tensor_and_lead_back():
     assert all(
         torch.equal(a, b) for a, b in zip(flatten(again, "").values(), flatten(tree(1.0), "").values(), strict=True)
     )
+
+
+def test_changes_are_the_tensors_that_are_other_objects():
+    old = tree(1.0)
+    new = old._replace(leaf=old.leaf._replace(b=old.leaf.b.clone()), c=old.c + 1)
+    assert {path: id(part) for path, part in changes(new, old, "x")} == {"x/leaf/b": id(new.leaf.b), "x/c": id(new.c)}
 
 
 def test_a_tensor_that_is_missing_or_misshapen_is_named():

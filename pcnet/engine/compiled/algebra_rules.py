@@ -80,8 +80,8 @@ def _cholesky(low: Lowering, matrix: Ids) -> tuple[Ids, int]:
         pivot = int(matrix[j, j])
         for k in range(j):
             pivot = v.multiply_subtract(int(made[j, k]), int(made[j, k]), pivot)
-        edge = v.mul(margin, v.function("abs", int(matrix[j, j])))
-        # a zero on the diagonal is no matter of rounding; after a negative pivot all is NaN
+        edge = v.mul(margin, int(matrix[j, j]))
+        # what is not positive on the diagonal is no matter of rounding; after a negative pivot all is NaN
         low.guard(v.negation(v.compare("lt", v.function("abs", pivot), edge)))
         failed = v.either(failed, v.negation(v.compare("gt", pivot, v.constant(0.0, kind))))  # also if it is NaN
         made[j, j] = v.function("sqrt", pivot)
@@ -151,7 +151,11 @@ def _cholesky_inverse(low: Lowering, op: Operation) -> None:
     kind, upper = kind_of(op.outputs[0].dtype), _is_upper(op, 1)
 
     def inverse(factor: Ids) -> Ids:
-        return _cholesky_solution(low, factor, _eye(low, len(factor), kind), upper)
+        """L⁻ᵀL⁻¹, of which one triangle is computed."""
+        root = _triangular(low, factor.T if upper else factor, _eye(low, len(factor), kind), upper=False)
+        made = _product(low, root.T, root, kind)
+        rows, columns = np.indices(made.shape)
+        return made[np.maximum(rows, columns), np.minimum(rows, columns)]
 
     low.write(op.outputs[0], _over_batch(low, op.args[0], inverse))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
 
 import torch
@@ -26,6 +26,8 @@ from pcnet.results.recorder import Record
 
 LARGEST = 1e30
 """A tick that makes a larger number is left to the eager engine, which finds out what has diverged."""
+LASTING = frozenset({"add", "sub", "mul", "fma", "fnma", "neg", "abs", "sqrt"})
+"""Operations whose result is not finite if one of their arguments is not."""
 CHAINS = 8
 """Sums that are formed side by side, because each addition waits for the one before."""
 
@@ -136,10 +138,14 @@ def lowered(recording: Recording, layout: Layout) -> ScalarTick:
     return ScalarTick(values, new, rows, guards)
 
 
-def _small(values: Values, stored: Iterable[int]) -> Iterator[int]:
+def _small(values: Values, stored: Collection[int]) -> Iterator[int]:
     """Conditions that these numbers are finite and not too large: one for all doubles, by the sum of their squares."""
     sums: dict[str, list[int]] = {}
-    for place, i in enumerate(stored):
+    shown: set[int] = set()  # numbers that others would show not to be finite
+    for i in sorted(values.needed(stored), reverse=True):
+        if (i in stored or i in shown) and values.operations[i][0] in LASTING:
+            shown.update(values.arguments(i))
+    for place, i in enumerate(i for i in stored if i not in shown):
         kind = values.kinds[i]
         zero = values.constant(0.0, kind)
         some, here = sums.setdefault(kind, [zero] * CHAINS), place % CHAINS

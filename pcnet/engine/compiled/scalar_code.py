@@ -11,6 +11,8 @@ from pcnet.engine.compiled.values import BOOL, DOUBLE, Values
 
 PARAMETERS = ("state", "new", "given", "settings", "derived", "record")
 """Memory that a compiled tick works on; see `Layout` in the module `program`."""
+FEW = 5000
+"""Up to so many numbers it matters more that independent ones are computed side by side than how many are held."""
 CHEAP = 200
 """Guards that need fewer values than this are decided first, so that a tick of another variant is left at once."""
 
@@ -44,7 +46,7 @@ def write(module: Module, tick: ScalarTick) -> Written:
     """Write the functions `prepare`, `tick` and `finish` into a module."""
     values = tick.values
     order = values.needed([*tick.new, *tick.record, *tick.guards])
-    if module.width == 1:  # few numbers: that independent ones are computed side by side matters more
+    if module.width == 1 and len(order) < FEW:
         order = sorted(order)
     changes = frozenset(p for p, i in enumerate(tick.new) if values.operations[i] != ("input", "state", p))
     kept = {i for place, i in enumerate(tick.new) if place not in changes}

@@ -1,8 +1,8 @@
 """Scalar values: a program in single-assignment form, in which equal values are one value.
 
 A value is a number that stands for a constant, an input or an operation on earlier values. Operations on constants are
-computed at once, and so are those with 0 and 1. These rules assume finite numbers (0·x = 0, x − x = 0); compiled code
-checks that all that it stores is finite, and leaves the tick to the eager engine otherwise.
+computed at once, and so are those with 0 and 1. These rules assume finite numbers (0·x = 0, x − x = 0, e^log x = x);
+compiled code checks that all that it stores is finite, and leaves the tick to the eager engine otherwise.
 """
 
 from __future__ import annotations
@@ -228,6 +228,9 @@ class Values:
         if all(x is not None for x in known):
             scale, made = np.float32 if kind == SINGLE else np.float64, _FUNCTIONS | _FUNCTIONS_OF_TWO
             return self._folded(kind, made[name], *(scale(x) for x in known))
+        operation = self.operations[args[0]]
+        if name == "exp" and operation[0] == "log":
+            return int(operation[1])
         return self.new(kind, name, *args)
 
     def pow(self, a: int, b: int) -> int:
