@@ -414,7 +414,7 @@ def ranges(text: str) -> Ranges:
 
 
 def systems() -> list[tuple[str, Ranges, Ranges]]:
-    """Error ratios of states (whole run, second half) and coverages (states, parameters) in the page on how calibration is measured."""
+    """Error ratios of states (whole run, second half) and coverages (states, parameters) of the systems chosen last."""
     table = (HERE / "calibration_study.md").read_text(encoding="utf-8").partition("| system | error of states")[2]
     rows = [line.strip("| ").split(" | ") for line in table.partition("\n\n")[0].splitlines()[2:]]
     found = []
