@@ -209,10 +209,10 @@ def update(
     """
     mean, parts, dtheta, dlogvar = belief
     parts = known_symmetric(parts)
-    towards = parts @ jacobian.mT[:, None]  # P_kCᵀ
-    total = towards[:, 0] if parts.shape[1] == 1 else towards.sum(1)
-    gain = torch.bmm(total, precision)
-    left = plus_product(parts, towards, -gain.mT).mT  # (I − KC)P_k
+    seen = jacobian[:, None] @ parts  # CP_k
+    total = seen[:, 0] if parts.shape[1] == 1 else seen.sum(1)
+    gain = torch.bmm(total.mT, precision)
+    left = plus_product(parts, -gain, seen)  # (I − KC)P_k
     across = left @ jacobian.mT[:, None]
     if noise is not None:
         across = torch.addcmul(across, gain[:, None], noise[:, :, None], value=-1)
@@ -220,17 +220,17 @@ def update(
             across[:, 0] -= gain @ residual
     new = plus_product(left, across, -gain.mT)
     if noise is None:
-        new[:, 0] += total @ (precision - precision @ (jacobian @ total) @ precision) @ total.mT
+        new[:, 0] += total.mT @ (precision - precision @ (total @ jacobian.mT) @ precision) @ total
     new = mirrored(new)
     if dtheta.shape[-1]:
         dtheta = torch.baddbmm(dtheta, -gain, total_derivative(jacobian, dtheta, dg_dtheta))
     if dlogvar.shape[-1]:
-        dlogvar = dlogvar + (towards[:, 1:] @ weighted_error[:, None, :, None])[..., 0].mT
+        dlogvar = dlogvar + (seen[:, 1:].mT @ weighted_error[:, None, :, None])[..., 0].mT
         known = torch.bmm(jacobian, dlogvar)
         if noise is not None:
             known = known + noise[:, 1:].mT * weighted_error[..., None]
         dlogvar = torch.baddbmm(dlogvar, -gain, known)
-    mean = torch.baddbmm(mean[..., None], total, weighted_error[..., None])[..., 0]
+    mean = torch.baddbmm(mean[..., None], total.mT, weighted_error[..., None])[..., 0]
     return GaussianWithSensitivities(mean, new, dtheta, dlogvar)
 
 

@@ -35,5 +35,8 @@ def known_symmetric(matrix: Tensor) -> Tensor:
 
 
 def plus_product(start: Tensor, left: Tensor, right: Tensor) -> Tensor:
-    """C + A B for each source: C (B, k, n, m) and A (B, k, n, d), with the same B (B, d, m)."""
-    return torch.baddbmm(start.flatten(1, 2), left.flatten(1, 2), right).view(start.shape)
+    """C + A B for each source: C (B, k, n, m), A (B, n, d) or (B, k, n, d), and B (B, d, m) or (B, k, d, m)."""
+    batch, k = start.shape[:2]
+    pair = (each if each.dim() == 4 else each[:, None] for each in (left, right))
+    a, b = (each.expand(batch, k, -1, -1).flatten(0, 1) for each in pair)
+    return torch.baddbmm(start.flatten(0, 1), a, b).view(start.shape)

@@ -16,6 +16,8 @@ def test_the_upper_triangle_is_that_of_the_lower():
 
 def test_a_sum_with_a_product_that_sources_share():
     rng = np.random.default_rng(1)
-    start, left, right = rng.normal(size=(2, 4, 3, 3)), rng.normal(size=(2, 4, 3, 5)), rng.normal(size=(2, 5, 3))
+    start, left, right = rng.normal(size=(2, 4, 3, 3)), rng.normal(size=(2, 3, 5)), rng.normal(size=(2, 4, 5, 3))
     found = plus_product(*map(torch.as_tensor, (start, left, right)))
-    np.testing.assert_allclose(found, start + left @ right[:, None], rtol=1e-13)
+    np.testing.assert_allclose(found, start + left[:, None] @ right, rtol=1e-13)
+    found = plus_product(*map(torch.as_tensor, (start, right.swapaxes(-1, -2), left.swapaxes(-1, -2))))
+    np.testing.assert_allclose(found, start + right.swapaxes(-1, -2) @ left.swapaxes(-1, -2)[:, None], rtol=1e-13)
