@@ -85,9 +85,9 @@ def evidence(sums: Array, missed: Array) -> Array:
 def log_sum_exp(values: Array) -> Array:
     """log Σ exp over the rows (..., K, B); (..., 1, B). −∞ where there are none."""
     top = values.max(-2, keepdims=True)
-    safe = np.where(np.isfinite(top), top, 0.0)
-    with np.errstate(divide="ignore"):
-        total: Array = safe + np.log(np.exp(values - safe).sum(-2, keepdims=True))
+    some = top > -np.inf
+    safe = np.where(some, top, 0.0)
+    total: Array = np.where(some, safe + np.log(np.exp(values - safe).sum(-2, keepdims=True) + ~some), -np.inf)
     return total
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -160,7 +160,7 @@ class MixtureSession(Session):
             self._engine.lead.engine.compiled_ticks += before.lead.engine.compiled_ticks
         return run
 
-    @property
+    @cached_property
     def _raw_record(self) -> Record:
         """What is recorded of each row."""
         asked = [q for q in self.record.quantities if q != ENERGY]

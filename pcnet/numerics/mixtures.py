@@ -89,14 +89,17 @@ def bounded_weights(weight: Tensor, *sds: Tensor) -> list[Tensor]:
         return [weight] * len(sds)
     sd = torch.where(counts, spread, torch.nan).movedim(1, -1)[wide]  # (elements, K)
     shares = weight.mT[:, :, None].expand(*wide.shape, -1)[wide]
-    excess = wide.new_ones((), dtype=weight.dtype).expand(*wide.shape, weight.shape[1]).clone()
+    excess = torch.full((*wide.shape, weight.shape[1]), 1.0, dtype=weight.dtype, device=weight.device)
     excess[wide] = (sd / _weighted_median(sd, shares)).nan_to_num(1.0, torch.inf)
-    found = []
-    for ratio in excess.split_with_sizes([math.prod(sd.shape[3:]) for sd in sds], 2):
+    found, sizes, total = [], [math.prod(sd.shape[3:]) for sd in sds], _sum(weight)
+    for ratio, where in zip(excess.split_with_sizes(sizes, 2), wide.split_with_sizes(sizes, 2), strict=True):
+        if not bool(where.any()):
+            found.append(weight)
+            continue
         bounded = weight * (WIDEST / ratio.amax(2).mT).clamp_max(1.0) ** 2
-        bounded = bounded * (_sum(weight) / _sum(bounded).clamp_min(torch.finfo(weight.dtype).tiny))
+        bounded = bounded * (total / _sum(bounded).clamp_min(torch.finfo(weight.dtype).tiny))
         concerned = (ratio > WIDEST).flatten(2).any(2)[:, None]  # digits must not depend on other times
-        found.append(torch.where(concerned, bounded, weight) if bool(concerned.any()) else weight)
+        found.append(torch.where(concerned, bounded, weight))
     return found
 
 
