@@ -32,7 +32,9 @@ from pcnet.nodes.kalman_parameters import (
 from pcnet.numerics import kalman
 from pcnet.numerics.sigma_points import covariance_root
 
-POINT_STEPS = 2  # integration steps of a drawn point, in one of the belief: single points may be where a flow is stiff
+POINT_STEPS = 2
+"""Integration steps of a drawn point in one of the belief, because single points may be where a flow is stiff. Not by
+"euler", whose steps are those of the process."""
 
 
 class KalmanForecasts(FlowForecasts, ForecastsAlone, DrawsFutures):
@@ -109,7 +111,7 @@ class KalmanForecasts(FlowForecasts, ForecastsAlone, DrawsFutures):
         else:
             moved[..., :d] += half * now[..., :d]
         inputs = inputs_now(ctx)
-        steps, began = POINT_STEPS * motion.substeps, moved
+        steps, began = motion.substeps * (1 if integrator == "euler" else POINT_STEPS), moved
         first = input_path(layout.inputs, inputs, inputs, ctx.time - dt, dt)
 
         def follow_flow(finer: int) -> tuple[Tensor]:

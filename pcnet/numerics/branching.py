@@ -10,6 +10,8 @@ from torch import Tensor
 
 _OUTCOMES: ContextVar[list[bool] | None] = ContextVar("pcnet_branch_outcomes", default=None)
 
+_HARMLESS: ContextVar[bool] = ContextVar("pcnet_branch_harmless", default=False)
+
 
 class EagerOnlyError(Exception):
     """A rule takes a way that is not worth compiling."""
@@ -31,6 +33,23 @@ def holds(condition: Tensor) -> bool:
     if outcomes is not None:
         outcomes.append(outcome)
     return outcome
+
+
+def needed(condition: Tensor) -> bool:
+    """Whether something has to be done, which changes nothing where it does not; the condition is as in `holds`.
+
+    Compiled code that does it serves in both cases, so that lanes of a vector need not agree.
+    """
+    token = _HARMLESS.set(True)
+    try:
+        return holds(condition)
+    finally:
+        _HARMLESS.reset(token)
+
+
+def is_guarded(outcome: bool) -> bool:
+    """Whether code recorded with this outcome of the present branch is right with this outcome only."""
+    return not (outcome and _HARMLESS.get())
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from pcnet.numerics.branching import holds
+from pcnet.numerics.branching import needed
 from pcnet.numerics.symmetric import mirrored
 
 JITTER = 1e-9  # relative variance that is added before a covariance is factorised
@@ -99,7 +99,7 @@ def regress_or_keep(
     found, explained = _regress(function, mean, covariance, points)
     assert found.residual is not None
     good = (found.residual.diagonal(dim1=-2, dim2=-1) <= explained).all(-1)
-    if holds(good.all()):
+    if not needed(~good.all()):
         return found
     column, matrix, kept = good[:, None], good[:, None, None], taylor()
     return Regression(

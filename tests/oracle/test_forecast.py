@@ -461,3 +461,27 @@ def test_rows_of_a_bank_that_run_away_are_left_out_of_its_forecast():
     found, expected = bank.forecast(horizon=3.0), alone.forecast(horizon=3.0)
     np.testing.assert_allclose(found.mean("x")[-1], expected.mean("x")[-1], atol=1e-3)
     np.testing.assert_allclose(found.sd("x")[-1], expected.sd("x")[-1], rtol=0.02)
+
+
+def test_a_model_of_euler_steps_forecasts_by_these():
+    """Points that are drawn take the steps of the process, x + h f(x), and no finer ones."""
+
+    def flow(x, _):
+        return torch.stack([x[..., 1], 2.0 * (1 - x[..., 0] ** 2) * x[..., 1] - x[..., 0]], -1)
+
+    noise = {"process_noise_sd": 1e-5, "observation_noise_sd": 1e-5, "noise_sd": 1e-3, "hypotheses": None}
+    start = {"initial_mean": [1.0, 0.5], "initial_sd": 1e-5}
+    model = adaptive_filter(flow, 2, 0.1, integrator="euler", process_noise="held", **noise, **start)
+    session = model.start().run(torch.tensor([[1.0, 0.5]]), progress=False)
+    paths = {}
+    for steps in (1, 2):  # in an interval
+        x, h = torch.tensor([1.0, 0.5], dtype=torch.float64), 0.1 / steps
+        paths[steps] = []
+        for _ in range(40):
+            for _ in range(steps):
+                x = x + h * flow(x, None)
+            paths[steps].append(x.numpy())
+    found = session.forecast(horizon=4.0)
+    np.testing.assert_allclose(found.mean("x"), paths[1], atol=1e-3)
+    assert np.abs(np.subtract(paths[1], paths[2])).max() > 0.1
+    np.testing.assert_allclose(session.sample(4.0, 20, seed=1).values["x"].mean(0), paths[1], atol=1e-3)

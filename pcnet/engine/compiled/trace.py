@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from pcnet.engine.compiled.errors import UntraceableError
+from pcnet.numerics.branching import is_guarded
 from pcnet.numerics.dispatch import DispatchMode
 from pcnet.numerics.tracing import kernel_calls_go_to
 
@@ -274,7 +275,8 @@ class _Recorder(DispatchMode):
         if varies:
             if tensor.dtype is not torch.bool:
                 raise UntraceableError("a number is read out of a tensor, by item() or float()")
-            self._append(Operation("guard", (self.ref(tensor),), {"outcome": bool(value)}, ()))
+            if is_guarded(bool(value)):
+                self._append(Operation("guard", (self.ref(tensor),), {"outcome": bool(value)}, ()))
         return value
 
     def _decomposed(self, func: Any, args: Any, kwargs: Any) -> tuple[Any] | None:
