@@ -13,7 +13,7 @@ from pcnet.nodes.kalman_functions import arguments, inputs_now, joint_jacobian, 
 from pcnet.nodes.kalman_inputs import InputPath, further_arguments, input_path, of_state, with_input_motion
 from pcnet.nodes.kalman_noises import present_model, white_noise
 from pcnet.numerics import kalman
-from pcnet.numerics.branching import holds, needed
+from pcnet.numerics.branching import holds
 from pcnet.numerics.coloured_noise import NoiseTransition
 from pcnet.numerics.kalman import GaussianWithSensitivities
 from pcnet.numerics.sigma_points import Regression, regress_or_keep
@@ -64,11 +64,7 @@ def move_by_need(ctx: Context, belief: GaussianWithSensitivities, elapsed: Tenso
     moved = move(ctx, belief, elapsed, steps)
     if ctx.bound.motion.integrator != "rk4":
         return moved
-    relative = _flow_jacobian(ctx, belief.mean) * (elapsed / steps)[:, None, None]
-    most = relative.flatten(1).square().sum(1) * ctx.bound.motion.dim**0.25  # no less than the square of what follows
-    if not needed(~(most <= ACCURATE**2).all()):
-        return moved
-    size = largest_rate(relative)
+    size = largest_rate(_flow_jacobian(ctx, belief.mean) * (elapsed / steps)[:, None, None])
     return divided(lambda finer: move(ctx, belief, elapsed, finer * steps), moved, size)
 
 
