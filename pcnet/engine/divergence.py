@@ -22,6 +22,7 @@ from pcnet.model.node import AnyNode, Energy
 from pcnet.numerics.trees import changes, flatten
 from pcnet.results.result import Divergence
 
+FEW = 1000  # size up to which tensors are summed up together
 MAX_EVENTS = 1000
 
 
@@ -170,8 +171,6 @@ def _unsound(program: Program, before: GraphState, state: GraphState) -> Tensor 
     return found if bool(found.any()) else None
 
 
-FEW = 1000
-"""Size up to which tensors are summed up together."""
 _LEGAL: WeakKeyDictionary[Program, frozenset[str]] = WeakKeyDictionary()
 """Tensors of a program that may hold NaN or infinity, as histories do before they are filled."""
 

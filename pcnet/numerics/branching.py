@@ -9,7 +9,6 @@ from contextvars import ContextVar
 from torch import Tensor
 
 _OUTCOMES: ContextVar[list[bool] | None] = ContextVar("pcnet_branch_outcomes", default=None)
-
 _HARMLESS: ContextVar[bool] = ContextVar("pcnet_branch_harmless", default=False)
 
 

@@ -123,8 +123,7 @@ def mix(
     """A quantity of a mixture (T, B, ...), from those of its K rows (T, K, B, ...) and their weights (T, K, B).
 
     Standard deviations and covariances include the spread of the means; peaks are those of the row with the largest
-    weight; all else is averaged. Means of beliefs, their
-    standard deviations and covariances have bounded weights.
+    weight; all else is averaged. Means of beliefs, their standard deviations and covariances have bounded weights.
 
     Args:
         quantity: Its name.

@@ -10,6 +10,7 @@ from pcnet.engine.compiled.loop_algebra import WRITERS
 from pcnet.engine.compiled.loop_code import FOLDS as LOOP_FOLDS
 from pcnet.engine.compiled.loop_code import MOVES as LOOP_MOVES
 from pcnet.engine.compiled.scalar_rules import RULES
+from pcnet.numerics.branching import needed
 from pcnet.numerics.symmetric import mirrored
 from support.compiled import evaluate, expected
 
@@ -330,3 +331,18 @@ def test_each_operation_with_a_rule_is_known_by_its_form():
         assert not any(one & other for other in forms[:i])
     left = RULES.keys() - set().union(*forms)
     assert left == {"guard", "mv", "dot", "addmv", "addbmm", "contiguous", "_unsafe_view"}
+
+
+@pytest.mark.parametrize("form", ["scalars", "loops"])
+def test_code_that_does_what_is_not_needed_serves_lanes_that_differ(form):
+    """|x| by a branch on negative x: code with it is right for all lanes, code without it refuses negative ones."""
+
+    def size(x):
+        return torch.where(x < 0, -x, x) if needed((x < 0).any()) else 1.0 * x
+
+    x = torch.tensor([[-2.0], [3.0], [-4.0], [0.5]], dtype=torch.float64)
+    (found,) = evaluate(size, [x], form, width=4)
+    assert torch.equal(torch.as_tensor(found), x.abs())
+    assert evaluate(size, [x.flip(0)], form, width=4) is None
+    (found,) = evaluate(size, [x.abs()], form, width=4)
+    assert torch.equal(torch.as_tensor(found), x.abs())
