@@ -266,10 +266,13 @@ class MixtureSession(Session):
         if len(found.source) == len(before) and bool((found.source == before).all()):
             self._bank = found.bank
         else:
-            self._copy_rows(found.bank, found.source)
+            self._copy_rows(found.bank, found.source, found.copy_of)
 
-    def _copy_rows(self, bank: Bank, source: Indices) -> None:
-        """Continue with another bank, whose rows are copies of these rows (K, B)."""
+    def _copy_rows(self, bank: Bank, source: Indices, copy_of: Indices | None = None) -> None:
+        """Continue with another bank, whose rows are copies of these rows (K, B).
+
+        copy_of: the row (K, B) of the new bank that each stays a copy of; see `Review`.
+        """
         before, lead, index, batch = self._bound, self._engine.lead, rows.places(source), source.shape[1]
         at, node = (value.reshape(-1) for value in self.diverged)  # batch elements of which no row is left
         alike, self._bank = bank.assumes_like(self._bank, source), bank
@@ -282,6 +285,8 @@ class MixtureSession(Session):
             first, same = before.first, len(source) == before.program.spec.batch_shape[0]
             run = before if same else self._bind_rows(len(source), self.acting_engine)
             new = self._engine.lead
+            if new is not None:
+                new.engine.copy_of = None if copy_of is None else rows.places(copy_of).numpy()
             if lead is None or new is None or not new.copy_elements(lead, index.numpy(), log):
                 now = before.now
                 relative = None if now.relative_dt is None else now.relative_dt[index]

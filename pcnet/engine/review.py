@@ -46,10 +46,15 @@ class Traits(NamedTuple):
 
 
 class Review(NamedTuple):
-    """A bank after a review, and the row (K, B) of the bank before from which each of its rows continues."""
+    """A bank after a review.
+
+    source: the row (K, B) of the bank before from which each of its rows continues. copy_of: the row (K, B) that each
+    is a copy of: itself, or the best one if it is not in use.
+    """
 
     bank: Bank
     source: Indices
+    copy_of: Indices
 
 
 def next_review(tick: int) -> int:
@@ -262,4 +267,5 @@ def _pack(bank: Bank, source: Indices, in_use: NDArray[np.bool_]) -> Review:
         order = np.where(spare, best, order)
     packed = Bank(*(each[order, columns] for each in bank))  # type: ignore[arg-type]
     weight = np.where(spare, -np.inf, packed.log_weight)
-    return Review(packed._replace(log_weight=normalise(weight)), source[order, columns])
+    copy_of = np.where(spare, weight.argmax(0), np.arange(len(order))[:, None])
+    return Review(packed._replace(log_weight=normalise(weight)), source[order, columns], copy_of)

@@ -234,6 +234,44 @@ def test_elements_of_a_batch_do_not_affect_each_other():
         assert together.free_action[i] == pytest.approx(alone.free_action, rel=1e-9)
 
 
+def test_rows_that_are_not_in_use_are_not_run():
+    """Elements of a batch need different numbers of rows; those of all of them are as many as one of them needs."""
+    y, made = data(70, elements=(16,)), model(pc.Hypotheses())
+    y[0, :5] += 4.0  # needs other rows than the others
+    session = made.start(engine="compiled")
+    session.run(y, progress=False)
+    run, spec = session._engine.lead.engine.run, session.program.spec
+    in_use = np.isfinite(session._bank.log_weight)
+    assert in_use.sum() < spec.batch
+    assert run.batch == in_use.sum()
+    result, alone = session.result(), [made.run(y[i], engine="compiled") for i in (0, 5)]
+    for i, each in zip((0, 5), alone, strict=True):
+        np.testing.assert_allclose(result.mean("x")[i], each.mean("x"), rtol=1e-9, atol=1e-11)
+        np.testing.assert_allclose(result.sd("theta")[i], each.sd("theta"), rtol=1e-9)
+    tensors = session._bound.now.state.tensors().values()
+    whole = torch.cat([each.reshape(*in_use.shape, -1).double().nan_to_num() for each in tensors], -1)
+    for row, element in zip(*np.nonzero(~in_use), strict=True):  # the others are copies of one that is
+        equal = (whole[:, element] == whole[row, element]).all(1).numpy()
+        assert (equal & in_use[:, element]).any()
+
+
+def test_noises_are_tied_to_their_levels_after_an_element_has_stopped():
+    made = adaptive_filter(
+        lambda x, theta: x**3,
+        1,
+        DT,
+        initial_mean=[[1e60], [0.1]],
+        correlation_time=0.3,
+        process_noise_sd=0.1,
+        observation_noise_sd=0.1,
+    )
+    y = 0.1 * np.random.default_rng(0).normal(size=(2, 150, 1))
+    found = [made.run(y, on_divergence="stop", engine=engine) for engine in ("eager", "compiled")]
+    for result in found:
+        assert np.isnan(result.mean("x")[0, -1]).all()
+        np.testing.assert_allclose(result.mean("x")[1], found[0].mean("x")[1], rtol=1e-7, atol=1e-9)
+
+
 def test_no_first_guess_is_needed_whatever_the_units():
     """The same data in other units give the same beliefs in those units, from guesses found in the data."""
     y = data(200)

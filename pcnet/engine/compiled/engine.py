@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,12 +19,13 @@ from pcnet.engine.compiled.manifest import identity
 from pcnet.engine.compiled.run import Block, CompiledRun, width_for
 from pcnet.engine.compiled.variants import Variants
 from pcnet.engine.program import Program
-from pcnet.engine.state import GraphState
+from pcnet.engine.state import GraphState, NodeStates
 from pcnet.errors import SettingError
 from pcnet.model.context import ROUNDING
 from pcnet.model.digest import digest
 from pcnet.model.model import Model
 from pcnet.model.node import BatchSpec
+from pcnet.numerics.trees import flatten, unflatten
 from pcnet.results.recorder import Record
 
 BLOCK_BYTES = 2**25
@@ -136,6 +137,11 @@ class CompiledEngine:
         self.known, self.settings = known, known.settings
         self.run = CompiledRun(program, variants)
         self.compiled_ticks = 0
+        self.copy_of: NDArray[np.int64] | None = None
+        """The batch element (B,) that each one is a copy of from the next state on; itself, or one of which that is so.
+        None if there are no copies. They are run once."""
+        self._stopped: NDArray[np.int64] | None = None
+        self._places: NDArray[np.int64] | None = None  # among those that are run, (B,); None if all are
         self._codes: dict[int, int] = {}
 
     @property
@@ -151,29 +157,44 @@ class CompiledEngine:
         self._before = state
         self._elapsed: list[Array] = []
         running = state.running.cpu().numpy()
+        elements = self._choose(running)
+        if len(elements):
+            self.run.load(state.tensors(), self.settings, elements)
+
+    def _choose(self, running: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """The batch elements that are run: all that have not stopped, less copies if that makes fewer vectors."""
         self._stopped = None if running.all() else np.flatnonzero(~running)
-        if running.any():
-            self.run.load(state.tensors(), self.settings, np.flatnonzero(running))
+        own, alone = np.arange(len(running)), running
+        if self.copy_of is not None:
+            own = np.where(running[self.copy_of], self.copy_of, own)
+            alone = running & (own == np.arange(len(running)))
+            if -(-alone.sum() // self.run.width) == -(-running.sum() // self.run.width):
+                own, alone = np.arange(len(running)), running
+        self._places = None if alone.all() else (np.cumsum(alone) - 1).clip(0)[own]
+        return np.flatnonzero(alone)
 
     def copy_elements(self, other: CompiledEngine, index: NDArray[np.int64]) -> bool:
         """Take over copies of batch elements of another engine (or of this one); False if some of them have stopped."""
         if other._stopped is not None:
             return False
+        memory = other.run.memory()
+        places = index if other._places is None else other._places[index]
         if self is not other:
-            self._before, self._elapsed, self._stopped = self.program.initial, [], None
+            self._before, self._elapsed = self.program.initial, []
             self.run.load_settings(self.settings)
-        self.run.copy_elements(other.run, index)
+        elements = self._choose(np.ones(len(index), dtype=bool))
+        self.run.change_elements(memory[places[elements]], self.settings, elements)
         return True
 
     def state(self) -> GraphState:
         """The state after the observations that were taken in since `load`."""
-        made = self.run.tensors()
+        whole = {name: self._of_all(value) for name, value in self.run.tensors().items()}
         if self._stopped is None:
-            return self._before.with_tensors(made)
-        whole, running = self._before.tensors(), self._before.running
-        for name, value in made.items():
-            whole[name] = whole[name].clone(memory_format=torch.contiguous_format)
-            whole[name][running] = value.to(running.device)
+            return self._before.with_tensors(whole)
+        running = self._before.running
+        for name, value in self._before.tensors().items():
+            whole[name] = whole[name].to(value)
+            whole[name][~running] = value[~running]
         time = whole["time"]
         for dt in np.concatenate(self._elapsed).tolist() if self._elapsed else ():
             time = torch.where(running, time, time + (self.program.interval if math.isnan(dt) else dt))
@@ -183,6 +204,29 @@ class CompiledEngine:
         for name in ("accuracy", "complexity", "sum_accuracy", "sum_complexity"):
             whole[name] = torch.where(running, whole[name], torch.nan)
         return self._before.with_tensors(whole)
+
+    def _of_all(self, value: Tensor) -> Tensor:
+        """A tensor of all batch elements from one of those that are run; anything for those that have stopped."""
+        return value if self._places is None else value[torch.from_numpy(self._places)]
+
+    def node_state(self, name: str) -> Any:
+        """The present state of a node."""
+        before = flatten(self._before.nodes[name], name)
+        made = {path: self._of_all(value) for path, value in self.run.node_tensors(name).items()}
+        if self._stopped is not None:
+            for path, value in made.items():
+                value[self._stopped] = before[path][self._stopped].to(value)
+        return unflatten(self.program.initial.nodes[name], name, made)
+
+    def replace_nodes(self, nodes: NodeStates) -> None:
+        """Replace the present states of some nodes."""
+        if self._stopped is not None:
+            self._before = self._before._replace(nodes={**self._before.nodes, **nodes})
+        for name, state in nodes.items():
+            tensors = flatten(state, name)
+            if self._places is not None:
+                tensors = {path: value[self.run.elements] for path, value in tensors.items()}
+            self.run.set_node_tensors(name, tensors)
 
     def series(self, observations: Mapping[str, Tensor], times: Array | None) -> Series:
         """Observations (T, ..., n) by node as a series; RuntimeError if their batch dimensions do not fit."""
@@ -240,10 +284,10 @@ class CompiledEngine:
 
     def columns(self, rows: Array) -> dict[str, Tensor]:
         """What was recorded, (rows, B, n), by column, (rows, B, ...)."""
+        if self._places is not None:  # times stay next to each other in memory
+            rows = rows.transpose(1, 2, 0)[self._places].transpose(2, 0, 1)
         if self._stopped is not None:
-            every = np.full((len(rows), self.program.spec.batch, rows.shape[2]), np.nan)
-            every[:, self.run.elements] = rows
-            rows = every
+            rows[:, self._stopped] = np.nan
         whole, record = torch.from_numpy(rows), self.run.layout.record
         return {
             slot.name: piece.to(slot.dtype).reshape(*rows.shape[:2], *slot.shape)

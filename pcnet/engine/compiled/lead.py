@@ -21,7 +21,6 @@ from pcnet.engine.run import Run, Snapshot
 from pcnet.engine.state import NodeStates
 from pcnet.engine.tick import Outputs
 from pcnet.errors import ObservationError
-from pcnet.numerics.trees import flatten, unflatten
 
 ROWS = 256
 """Rows that single ticks record before they go into the recorder."""
@@ -181,13 +180,12 @@ class Lead:
     def node_state(self, name: str) -> Any:
         """The state of a node where compiled code is."""
         self._settle()
-        return unflatten(self._run.program.initial.nodes[name], name, self.engine.run.node_tensors(name))
+        return self.engine.node_state(name)
 
     def replace_nodes(self, nodes: NodeStates) -> None:
         """Replace the states of some nodes where compiled code is."""
         self._settle()
-        for name, state in nodes.items():
-            self.engine.run.set_node_tensors(name, flatten(state, name))
+        self.engine.replace_nodes(nodes)
         self._forget_derived()
 
     def catch_up(self) -> None:

@@ -19,6 +19,8 @@ LANES, WIDE_LANES = 4, 8
 """Batch elements side by side in a vector; the second for 8, and for many on processors with wide vectors."""
 PATIENCE = 16
 """Ticks that are taken one by one, to see the second use of a new variant."""
+LONG = 8
+"""Ticks from which groups share the memory of derived values, which may be megabytes: it stays in the cache then."""
 EVERYTHING = -1
 """All bits: the derived values of all variants are invalid."""
 WORD = {name: place for place, name in enumerate(FIELDS)}
@@ -71,7 +73,7 @@ class _DisagreesError(Exception):
 class CompiledRun:
     """The state of batch elements in memory, (groups, elements of the state, lanes).
 
-    elements: the batch elements that are run; those that have stopped are left out.
+    elements: the batch elements that are run; those that have stopped, and copies of others, are left out.
     """
 
     def __init__(self, program: Program, variants: Variants) -> None:
@@ -122,6 +124,13 @@ class CompiledRun:
         self._state[...] = self.grouped(memory)
         self._stale[:] = EVERYTHING
 
+    def change_elements(self, memory: Array, settings: Mapping[str, Tensor], elements: NDArray[np.int64]) -> None:
+        """Go on with these batch elements and their state as memory, (len(elements), size)."""
+        if not np.array_equal(elements, self.elements):
+            self._resize(elements)
+            self.load_settings(settings)
+        self.load_memory(memory)
+
     def memory(self) -> Array:
         """The state as memory, (B, size)."""
         return self._ungrouped(self._state)
@@ -144,11 +153,6 @@ class CompiledRun:
         """Replace the state of a node, (B, ...) by path."""
         part, places = self.layout.of_node(node)
         self._state[:, places] = self.grouped(pack(part, tensors))
-        self._stale[:] = EVERYTHING
-
-    def copy_elements(self, other: CompiledRun, index: NDArray[np.int64]) -> None:
-        """Take over the state of these batch elements of another run (or of this one), one for each of its own."""
-        self._state[...] = self.grouped(other._ungrouped(other._state)[index])
         self._stale[:] = EVERYTHING
 
     def grouped(self, rows: Array) -> Array:
@@ -257,17 +261,14 @@ class CompiledRun:
     def _attempt_group(self, group: int, block: Block, given: Array, record: Array, ticks: int) -> int:
         state = self._state[group]
         done = 0
-        if self.groups > 1 and ticks and not self._unchecked and self.kinds[int(block.kinds[0])].first:
-            # its values are not needed again: memory of its own for each group would be megabytes that nothing reads
-            self._stale[self.groups] = EVERYTHING
-            done = self._call(group, state, block, given, record, 0, 0, 1, derived=self.groups)
-            self._stale[group] = EVERYTHING
+        long = ticks >= LONG or (ticks and self.kinds[int(block.kinds[0])].first)
+        slot = self.groups if long and self.groups > 1 else group
         while done < ticks:
             row = int(block.recorded[:done].sum()) if done else 0
             if self._unchecked:
                 done += self._checked_tick(group, state, block, given, record, done, row)
             else:
-                done += self._call(group, state, block, given, record, done, row, ticks)
+                done += self._call(group, state, block, given, record, done, row, ticks, slot)
             if done < ticks and not self._single_tick(group, state, block, given, record, done):
                 break
             done += done < ticks
@@ -287,9 +288,11 @@ class CompiledRun:
     ) -> int:
         """Run the loop on one group from tick `first` on; the number of ticks that it did.
 
-        derived: the slot of derived values, if it is another one.
+        derived: the slot of derived values, if it is another one; they are derived anew then.
         """
         words, kept = self._words, slot if derived is None else derived
+        if kept != slot:
+            self._stale[[slot, kept]] = EVERYTHING
         other = self._other if slot < self.groups else self._scratch[1]
         start = address(state)
         words[:] = (
