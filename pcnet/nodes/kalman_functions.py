@@ -73,7 +73,7 @@ def regressed_mapping(ctx: Context, belief: GaussianWithSensitivities, link: Pre
                 parameters = parameters_of(ctx, link.child, points)
                 return function(arguments(ctx, function, points, known), parameters)
 
-            return regress(at, mean[:, joint], belief.covariance[:, joint, joint], kind)
+            return regress(at, mean[:, joint], belief.covariance_of(joint), kind)
         start = arguments(ctx, function, mean, known)[:, None]
         found = function.linearise(start, theta, 1)
         jacobian = found.jacobian.expand(len(mean), -1, start.shape[-1])

@@ -177,7 +177,7 @@ def regressed_step(
     def after(points: Tensor) -> Tensor:
         return advanced(ctx, points, dt, path, integrator, jacobian)
 
-    covariance = belief.covariance[:, layout.joint, layout.joint]
+    covariance = belief.covariance_of(layout.joint)
     found = regress_or_keep(after, mean[:, layout.joint], covariance, taylor, points)
     value, slope = found.value, found.jacobian[..., :d]
     if layout.n_scored or integrator == "local_linearisation":

@@ -29,6 +29,10 @@ class GaussianWithSensitivities(NamedTuple):
         parts = self.covariance_by_source
         return parts[:, 0] if parts.shape[1] == 1 else parts.sum(1)
 
+    def covariance_of(self, elements: slice) -> Tensor:
+        """The covariance of some elements, (B, m, m)."""
+        return self._replace(covariance_by_source=self.covariance_by_source[..., elements, elements]).covariance
+
 
 class PredictiveDistribution(NamedTuple):
     """The distribution of an observation before it is made, N(mean, covariance), observation noise included."""

@@ -110,6 +110,21 @@ def test_functions_of_two_numbers(name, form, width):
     agree(TWO[name], [numbers(3, 2), numbers(2, seed=1)], form, width)
 
 
+LATER = torch.tensor([0.0, 1.0, 1.0, 1.0], dtype=torch.float64)[:, None, None]
+
+
+def _sparse_products(a, b):
+    """Products with matrices that are zero in places, before and after more is written to them."""
+    found, c = [], a.new_zeros(1, 3, 9)
+    found.append(c @ a)
+    c[..., 1:6:2] = torch.diag_embed(b)
+    found += [c @ a, a @ c.mT, torch.baddbmm(a[:, :3], c[..., :3], a[:, :3])]
+    c[:, 0, 8] += b[:, 0]
+    moved = torch.cat([c[..., 4:], -2 * c[..., :4]], -1)
+    found += [c @ a, (moved * moved.sum(1, keepdim=True)) @ a @ moved.mT]
+    return tuple(found)
+
+
 MOVES = {
     "cat": lambda x: torch.cat([x, x[:, :1], x], 1),
     "stack": lambda x: torch.stack([x, x * 2], -1),
@@ -204,6 +219,14 @@ MATRICES = {
         lambda a, b, c: mirrored(torch.baddbmm(a, b, c)),
         [numbers(29, 29), numbers(29, 3, seed=1), numbers(3, 29, seed=2)],
     ),
+    "mirrored and scaled": (
+        lambda a, s: mirrored(2 * a) * s + mirrored(3 * a).exp(),
+        [numbers(3, 5, 5), numbers(3, 1, 1, seed=1)],
+    ),
+    "mirrored and read twice": (lambda a, s: (found := mirrored(2 * a)) * s + found.mT, [numbers(5, 5), numbers(1, 1)]),
+    "mirrored and scaled by rows": (lambda a, s: mirrored(2 * a) * s, [numbers(5, 5), numbers(5, 1, seed=1)]),
+    "products of zeros": (_sparse_products, [numbers(9, 9), numbers(3, seed=1)]),
+    "product of what was zero once": (lambda a, b: a @ b, [numbers(3, 3) * LATER, numbers(3, 3, seed=1)]),
     "product and its mirror": (lambda a, b: (mirrored(found := a @ b), found), [numbers(9, 9), numbers(9, 9, seed=1)]),
     "the same twice": (lambda a: (a @ a).add_(a @ a) - (a @ a), [numbers(6, 6)]),
     "the same of changed numbers": (lambda a: _squares_around_a_change(a + 1), [numbers(6, 6)]),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -37,6 +38,12 @@ class Memory(Protocol):
     def is_lower_only(self, op: Operation) -> bool:
         """Whether of a product only the lower triangle is needed."""
 
+    def inner_indices(self, op: Operation) -> Sequence[int]:
+        """The k for which A_ik B_kj of a product is not always zero."""
+
+    def each(self, f: Function, items: Sequence[int]) -> AbstractContextManager[str]:
+        """A loop over some integers."""
+
     def copied(self, f: Function, ref: Ref, batch: Sequence[str]) -> str:
         """A matrix of a batch in memory of its own, row after row."""
 
@@ -65,6 +72,20 @@ def _widened(ref: Ref) -> Ref:
     return ref._replace(shape=(1, *ref.shape), strides=(0, *ref.strides)) if len(ref.shape) == 2 else ref
 
 
+class _Product(NamedTuple):
+    """A B + C as a batch of matrices; C may be None.
+
+    lower: whether only the lower triangle is needed. inner: the k for which A_ik B_kj is not always zero.
+    """
+
+    a: Ref
+    b: Ref
+    added: Ref | None
+    out: Ref
+    lower: bool
+    inner: Sequence[int]
+
+
 @_writes("bmm", "mm", "baddbmm", "addmm")
 def _product(p: Memory, f: Function, op: Operation) -> None:
     """A matrix product by tiles of rows and columns whose sums stay in registers."""
@@ -79,15 +100,17 @@ def _product(p: Memory, f: Function, op: Operation) -> None:
         lead = 3 - len(added.shape)
         steps = [0] * lead + [0 if n == 1 else s for n, s in zip(added.shape, added.strides, strict=True)]
         added = added._replace(shape=out.shape, strides=tuple(steps))
-    lower = p.is_lower_only(op)
+    inner = p.inner_indices(op)
+    every = range(a.shape[2])
+    product = _Product(a, b, added, out, p.is_lower_only(op), every if len(inner) == len(every) else inner)
     with nest(f, (count,)) as (batch,):
         whole, rest = divmod(rows, TILE)
         if whole:
             with f.loop(whole) as i:
                 first = f.put(f"mul i64 {i}, {TILE}")
-                _rows_of_product(p, f, (a, b, added, out), batch, first, TILE, lower)
+                _rows_of_product(p, f, product, batch, first, TILE)
         if rest:
-            _rows_of_product(p, f, (a, b, added, out), batch, whole * TILE, rest, lower)
+            _rows_of_product(p, f, product, batch, whole * TILE, rest)
 
 
 TILE = 4
@@ -97,14 +120,13 @@ TILE = 4
 def _rows_of_product(
     p: Memory,
     f: Function,
-    refs: tuple[Ref, Ref, Ref | None, Ref],
+    product: _Product,
     batch: str,
     first: str | int,
     rows: int,
-    lower: bool,
 ) -> None:
-    """Some rows of A B + C; lower: of which only columns up to the diagonal are needed."""
-    b, added, out = refs[1:]
+    """Some rows of A B + C."""
+    _, b, added, out, lower, _ = product
     columns, start = out.shape[-1], 0
     together = all(ref is None or ref.strides[-1] == 1 or columns == 1 for ref in (b, added, out))
     if f.module.width == 1 and together:
@@ -120,21 +142,21 @@ def _rows_of_product(
                     f.module.declare("i64 @llvm.smin.i64(i64, i64)")
                 with f.loop(needed) as tile:
                     at = plus(f, f.put(f"mul i64 {tile}, {width}"), start)
-                    _tile(p, f, refs, batch, (first, rows), (at, vectors), lanes)
+                    _tile(p, f, product, batch, (first, rows), (at, vectors), lanes)
                 start += tiles * width
     while start < columns:
         width = min(TILE, columns - start)
         tiles = (columns - start) // width
         with f.loop(tiles) as tile:
             at = plus(f, f.put(f"mul i64 {tile}, {width}"), start)
-            _tile(p, f, refs, batch, (first, rows), (at, width), 1)
+            _tile(p, f, product, batch, (first, rows), (at, width), 1)
         start += tiles * width
 
 
 def _tile(
     p: Memory,
     f: Function,
-    refs: tuple[Ref, Ref, Ref | None, Ref],
+    product: _Product,
     batch: str,
     rows: tuple[str | int, int],
     columns: tuple[str | int, int],
@@ -147,7 +169,7 @@ def _tile(
         columns: The first and the number of vectors.
         lanes: Columns in a vector; 1 if it holds batch elements, or a single number.
     """
-    a, b, added, out = refs
+    a, b, added, out = product[:4]
     m = f.module
     vector = m.vector(DOUBLE) if lanes == 1 else f"<{lanes} x double>"
     row_places = [str(plus(f, rows[0], k)) for k in range(rows[1])]
@@ -162,7 +184,7 @@ def _tile(
     zero = m.number(0.0) if lanes == 1 else "zeroinitializer"
     for (i, j), total in sums.items():
         f.keep(vector, zero if added is None else load(added, i, j), total)
-    with f.loop(a.shape[2]) as k:
+    with p.each(f, product.inner) as k:
         others = {j: load(b, k, j) for j in column_places}
         for i in row_places:
             factor = p.load(f, a, [batch, i, k])

@@ -17,20 +17,23 @@ import torch
 from pcnet.engine.compiled import elementwise_rules
 from pcnet.engine.compiled.errors import UntraceableError
 from pcnet.engine.compiled.ir import Function, Module, literal
+from pcnet.engine.compiled.known_zeros import PRODUCTS, KnownZeros
 from pcnet.engine.compiled.loop_algebra import WRITERS
 from pcnet.engine.compiled.loop_places import (
     address,
     cell,
     contiguous,
     is_contiguous,
+    lower_triangles,
     merged,
     nest,
     offset_of,
     plus,
     positions,
     runs,
+    unmerged,
 )
-from pcnet.engine.compiled.lowering import Lowering, base_name, kind_of
+from pcnet.engine.compiled.lowering import Lowering, base_name, kind_of, refs_of
 from pcnet.engine.compiled.scalar_code import PARAMETERS, ValueWriter, Written, write_finish
 from pcnet.engine.compiled.scalar_rules import RULES
 from pcnet.engine.compiled.trace import Operation, Ref, Storage, Trace
@@ -91,6 +94,8 @@ class _Program:
         self._leave_out_copies(self._steady())
         self.steady = self._steady()
         self.lower_only = self._lower_triangles()
+        self.inner = self._inner_indices()
+        self.symmetric = self._symmetric()
         self.places, self.derived = self._placed()
 
     # --- analysis ------------------------------------------------------------------------------------------------
@@ -101,7 +106,7 @@ class _Program:
         for operation in reversed(self.trace.operations):
             if operation.name == "guard" or any(ref.storage in wanted for ref in operation.outputs):
                 found.append(operation)
-                wanted |= {ref.storage for ref in _refs(operation)}
+                wanted |= {ref.storage for ref in refs_of(operation)}
         return found[::-1]
 
     def _do_once(self) -> None:
@@ -113,7 +118,7 @@ class _Program:
         operations = []
         for each in self.operations:
             operation = Operation(*_renamed(each, same))
-            read, made = _storages(_refs(operation)), _storages(operation.outputs)
+            read, made = _storages(refs_of(operation)), _storages(operation.outputs)
             if made and not made & read and all(written[place] == 1 for place in made):
                 versions = sorted((place, version[place]) for place in read)
                 shapes = [ref[1:] for ref in operation.outputs]
@@ -129,7 +134,7 @@ class _Program:
         """Let whole tensors that are not used any more be changed in place, where they would be copied first."""
         last: dict[int, int] = {}
         for number, operation in enumerate(self.operations):
-            last |= dict.fromkeys(_storages((*_refs(operation), *operation.outputs)), number)
+            last |= dict.fromkeys(_storages((*refs_of(operation), *operation.outputs)), number)
         last |= dict.fromkeys(_storages(self.trace.outputs.values()), len(self.operations))
         same: dict[int, int] = {}
         operations = []
@@ -155,14 +160,47 @@ class _Program:
         """The products, by the identity of their operation, whose upper triangle is overwritten before it is read."""
         found, made = set(), dict[int, Operation]()
         for operation in self.operations:
-            for storage in _storages((*_refs(operation), *operation.outputs)):
+            for storage in _storages((*refs_of(operation), *operation.outputs)):
                 product = made.pop(storage, None)
                 if product is not None and operation.name == "mirrored" and operation.args == operation.outputs:
                     found.add(id(product))
             if base_name(operation.name) in ("bmm", "baddbmm") and operation.outputs[0].storage not in _storages(
-                _refs(operation)
+                refs_of(operation)
             ):
                 made[operation.outputs[0].storage] = operation
+        return found
+
+    def _symmetric(self) -> set[int]:
+        """The operations, by identity, that do the same to each element of a matrix that is mirrored for them alone.
+
+        They read its lower triangle and write both of theirs, and the matrix is not mirrored.
+        """
+        touching: dict[int, list[int]] = {}
+        for number, operation in enumerate(self.operations):
+            for storage in _storages((*refs_of(operation), *operation.outputs)):
+                touching.setdefault(storage, []).append(number)
+        for storage in _storages(self.trace.outputs.values()):
+            touching.setdefault(storage, []).append(len(self.operations))
+        found, left_out = set(), set()
+        for number, operation in enumerate(self.operations):
+            if operation.name == "mirrored" and operation.args == operation.outputs:
+                matrix = operation.outputs[0]
+                after = [each for each in touching[matrix.storage] if each > number]
+                if len(after) == 1 and after[0] < len(self.operations):
+                    user = self.operations[after[0]]
+                    if _is_whole(matrix, self.trace.storages[matrix.storage]) and _keeps_symmetry(user, matrix):
+                        found.add(id(user))
+                        left_out.add(number)
+        self.operations = [each for number, each in enumerate(self.operations) if number not in left_out]
+        return found
+
+    def _inner_indices(self) -> dict[int, list[int]]:
+        """For each matrix product A B, by the identity of its operation, the k for which A_ik B_kj is not always 0."""
+        zeros, found = KnownZeros(self.trace), {}
+        for operation in self.operations:
+            if base_name(operation.name) in PRODUCTS:
+                found[id(operation)] = zeros.inner_indices(operation)
+            zeros.follow(operation)
         return found
 
     def _steady(self) -> set[int]:
@@ -179,7 +217,7 @@ class _Program:
         while grown:
             grown = False
             for operation in self.operations:
-                if any(ref.storage in changing for ref in _refs(operation)):
+                if any(ref.storage in changing for ref in refs_of(operation)):
                     new = {ref.storage for ref in operation.outputs} - changing
                     grown = grown or bool(new)
                     changing |= new
@@ -192,7 +230,7 @@ class _Program:
         last: dict[int, int] = {}
         first: dict[int, int] = {}
         for number, operation in enumerate(self.operations):
-            for ref in (*_refs(operation), *operation.outputs):
+            for ref in (*refs_of(operation), *operation.outputs):
                 last[ref.storage] = number
                 first.setdefault(ref.storage, number)
         for ref in self.trace.outputs.values():
@@ -360,6 +398,9 @@ class _Program:
     def is_lower_only(self, op: Operation) -> bool:
         return id(op) in self.lower_only
 
+    def inner_indices(self, op: Operation) -> Sequence[int]:
+        return self.inner[id(op)]
+
     def _operation(self, f: Function, op: Operation) -> None:
         """Call a function for an operation; operations of one form share it."""
         if op.name == "guard":
@@ -369,9 +410,9 @@ class _Program:
             f.leave_unless_condition(f.all_lanes(condition))
             return
         base, places = base_name(op.name), self.places
-        if base in ("clone", "copy") and op.outputs[0] == _refs(op)[-1]:
+        if base in ("clone", "copy") and op.outputs[0] == refs_of(op)[-1]:
             return  # a copy onto itself
-        used = list(dict.fromkeys(ref.storage for ref in (*_refs(op), *op.outputs)))
+        used = list(dict.fromkeys(ref.storage for ref in (*refs_of(op), *op.outputs)))
         given = [f.pointer(places[storage].base, places[storage].start, places[storage].numbers) for storage in used]
         self.places = {storage: Place(f"%p{number}", 0, places[storage].numbers) for number, storage in enumerate(used)}
         inner = Function(self.module, base, [f"ptr noalias %p{number}" for number in range(len(used))], "i1")
@@ -409,22 +450,24 @@ class _Program:
         if len(op.outputs) != 1 or any(len(arg.shape) > len(out.shape) for arg in args):
             raise UntraceableError(f"the operation {op.name} has no loop")
         values, ids, result = _one_element(op, args)
-        shape, strides = merged(out, args)
-        with nest(f, shape) as index:
+        symmetric = id(op) in self.symmetric
+        shape, strides = unmerged(out, args) if symmetric else merged(out, args)
+        with lower_triangles(f, shape) if symmetric else nest(f, shape) as index:
             writer = ValueWriter(self.module, values, {})
             for arg, i, steps in zip(args, ids, strides[1:], strict=True):
                 at = offset_of(f, index, steps, arg.offset)
                 writer.give(i, self._element(f, self.places[arg.storage], at, kind_of(arg.dtype)))
             writer.compute(f, values.needed([result]))
             where = self.places[out.storage]
-            at = plus(f, offset_of(f, index, strides[0], out.offset), where.start)
-            f.store(writer.name(result), where.base, at, kind_of(out.dtype))
+            for each in (index, [*index[:-2], *index[:-3:-1]]) if symmetric else (index,):
+                at = plus(f, offset_of(f, each, strides[0], out.offset), where.start)
+                f.store(writer.name(result), where.base, at, kind_of(out.dtype))
 
     def _move(self, f: Function, op: Operation) -> None:
         """An operation that moves elements: for each element of the output, where it comes from."""
         out = op.outputs[0]
         values = Values()
-        refs = _refs(op)
+        refs = refs_of(op)
         low = Lowering(self.trace, values, memory=_places(self.trace, refs, values))
         RULES[base_name(op.name)](low, op)
         ids = low.read(out).reshape(-1)
@@ -458,15 +501,21 @@ class _Program:
         """A loop over pairs of places."""
         targets, origins = [a for a, _ in pairs], [b for _, b in pairs]
         with f.loop(len(pairs)) as k:
-            found: list[str | int] = []
-            for items in (targets, origins):
-                steps = runs(items)
-                if len(steps) == 1:
-                    found.append(plus(f, f.put(f"mul i64 {k}, {steps[0][1]}"), steps[0][0]))
-                else:
-                    table = self._global("i64", list(map(str, items)))
-                    found.append(f.put(f"load i64, ptr {f.address(table, k, 'i64')}, align 8"))
-            yield found[0], found[1]
+            yield self._item(f, targets, k), self._item(f, origins, k)
+
+    def _item(self, f: Function, items: Sequence[int], k: str) -> str | int:
+        """The k-th of some integers."""
+        steps = runs(items)
+        if len(steps) == 1:
+            return plus(f, f.put(f"mul i64 {k}, {steps[0][1]}"), steps[0][0])
+        table = self._global("i64", list(map(str, items)))
+        return f.put(f"load i64, ptr {f.address(table, k, 'i64')}, align 8")
+
+    @contextmanager
+    def each(self, f: Function, items: Sequence[int]) -> Iterator[str]:
+        """A loop over some integers."""
+        with f.loop(len(items)) as k:
+            yield str(k if items == range(len(items)) else self._item(f, items, k))
 
     def _fold(self, f: Function, op: Operation, start: float, combine: str) -> None:
         """A reduction, element after element."""
@@ -532,6 +581,15 @@ def _is_whole(ref: Ref, storage: Storage) -> bool:
     return ref.offset == 0 and ref.size == storage.size and is_contiguous(ref)
 
 
+def _keeps_symmetry(op: Operation, matrix: Ref) -> bool:
+    """Whether an operation does the same to each element of a matrix, and to nothing else that has several."""
+    if base_name(op.name) not in elementwise_rules.RULES or len(op.outputs) != 1:
+        return False
+    others = [ref for ref in refs_of(op) if ref != matrix]
+    small = all(math.prod(ref.shape[-2:]) == 1 for ref in others)
+    return small and op.outputs[0].shape == matrix.shape and op.outputs[0].storage != matrix.storage
+
+
 def _storages(args: Iterable[Any]) -> set[int]:
     return {arg.storage for arg in args if isinstance(arg, Ref)}
 
@@ -580,17 +638,3 @@ def _one_element(op: Operation, args: Sequence[Ref]) -> tuple[Values, list[int],
     RULES[base_name(op.name)](low, one)
     unique = dict(zip(args, ids, strict=True))
     return values, [unique[arg] for arg in args], int(low.read(single).reshape(()))
-
-
-def _refs(op: Operation) -> list[Ref]:
-    found: list[Ref] = []
-    waiting: list[Any] = [*op.args, *(value for name, value in op.kwargs.items() if name != "out")]
-    while waiting:
-        item = waiting.pop(0)
-        if isinstance(item, Ref):
-            found.append(item)
-        elif isinstance(item, (tuple, list)):
-            waiting = [*item, *waiting]
-    if base_name(op.name) != op.name.partition(".")[0] and base_name(op.name) in ("copy", "fill", "zero"):
-        return found[1:]  # what is overwritten is not read
-    return found

@@ -44,14 +44,18 @@ def runs(items: Sequence[int]) -> list[tuple[int, int, int]]:
     return found
 
 
-def merged(out: Ref, args: Sequence[Ref]) -> tuple[list[int], list[list[int]]]:
-    """Shape and strides of a loop nest over an output and its arguments, with as few dimensions as possible."""
-    n = len(out.shape)
+def unmerged(out: Ref, args: Sequence[Ref]) -> tuple[list[int], list[list[int]]]:
+    """Shape and strides of a loop nest over an output and its arguments."""
     strides = [list(out.strides)]
     for arg in args:
-        lead = n - len(arg.shape)
+        lead = len(out.shape) - len(arg.shape)
         strides.append([0] * lead + [0 if k == 1 else s for k, s in zip(arg.shape, arg.strides, strict=True)])
-    shape = list(out.shape)
+    return list(out.shape), strides
+
+
+def merged(out: Ref, args: Sequence[Ref]) -> tuple[list[int], list[list[int]]]:
+    """The same with as few dimensions as possible."""
+    shape, strides = unmerged(out, args)
     axis = len(shape) - 2
     while axis >= 0:
         if shape[axis + 1] == 1 or all(each[axis] == each[axis + 1] * shape[axis + 1] for each in strides):
@@ -94,3 +98,10 @@ def nest(f: Function, shape: Sequence[int]) -> Iterator[list[str]]:
     """Nested loops over a shape; yields the counters."""
     with ExitStack() as stack:
         yield [stack.enter_context(f.loop(length)) if length != 1 else "0" for length in shape]
+
+
+@contextmanager
+def lower_triangles(f: Function, shape: Sequence[int]) -> Iterator[list[str]]:
+    """Nested loops over the lower triangles of matrices (..., n, n); yields the counters."""
+    with nest(f, shape[:-2]) as batch, f.loop(shape[-1]) as row, f.loop(f.put(f"add i64 {row}, 1")) as column:
+        yield [*batch, row, column]

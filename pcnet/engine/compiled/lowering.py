@@ -26,6 +26,22 @@ def base_name(name: str) -> str:
     return base.rstrip("_") if not base.startswith("__") else base
 
 
+def refs_of(operation: Operation) -> list[Ref]:
+    """The tensors that an operation reads; what it overwrites is not read."""
+    found: list[Ref] = []
+    waiting: list[Any] = [*operation.args, *(value for name, value in operation.kwargs.items() if name != "out")]
+    while waiting:
+        item = waiting.pop(0)
+        if isinstance(item, Ref):
+            found.append(item)
+        elif isinstance(item, (tuple, list)):
+            waiting = [*item, *waiting]
+    base = base_name(operation.name)
+    if base != operation.name.partition(".")[0] and base in ("copy", "fill", "zero"):
+        return found[1:]
+    return found
+
+
 class RuleTable(dict[str, Rule]):
     """Rules by the name of their operation, without overload."""
 
