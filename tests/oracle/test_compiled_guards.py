@@ -6,6 +6,7 @@ that differ over the batch has room for it, because these models have no such se
 
 import ctypes
 import random
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
@@ -13,14 +14,15 @@ import pytest
 import torch
 
 import pcnet as pc
-from pcnet.engine.compiled import scalar_rules, tick_compiler
+from pcnet.engine.compiled import scalar_rules, tick_compiler, variants
 from pcnet.engine.compiled.element_tick import LARGEST
 from pcnet.engine.compiled.ir import Function
-from pcnet.engine.compiled.layout import Layout
+from pcnet.engine.compiled.layout import Layout, Slot
 from pcnet.engine.compiled.run import EVERYTHING, WORD, CompiledRun
 from pcnet.engine.compiled.trace import _Recorder
 from pcnet.engine.compiled.values import DOUBLE
 from pcnet.graphs import Level, hierarchy, odem
+from pcnet.results.recorder import Record
 from support.filters import single_filter
 
 TICKS = 40
@@ -301,3 +303,24 @@ def test_a_number_that_was_taken_for_a_constant_is_found_at_the_second_use(batch
     session = tracking().start(engine="auto").run(y)
     assert "than the eager engine" in session.engine_report
     np.testing.assert_allclose(session.result().mean("x"), expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(("slope", "given_up"), [(1.0, True), (1e12, False)])
+def test_ticks_that_rounding_alone_changes_are_no_reason_to_give_compiled_code_up(slope, given_up, monkeypatch):
+    """Where the eager engine leads elsewhere from the same numbers rounded otherwise, nothing can be said."""
+
+    class Tick:
+        def __init__(self, one, layout, kind, wanted, state, given):
+            self.state = state
+
+        def tried(self):
+            return (), {"state/x/mean": torch.sin(slope * self.state["x/mean"])}
+
+    monkeypatch.setattr(variants, "ElementProgram", lambda program, element: None)
+    layout = SimpleNamespace(state=[Slot("x/mean", 0, (3,), torch.float64)])
+    found = variants.Variants(layout, 1, Record(("mean",)), make_tick=Tick)
+    found.all.append(SimpleNamespace(kind="every tick", outcomes=()))
+    state = {"x/mean": torch.tensor([[0.1, 0.2, 0.3]], dtype=torch.float64)}
+    other = {"x/mean": torch.sin(slope * state["x/mean"]) + 1e-3}
+    assert found.agrees(0, None, 0, state, other, {}) != given_up
+    assert len(found.all) == (not given_up)

@@ -129,37 +129,49 @@ class Variants:
 
         variant = self.all[number]
         make = self._make_tick or ElementTick
-        tick = make(ElementProgram(program, element), self.layout, variant.kind, self.wanted, before, given)
-        try:
-            outcomes, expected = tick.tried()
-        except DivergesError:
+
+        def tried(state: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+            """Where the eager engine leads; None if its branches go another way: at the edge nothing can be said."""
+            tick = make(ElementProgram(program, element), self.layout, variant.kind, self.wanted, state, given)
+            try:
+                outcomes, found = tick.tried()
+            except DivergesError:
+                return None
+            if outcomes != variant.outcomes:
+                return None
+            return {slot.name: found[f"state/{slot.name}"] for slot in self.layout.state}
+
+        expected = tried(before)
+        wrong = None if expected is None else self._difference(after, expected)
+        if expected is None or wrong is None:
             return True
-        if outcomes != variant.outcomes:
-            return True  # a branch at the edge: nothing can be said
-        sizes = {slot.name: _largest(expected[f"state/{slot.name}"]) for slot in self.layout.state}
+        moved = tried({name: _rounded_otherwise(value) for name, value in before.items()})
+        if moved is None or self._difference(moved, expected) is not None:
+            return True  # rounding alone makes as large a difference
+        with self._lock:
+            self._rejected.append(variant)  # its code may still be in use elsewhere
+            self.all = [each for each in self.all if each is not variant]
+            self.version += 1
+            reason = f"compiled code gave another {wrong} than the eager engine: a rule depends on more than its inputs"
+            self.reasons.setdefault(variant.kind, []).extend([reason] * MAX_ATTEMPTS)
+            self._save()
+        return False
+
+    def _difference(self, after: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> str | None:
+        """The name of a tensor of the state that is other than expected, by more than rounding."""
+        sizes = {slot.name: _largest(expected[slot.name]) for slot in self.layout.state}
         of_node: dict[str, float] = {}
         for name, size in sizes.items():
             node = name.partition("/")[0]
             of_node[node] = max(size, of_node.get(node, 0.0))
         for slot in self.layout.state:
-            found, wanted = after[slot.name].double(), expected[f"state/{slot.name}"].double()
+            found, wanted = after[slot.name].double(), expected[slot.name].double()
             relative, cancelled = TOLERANCES[slot.dtype == torch.float32]
             limit = relative * sizes[slot.name] + cancelled * of_node[slot.name.partition("/")[0]] + cancelled
             same = (found == wanted) | ((found - wanted).abs() <= limit) | (found.isnan() & wanted.isnan())
             if not bool(same.all()):
-                break
-        else:
-            return True
-        with self._lock:
-            self._rejected.append(variant)  # its code may still be in use elsewhere
-            self.all = [each for each in self.all if each is not variant]
-            self.version += 1
-            reason = (
-                f"compiled code gave another {slot.name} than the eager engine: a rule depends on more than its inputs"
-            )
-            self.reasons.setdefault(variant.kind, []).extend([reason] * MAX_ATTEMPTS)
-            self._save()
-        return False
+                return slot.name
+        return None
 
     def add(
         self, program: Program, element: int, kind: TickKind, state: Mapping[str, Tensor], given: Mapping[str, Tensor]
@@ -211,3 +223,10 @@ class Variants:
 def _largest(values: Tensor) -> float:
     """The largest size of some numbers, apart from those that are not finite."""
     return float(values.double().abs().nan_to_num(0.0, 0.0).max()) if values.numel() else 0.0
+
+
+def _rounded_otherwise(values: Tensor) -> Tensor:
+    """The same numbers, a few units of rounding larger; whole ones may be counts, and stay."""
+    if not values.is_floating_point():
+        return values
+    return torch.where(values == values.round(), values, values * (1 + 4 * torch.finfo(values.dtype).eps))
