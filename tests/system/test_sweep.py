@@ -372,7 +372,7 @@ sweeps.MAX_BATCH = 3
 if gate:
     sweeps.choose_workers = armed
 seen = pc.simulate.glv_process(samples=60, noise="white", seed=1).observations
-grid = {"kappa": [0.4, 0.6, 0.8, 1.0], "every": [8, 16], "orders": [3, 2], "rate": [1e-4, 30.0]}
+grid = {"kappa": [0.4, 0.6, 0.8, 1.0], "every": [8, 16], "orders": [3, 2], "rate": [1e-4, 1e6]}
 pc.sweep(lambda **settings: held(settings) or odem(**settings), grid, seen, sys.argv[1], processes=int(sys.argv[2]))
 """  # as a beginner writes it: no guard, a lambda, everything in __main__
 BEFORE_GATE = 27
