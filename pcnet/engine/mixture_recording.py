@@ -12,7 +12,7 @@ from pcnet.results.recorder import EVIDENCE, Recorder
 
 MOST_GATHERED = 2**14
 """Rows times observations that are gathered before they are reduced to those of the mixture."""
-FILLED_UP = 2**12
+FILLED_UP = 2**13
 """Most rows times observations that are filled up to reduce parts with different numbers of rows at once."""
 OF_MIXTURE = ("accuracy", EVIDENCE)  # quantities that are gathered of the mixture, not of rows
 

@@ -53,6 +53,27 @@ class Block(NamedTuple):
     recorded: NDArray[np.uint8]
 
 
+class _Work(NamedTuple):
+    """A block for one group of lanes, or one of its ticks for one lane.
+
+    slot: the number of the group, whose hints and settings are used; that of all groups for a lane alone. derived: the
+    slot of the derived values. state: (size, lanes), which the loop changes. given: (T, n, lanes). record: (rows, n,
+    lanes), which it fills. kinds, recorded: as in `Block`.
+    """
+
+    slot: int
+    derived: int
+    state: Array
+    given: Array
+    record: Array
+    kinds: NDArray[np.uint8]
+    recorded: NDArray[np.uint8]
+
+    def row(self, tick: int) -> int:
+        """The number of rows that are recorded before a tick."""
+        return int(self.recorded[:tick].sum()) if tick else 0
+
+
 class _Refused(NamedTuple):
     """A tick that compiled code could not do: the state before it, its kind and what was given, (n,) or (B, n)."""
 
@@ -241,7 +262,10 @@ class CompiledRun:
             if not shared:
                 lanes = np.minimum(np.arange(group * self.width, (group + 1) * self.width), self.batch - 1)
                 given = np.ascontiguousarray(block.given[:, lanes].swapaxes(1, 2))
-            ticks = min(ticks, self._attempt_group(group, block, given, record, ticks))
+            long = ticks >= LONG or (ticks > 0 and self.kinds[int(block.kinds[0])].first)
+            derived = self.groups if long and self.groups > 1 else group
+            work = _Work(group, derived, self._state[group], given, record, block.kinds, block.recorded)
+            ticks = self._attempt_group(work, ticks)
             if not ticks:
                 break
             if self.groups > 1:
@@ -258,47 +282,27 @@ class CompiledRun:
                 return None
         return Layout.size(self.layout.record)
 
-    def _attempt_group(self, group: int, block: Block, given: Array, record: Array, ticks: int) -> int:
-        state = self._state[group]
+    def _attempt_group(self, work: _Work, ticks: int) -> int:
+        """Run one group; the number of ticks that it could do, at most `ticks`."""
         done = 0
-        long = ticks >= LONG or (ticks and self.kinds[int(block.kinds[0])].first)
-        slot = self.groups if long and self.groups > 1 else group
         while done < ticks:
-            row = int(block.recorded[:done].sum()) if done else 0
-            if self._unchecked:
-                done += self._checked_tick(group, state, block, given, record, done, row)
-            else:
-                done += self._call(group, state, block, given, record, done, row, ticks, slot)
-            if done < ticks and not self._single_tick(group, state, block, given, record, done):
+            done += self._checked_tick(work, done) if self._unchecked else self._call(work, done, ticks)
+            if done < ticks and not self._single_tick(work, done):
                 break
             done += done < ticks
         return done
 
-    def _call(
-        self,
-        slot: int,
-        state: Array,
-        block: Block,
-        given: Array,
-        record: Array,
-        first: int,
-        row: int,
-        ticks: int,
-        derived: int | None = None,
-    ) -> int:
-        """Run the loop on one group from tick `first` on; the number of ticks that it did.
-
-        derived: the slot of derived values, if it is another one; they are derived anew then.
-        """
-        words, kept = self._words, slot if derived is None else derived
-        if kept != slot:
+    def _call(self, work: _Work, first: int, ticks: int) -> int:
+        """Run the loop from tick `first` to `ticks`; the number of ticks that it did."""
+        words, (slot, kept, state, given, record, kinds, recorded) = self._words, work
+        if kept != slot:  # others have used them: they are derived anew
             self._stale[[slot, kept]] = EVERYTHING
         other = self._other if slot < self.groups else self._scratch[1]
         start = address(state)
         words[:] = (
             ticks - first, start, address(other), address(given) + first * given.strides[0], given.strides[0],
-            address(self._settings_of(slot)), address(record) + row * record.strides[0], record.strides[0],
-            address(block.kinds) + first, address(block.recorded) + first, address(self._table),
+            address(self._settings_of(slot)), address(record) + work.row(first) * record.strides[0], record.strides[0],
+            address(kinds) + first, address(recorded) + first, address(self._table),
             address(self._hints[slot]), self._stale[kept], address(self._derived[kept]), state.nbytes,
         )  # fmt: skip
         done = int(self._run(address(words)))
@@ -336,35 +340,32 @@ class CompiledRun:
     def _settings_of(self, slot: int) -> Array:
         return self._settings[slot] if slot < self.groups else self._lane_settings
 
-    def _single_tick(self, group: int, state: Array, block: Block, given: Array, record: Array, at: int) -> bool:
+    def _single_tick(self, work: _Work, at: int) -> bool:
         """One tick for each lane by itself, because they take different branches; False if one cannot be compiled."""
-        made = np.empty_like(state)
-        row = int(block.recorded[:at].sum())
+        group, state, row, slot = work.slot, work.state, work.row(at), self.groups
+        made, scratch = np.empty_like(state), self._scratch[0]
+        kind, recorded = work.kinds[at : at + 1], work.recorded[at : at + 1]
         for lane in range(self.width):
             element = int(self.elements[min(group * self.width + lane, self.batch - 1)])
-            scratch = self._scratch[0]
             scratch[...] = state[:, lane : lane + 1]
             self._lane_settings = np.repeat(self._settings[group][:, lane : lane + 1], self.width, 1)
-            mine = np.repeat(given[at : at + 1, :, lane : lane + 1], self.width, 2)
-            one = Block(block.kinds[at : at + 1], block.given, block.recorded[at : at + 1])
-            rows = np.zeros((2, record.shape[1], self.width))
-            slot = self.groups
+            given = np.repeat(work.given[at : at + 1, :, lane : lane + 1], self.width, 2)
+            alone = _Work(slot, slot, scratch, given, np.zeros((2, *work.record.shape[1:])), kind, recorded)
             self._stale[slot] = EVERYTHING
-            done = self._call(slot, scratch, one, mine, rows, 0, 0, 1)
+            done = self._call(alone, 0, 1)
             if not done and self._known != self.variants.version:  # another thread has added some
                 self._sync()
-                done = self._call(slot, scratch, one, mine, rows, 0, 0, 1)
+                done = self._call(alone, 0, 1)
             if not done:
-                kind = self.kinds[int(block.kinds[at])]
-                added = self._add(element, kind, state[:, lane], given[at, :, lane])
+                added = self._add(element, self.kinds[int(kind[0])], state[:, lane], work.given[at, :, lane])
                 if not added and self._known == self.variants.version:  # nor by another thread
                     return False
                 self._sync()
                 scratch[...] = state[:, lane : lane + 1]
-                if not self._call(slot, scratch, one, mine, rows, 0, 0, 1):
+                if not self._call(alone, 0, 1):
                     return False
             made[:, lane] = scratch[:, 0]
-            record[row, :, lane] = rows[0, :, 0]
+            work.record[row, :, lane] = alone.record[0, :, 0]
         state[...] = made
         self._stale[group] = EVERYTHING
         return True
@@ -378,17 +379,16 @@ class CompiledRun:
         return added
 
     # --- a safety net --------------------------------------------------------------------------------------------
-    def _checked_tick(
-        self, group: int, state: Array, block: Block, given: Array, record: Array, at: int, row: int
-    ) -> int:
+    def _checked_tick(self, work: _Work, at: int) -> int:
         """One tick; if it is the second use of a new variant, it is compared with that of the eager engine.
 
         A number that was taken for a constant when the tick was recorded shows at another tick.
         """
+        group, state = work.slot, work.state
         before = state.copy()
-        if not self._call(group, state, block, given, record, at, row, at + 1):
+        if not self._call(work, at, at + 1):
             return 0
-        number = int(block.kinds[at])
+        number = int(work.kinds[at])
         kind = self.kinds[number]
         places = [i for i, variant in enumerate(self.variants.all[:MAX_VARIANTS]) if variant.kind == kind]
         used = places[int(self._hints[group, number])]
@@ -398,7 +398,7 @@ class CompiledRun:
             return 1
         element = int(self.elements[min(group * self.width, self.batch - 1)])
         start, end = (unpack(self.layout.state, each[None, :, 0]) for each in (before, state))
-        seen = unpack(self.layout.given, given[None, at, :, 0])
+        seen = unpack(self.layout.given, work.given[None, at, :, 0])
         if not self.variants.agrees(used, self.program, element, start, end, seen):
             self._unchecked.clear()
             raise _DisagreesError
