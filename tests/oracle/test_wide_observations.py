@@ -240,5 +240,5 @@ def test_smooth_noise_of_many_channels_is_refused_with_what_to_take():
     graph.predicts(x, y, via=Linear(mapping(200)))
     graph.weighs(PrecisionNode("noise_x", prior_precision=9.0, sd=1.0, kernel=White()), x)
     graph.weighs(PrecisionNode("noise_y", prior_precision=9.0, sd=1.0, correlation_time=DT), y)
-    with pytest.raises(GraphError, match=r"1000 elements .* 5 for each of 200 channels.*Matern"):
+    with pytest.raises(GraphError, match=r"600 elements .* 3 for each of 200 channels.*Matern"):
         pc.Model(graph, pc.adaptive_filtering()).run(np.zeros((3, 200)))
