@@ -38,7 +38,7 @@ calibration: $(STAMP)  ## 100 held-out seeds a cell beside Kalman filters that a
 	$(INSTALL) --require-hashes -r requirements-calibration.lock
 	$(BIN)/python -m studies.calibration output/calibration
 
-systems: $(STAMP)  ## the adaptive filter on forty-four systems of many kinds, with ablations; a report in output/systems; goes on where it stopped
+systems: $(STAMP)  ## the adaptive filter on forty-nine systems of many kinds, with ablations; a report in output/systems; goes on where it stopped
 	$(BIN)/python -m studies.systems output/systems
 	$(BIN)/python -m studies.systems output/ablations --ablations --first-seed 3000 --seeds 8 --only stiff,chaotic,sine,neuron,outliers,channels,irregular,jump
 

@@ -309,6 +309,66 @@ def cortex(x: Tensor, p: Tensor) -> Tensor:
     )
 
 
+def synapses(x: Tensor, p: Tensor) -> Tensor:
+    """Firing rate of a network in Hz, and how full and how ready its synapses are, in units of 100 ms.
+
+    Firing empties synapses and makes them readier (Tsodyks and Markram); θ = (strength of the synapses, drive).
+    """
+    rate, full, ready = x.unbind(-1)
+    drive = torch.nn.functional.softplus((p[..., 0] * ready * full * rate + p[..., 1]) / 1.5)
+    return _columns(
+        (1.5 * drive - rate) / 0.13,
+        (1 - full) / 2.0 - 0.1 * ready * full * rate,
+        (0.3 - ready) / 15.0 + 0.03 * (1 - ready) * rate,
+    )
+
+
+def tumour(x: Tensor, p: Tensor) -> Tensor:
+    """Logs of immune cells and of the cells of a tumour that calls and wears them out (Kuznetsov and others).
+
+    θ = (growth rate of the tumour, largest rate at which immune cells are called).
+    """
+    immune, cells = x[..., 0].exp(), x[..., 1].exp()
+    called = 0.118 / immune + p[..., 1] * cells / (20.2 + cells)
+    return _columns(called - 0.0031 * cells - 0.374, p[..., 0] * (1 - 0.002 * cells) - immune)
+
+
+def ship(x: Tensor, p: Tensor) -> Tensor:
+    """A ship that rolls in irregular waves; x = (angle, its velocity, push of the waves, its velocity).
+
+    The water rights it the less the more it leans; θ = (friction, which is quadratic, and stiffness).
+    """
+    angle, velocity, push, change = x.unbind(-1)
+    righting = p[..., 1] * angle * (1 - angle**2 + 0.35 * angle**4)
+    rub = 0.05 * velocity + p[..., 0] * velocity * velocity.abs()
+    return _columns(velocity, push - righting - rub, change, -0.64 * push - 0.16 * change)
+
+
+def laser(x: Tensor, p: Tensor) -> Tensor:
+    """Log intensity, gain and absorption of a laser whose absorber bleaches, so that it pulses (Yamada).
+
+    θ = (pump, absorption in the dark).
+    """
+    light, gain, absorbed = x[..., 0].exp(), x[..., 1], x[..., 2]
+    return _columns(
+        gain - absorbed - 1 + 0.01 / light,
+        0.1 * (p[..., 0] - gain - gain * light),
+        0.1 * (p[..., 1] - absorbed - 1.8 * absorbed * light),
+    )
+
+
+def magnet(x: Tensor, p: Tensor) -> Tensor:
+    """A ball that a magnet keeps in the air; x = (gap, velocity, current, phase), θ = (strength, resistance).
+
+    The voltage follows the gap and the velocity, towards a gap that is to swing with the phase.
+    """
+    gap, velocity, current, phase = x.unbind(-1)
+    pull = p[..., 0] * (current / gap.clamp_min(0.2)) ** 2
+    wanted = 1.0 + 0.2 * phase.sin()
+    voltage = 1.0 + 4.0 * (gap - wanted) + 4.0 * velocity
+    return _columns(velocity, 1.0 - pull, 3.0 * (voltage - p[..., 1] * current), torch.full_like(phase, 0.6))
+
+
 def range_and_bearing(x: Tensor) -> Tensor:
     """Distance and direction of a target from a station at (−20, −20)."""
     u, v = x[..., 0] + 20.0, x[..., 1] + 20.0
