@@ -452,7 +452,7 @@ def calibration() -> Figure:
     left.invert_yaxis()
     right.axvspan(90, 99, color="0.93", zorder=0)
     right.axvline(95, color="black", linewidth=0.8, linestyle=(0, (4, 2)))
-    right.set(xlim=(75, 101), xlabel="truth within ±2 standard deviations, %")
+    right.set(xlim=(75, 101), xlabel="truth within ±2 sd, %")
     right.tick_params(axis="y", length=0)
     return figure
 

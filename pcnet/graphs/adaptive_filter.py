@@ -61,7 +61,7 @@ def adaptive_filter(
     inputs: Mapping[str, int | Input] | None = None,
     process_noise_sd: Any = None,
     observation_noise_sd: Any = None,
-    noise_sd: Any = 1.6,
+    noise_sd: Any = 1.2,
     correlation_time: Any = None,
     correlation_time_y: Any = None,
     correlation_time_sd: Any = None,

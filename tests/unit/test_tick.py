@@ -69,8 +69,8 @@ def kalman_graph(**options):
     graph = pc.Graph()
     graph.predicts(x, y)
     graph.parametrises(pc.ParameterNode("theta", mean=[0.3, -0.2, 0.3], sd=0.25, **options), x)
-    graph.weighs(pc.PrecisionNode("noise_x", mean=[0.0], sd=1.6, kernel=White()), x)
-    graph.weighs(pc.PrecisionNode("noise_y", mean=[0.0], sd=1.6, kernel=White()), y)
+    graph.weighs(pc.PrecisionNode("noise_x", mean=[0.0], sd=1.2, kernel=White()), x)
+    graph.weighs(pc.PrecisionNode("noise_y", mean=[0.0], sd=1.2, kernel=White()), y)
     return graph
 
 
